@@ -32,9 +32,9 @@ LONG_HEADS = 2
 Work = Callable[[], Any]
 
 
-def leaves(n: int, heads: int = HEADS) -> list[Tensor]:
+def leaves(n: int, heads: int = HEADS, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(0)
-    return [tensor.requires_grad_() for tensor in torch.randn(3, 1, heads, n, DIM).unbind()]
+    return [tensor.to(dtype).requires_grad_() for tensor in torch.randn(3, 1, heads, n, DIM).unbind()]
 
 
 def linear(n: int, heads: int = HEADS) -> Work:
@@ -130,6 +130,40 @@ def doubling() -> None:
     table(title, ["n", "n / 2", "n", "ratio", "goal", "in mapped memory"], rows)
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HALVES_N = 8192
+
+
+def halves() -> None:
+    """bfloat16 and float16, which are widened as they are read, against float32."""
+
+    def whole(dtype: torch.dtype) -> Work:
+        inputs = leaves(HALVES_N, dtype=dtype)
+        return lambda: gradients(linear_attention(*inputs, causal=True), inputs)
+
+    def forward(dtype: torch.dtype) -> Work:
+        query, key, value = (tensor.detach() for tensor in leaves(HALVES_N, dtype=dtype))
+        return lambda: linear_attention(query, key, value, causal=True)
+
+    def token(dtype: torch.dtype) -> Work:
+        query, key, value = torch.randn(3, 1, 32, 1, 128).to(dtype)
+        caches = [LinearCache(state=LinearState(torch.rand(1, 32, 128, 129), normalized=True), next_position=1)]
+
+        def run() -> None:
+            caches.append(caches.pop().attend(query, key, value)[1])
+
+        return run
+
+    rows = []
+    for name, work, calls in (("forward", forward, 1), ("forward and backward", whole, 1), ("one token", token, 17)):
+        spent = _timing.in_turn({key: work(dtype) for key, dtype in DTYPES.items()}, rounds=9, calls=calls)
+        shares = [spent[key] / spent["float32"] for key in DTYPES]
+        cells = [f"{microseconds(spent[key])}, {times(share)}" for key, share in zip(DTYPES, shares, strict=True)]
+        rows.append([name, *cells, met(max(shares), 1, most=True)])
+    title = f"Halves, causal, elu + 1, n = {HALVES_N:,}, {HEADS} heads of {DIM}; a token of 32 heads of 128"
+    table(title, ["work", *DTYPES, "goal"], rows)
+
+
 def performer(features: int = 256) -> None:
     """FAVOR+ features against exact attention, neither causal."""
     query, key, value = inputs = leaves(N)
@@ -223,6 +257,7 @@ def main() -> None:
     print(_timing.machine())
     whole_sequences()
     doubling()
+    halves()
     performer()
     tokens()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard import masks
+from regard import masks, native
 from regard.errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from regard.linear import Elu, FavorPlus, Identity, LinearState, Relu, Softmax, naive
 from regard.testing.tolerance import Expected, assert_close
@@ -269,6 +269,50 @@ def test_decays_in_float32_stay_within_a_budget_from_float64(axes, strength, del
     assert_close(ours, Expected(truth, torch.float32, [outputs for outputs, _ in plain]))
     terms = float(v.abs().max())  # the matrix is a sum of k_i ⊗ v_i, which cancel, and |k_i| = 1
     assert_close(state.matrix, Expected(final, torch.float32, [states for _, states in plain], magnitude=terms))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("variant", native.variants())
+@pytest.mark.parametrize("kind", ["plain", "decay per head", "decay per feature", "padding", "documents", "NaN"])
+def test_gradients_of_halves_stay_within_a_budget_from_float64(monkeypatch, kind, variant, dtype):
+    tensors = inputs(131, dtype=dtype, batch=2)
+    options: dict[str, Any] = {"causal": True}
+    if "decay" in kind:
+        options["decay"] = -torch.rand((2, 2, 131, 5)[: 3 + ("feature" in kind)])
+    if kind == "padding":
+        options["mask"] = masks.padding([131, 97])
+    if kind == "documents":
+        options["mask"] = masks.documents(torch.arange(131).div(37, rounding_mode="floor"))
+    if kind == "NaN":
+        tensors[1][1, 1, 100] = torch.nan
+    upstream = torch.randn(2, 4, 131, 3).to(dtype)
+
+    def run(wide, **kwargs):
+        leaves = [tensor.to(wide).requires_grad_() for tensor in tensors]
+        output = regard.linear_attention(*leaves, **options, **kwargs)
+        return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(wide))]
+
+    def from_rounded_output():
+        """The gradients in float32 from the output that the forward pass leaves, rounded."""
+        q, k, v = leaves = [tensor.float().requires_grad_() for tensor in tensors]
+        sums = regard.linear_attention(q, k, torch.cat([v, v.new_ones(2, 2, 131, 1)], -1), normalize=False, **options)
+        sums, total = sums[..., :-1], sums[..., -1:]
+        output, above = (sums / total).detach().to(dtype).float(), upstream.float()
+        seeds = above / total.detach(), -(above * output).sum(-1, keepdim=True) / total.detach()
+        return [output, *torch.autograd.grad([sums, total], leaves, seeds)]
+
+    truth, singles = run(torch.float64), [run(torch.float32)]
+    if kind != "NaN":
+        singles.append(from_rounded_output())
+
+    def refuse(tensor):
+        raise AssertionError(f"a tensor of {tensor.dtype} was widened in memory")
+
+    monkeypatch.setattr("regard.linear.linear_problem.at_least_float32", refuse)
+    with native.using(variant):
+        found = run(dtype)
+    for ours, exact, *plain in zip(found, truth, *singles, strict=True):
+        assert_close(ours, Expected(exact, dtype, [each.to(dtype) for each in plain]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

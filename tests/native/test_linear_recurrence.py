@@ -27,6 +27,7 @@ SHAPES = {
 }
 """Batch, query heads, key heads, tokens, features and value columns."""
 
+HALVES = (torch.bfloat16, torch.float16)
 KINDS = ("plain", "per head", "per feature", "delta", "delta per head", "delta per feature")
 
 
@@ -162,6 +163,47 @@ def test_normalised_with_a_feature_map(variant, short_segments, shape, kind):
     assert_near(native_results(inputs, seeds, feature_map="elu", normalize=True), expected)
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_halves_are_rounded_once(variant, short_segments, normalize, kind, dtype):
+    """Beside what float32 loses, a result loses its rounding, and a gradient that of the output it is made from."""
+    if normalize and "delta" in kind:
+        pytest.skip("the delta rule has no total")
+    options: dict[str, Any] = {"feature_map": "elu", "normalize": True} if normalize else {}
+    inputs = make_inputs(SHAPES["grouped"], kind, normalize=normalize)
+    rounded = {name: inputs[name].to(dtype) for name in ("query", "key", "value")}
+    seeds = seeds_for(inputs, normalize=normalize)
+    seeds[0] = seeds[0].to(dtype)
+    found = native_results(inputs | rounded, seeds, **options)
+    wide = inputs | {name: tensor.float() for name, tensor in rounded.items()}
+    single, truth = (formula_results(wide, seeds, each, **options) for each in (torch.float32, torch.float64))
+    assert found.keys() == truth.keys()
+    for name, exact in truth.items():
+        is_half = name.removeprefix("gradient of ") in ("query", "key", "value", "output")
+        assert found[name].dtype == (dtype if is_half else torch.float32), name
+        lost = (single[name].double() - exact).abs().amax().item()
+        rounding = 4 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps * (
+            is_half / 2 + ("gradient" in name and normalize)
+        )
+        allowed = BUDGET * lost + rounding * exact.abs().amax().item() * 1.01
+        assert (found[name].double() - exact).abs().amax().item() <= allowed, name
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_halves(variant, kind, dtype):
+    inputs = make_inputs((2, 6, 2, 1, 24, 40), kind)
+    halves = {name: tensor if name == "state" else tensor.to(dtype) for name, tensor in inputs.items()}
+    truth = step_recurrence(**{name: tensor.double() for name, tensor in halves.items()})
+    arguments: list[Any] = [halves.get(name) for name in NAMES[:6]]
+    output, state = native.recurrence_step(*arguments)
+    assert (output.dtype, state.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(state.double(), truth[1], rtol=1e-5, atol=1e-5)
+    within = torch.finfo(dtype).eps / 2 * 1.01
+    torch.testing.assert_close(output.double(), truth[0], rtol=within, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(2, 6, 2, 1, 24, 40), (1, 3, 3, 1, 17, 65), (1, 2, 1, 1, 64, 193)])
 def test_one_token_is_a_step(variant, shape, kind):
@@ -262,8 +304,12 @@ def test_small_features_are_not_rounded_to_zero(variant):
 
 def test_what_does_not_fit_is_said():
     query, key, value = torch.zeros(1, 4, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 3)
-    with pytest.raises(DtypeError, match=r"value is torch.float64; native code takes torch.float32"):
+    with pytest.raises(
+        DtypeError, match=r"value torch.float64; native code takes float32, bfloat16 or float16, the same"
+    ):
         RecurrenceProblem(query, key, value.double())
+    with pytest.raises(DtypeError, match=r"state is torch.float16; native code takes torch.float32"):
+        RecurrenceProblem(query, key, value, state=torch.zeros(1, 2, 8, 3, dtype=torch.float16))
     with pytest.raises(ShapeError, match=r"each needs the four axes \(batch, heads, tokens, dim\)"):
         RecurrenceProblem(query, key, value[0])
     with pytest.raises(ShapeError, match=r"decay has the shape \(1, 4, 5\); .* needs \(1, 2, 5\) or \(1, 2, 5, 8\)"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, cast
 
 import torch
@@ -61,6 +61,8 @@ class LinearResult:
 class LinearProblem:
     """One call, checked: tensors as (B, heads, length, ·) in the dtype of the sums, with the feature map applied.
 
+    Where maps_elu, query, key and value are in the caller's dtype, which native code widens as it reads them.
+
     Shapes: query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), beta
     (B, Hk, N), state (B, Hk, D, Dv). Where normalised, value has one more column, of ones, and the state the total.
     Masked keys have features and decay 0. query_scale (B, H, M, 1), key_scale (B, Hk, 1, 1): the logarithms of factors
@@ -86,6 +88,11 @@ class LinearProblem:
     maps_elu: bool
     favor: FavorPlus | None
     keep: Tensor | None
+
+    def widened(self) -> LinearProblem:
+        """The problem with query, key and value in the dtype of the sums, float32 at least."""
+        query, key, value = (at_least_float32(tensor) for tensor in (self.query, self.key, self.value))
+        return replace(self, query=query, key=key, value=value)
 
     def run(self) -> LinearResult:
         """Output, final state and total weights, in the caller's shapes."""
@@ -175,10 +182,12 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
     dtype = value.dtype
     scale = _checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
     with without_autocast(query.device.type):
-        query, key, value = (at_least_float32(layout.as_4d(tensor)) for tensor in (query, key, value))
-        keep, beta = layout.kept_keys(mask, key), _checked_beta(options.get("beta"), layout, key)
-        maps_elu = type(feature_map) is Elu and normalize and mask.causal
+        query, key, value = (layout.as_4d(tensor) for tensor in (query, key, value))
+        maps_elu = type(feature_map) is Elu and normalize and mask.causal and (scale == 1.0 or dtype == torch.float32)
         maps_elu = maps_elu and key.shape[2] > 1 and runs_natively(query, key, value)
+        if not maps_elu:
+            query, key, value = (at_least_float32(tensor) for tensor in (query, key, value))
+        keep, beta = layout.kept_keys(mask, key), _checked_beta(options.get("beta"), layout, key)
         nonfinite = None if keep is not None and not maps_elu else NonfiniteRows.find(query, key, value, beta, keep)
         if keep is not None and (nonfinite is not None or not maps_elu):  # else FEATURELESS keys below are enough
             key, value = key.where(keep.unsqueeze(-1), 0.0), value.where(keep.unsqueeze(-1), 0.0)
@@ -302,8 +311,9 @@ class Layout:
                 f"{needs}: " + ("(*batch, key heads)" if self.has_heads else "(*batch)")
             )
         check_device("state", state.sums, key.device)
-        scale = None if state.log_scale is None else self.as_4d(state.log_scale.to(key.dtype))
-        return LinearState(self.as_4d(state.sums.to(key.dtype)), normalize, scale)
+        dtype = torch.promote_types(key.dtype, torch.float32)
+        scale = None if state.log_scale is None else self.as_4d(state.log_scale.to(dtype))
+        return LinearState(self.as_4d(state.sums.to(dtype)), normalize, scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -520,7 +530,8 @@ def _gate(name: str, gate: Tensor, layout: Layout, key: Tensor) -> Tensor:
         axes = "(*batch, key heads, keys)" if layout.has_heads else "(*batch, keys)"
         per_feature = "" if name == "beta" else f", or {(*per_head, key.shape[3])} with one for each feature"
         raise ShapeError(f"{name} has the shape {tuple(gate.shape)}; it needs {per_head}, {axes}{per_feature}")
-    return layout.as_4d(gate.expand(shape).to(key.dtype), 1 + len(shape) - len(per_head))
+    dtype = torch.promote_types(key.dtype, torch.float32)
+    return layout.as_4d(gate.expand(shape).to(dtype), 1 + len(shape) - len(per_head))
 
 
 def _has_values(tensor: Tensor) -> bool:

@@ -115,7 +115,7 @@ def make_weights_problem(query: Tensor, key: Tensor, value: Tensor, **options: U
         ConfigurationError: weights that are no shares of their row.
     """
     check_has_weights(options)
-    linear = make_linear_problem(query, key, value, **options)
+    linear = make_linear_problem(query, key, value, **options).widened()
     queries, keys = marked_features(linear)
     check_nonnegative(options, queries, keys)
     unflatten, decay = linear.layout.unflatten, linear.decay

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
 from .feature_maps import Elu
 from .recurrence import recurrence
 
 
 def runs_natively(*tensors: Tensor) -> bool:
-    """Whether `normalized_recurrence` takes these tensors: float32 on the CPU, outside of transforms and modes."""
+    """Whether `normalized_recurrence` takes these tensors: on the CPU, of one dtype that native code reads, outside of
+    transforms and modes.
+    """
     if under_transform() or under_forward_mode() or under_dispatch_mode():
         return False
-    return tensors[0].dtype == torch.float32 and native.supports(*tensors)
+    return native.supports(*tensors)
 
 
 def normalized_recurrence(
@@ -33,7 +36,8 @@ def normalized_recurrence(
     respect to all arguments.
 
     Shapes: query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), at most 0;
-    sums, before and after, (B, Hk, D, Dv + 1): S, and z in the last column.
+    sums, before and after, (B, Hk, D, Dv + 1): S, and z in the last column. The first three, and the outputs, are
+    float32, bfloat16 or float16, the others float32.
     """
     matrix, total = (None, None) if sums is None else (sums[..., :-1], sums[..., -1])
     output, matrix, total = _NormalizedRecurrence.apply(query, key, value, decay, matrix, total)  # type: ignore[misc]
@@ -57,10 +61,12 @@ def _unfused(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, matrix: Tensor | None, total: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same by an operation for each step, which can be differentiated twice."""
+    dtype = value.dtype
+    query, key, value = (at_least_float32(tensor) for tensor in (query, key, value))
     sums = None if matrix is None or total is None else torch.cat([matrix, total.unsqueeze(-1)], -1)
     value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
     rows, sums = recurrence(Elu()(query), Elu()(key), value, decay, None, sums)
-    return divide_by_totals(rows), sums[..., :-1], sums[..., -1]
+    return divide_by_totals(rows).to(dtype), sums[..., :-1], sums[..., -1]
 
 
 class _NormalizedRecurrence(torch.autograd.Function):

@@ -23,7 +23,7 @@ DTYPE_NAMES = "float32, bfloat16 or float16"
 FOLDER = build.SOURCES
 SETTING = "REGARD_NATIVE"
 MAX_NUMBERS = 2**16
-"""Above so many numbers torch's sum, on all threads, is faster than one thread."""
+"""Above so many of float32 torch's sum, on all threads, is faster than one thread; halves it would first widen."""
 WORTHWHILE_PAIRS = 1.2
 """From so many products of bfloat16 for one of float32 on, the variant that multiplies them in pairs is in use.
 
@@ -164,7 +164,7 @@ def all_finite(*tensors: Tensor) -> bool:
             or not tensor.is_cpu
             or type(tensor) not in (Tensor, Parameter)
             or tensor.dtype not in DTYPES
-            or tensor.numel() > MAX_NUMBERS
+            or (tensor.numel() > MAX_NUMBERS and tensor.dtype is torch.float32)
         ):
             return _sums_are_finite(tensors) or all(bool(each.isfinite().all()) for each in tensors)
         dtype = DTYPES.index(tensor.dtype)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError, ShapeError
+from ..errors import ConfigurationError, DtypeError, ShapeError
 from . import library
 from .flash import BLOCK, RowsStruct, rows_struct
 from .large_results import new_large
-from .library import check_float32, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, check_float32, last_contiguous
 from .threads import run_units, thread_count
 
 FEATURE_MAPS = ("identity", "elu")  # recurrence.h has the same, in this order
@@ -38,8 +40,14 @@ class RecurrenceStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "batch", "heads", "group", "tokens")),
-        *((name, c_int64) for name in ("dim", "value_dim", "parts", "segment", "decay_kind", "feature_map")),
-        *(("normalize", c_int64), ("query", RowsStruct), ("key", RowsStruct), ("value", RowsStruct)),
+        *((name, c_int64) for name in ("dim", "value_dim", "parts", "segment", "dtype", "decay_kind")),
+        *(
+            ("feature_map", c_int64),
+            ("normalize", c_int64),
+            ("query", RowsStruct),
+            ("key", RowsStruct),
+            ("value", RowsStruct),
+        ),
         *(("decay", RowsStruct), ("beta", RowsStruct), ("state", c_void_p), ("total", c_void_p)),
         *((name, c_void_p) for name in ("output", "row_total", "final_state", "final_total")),
         *((name, c_void_p) for name in ("border_state", "border_total")),
@@ -51,7 +59,7 @@ class RecurrenceStruct(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RecurrenceResult:
-    """Results of the forward pass, all float32.
+    """Results of the forward pass: the output in the dtype of the inputs, the others float32.
 
     Shapes: output (B, H, N, Dv); row_total (B, H, N), the sums that outputs are divided by, or None; state
     (B, Hk, D, Dv) and total (B, Hk, D) after the last token, the latter None where nothing is normalised; border_state
@@ -84,9 +92,10 @@ class RecurrenceGradients:
 class RecurrenceProblem:
     """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ, o_t = S_tᵀ φ(q_t): the inputs of both passes.
 
-    query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all float32 on the CPU, of any strides; query head h
-    reads the state of key head h // (H / Hk). decay: g <= 0, (B, Hk, N) or per feature (B, Hk, N, D); -inf forgets all.
-    beta (B, Hk, N): the delta rule. state (B, Hk, D, Dv) and total (B, Hk, D): of the tokens before, else 0.
+    query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), on the CPU, of one dtype of `library.DTYPES` and of any
+    strides; query head h reads the state of key head h // (H / Hk). The others are float32, and so are sums. decay:
+    g <= 0, (B, Hk, N) or per feature (B, Hk, N, D); -inf forgets all. beta (B, Hk, N): the delta rule. state
+    (B, Hk, D, Dv) and total (B, Hk, D): of the tokens before, else 0.
     feature_map: φ, "identity" or "elu" (elu(x) + 1). normalize: outputs are divided by z_tᵀ φ(q_t), where
     z_t = e^{g_t} z_{t-1} + φ(k_t) is the total; those whose divisor is 0 are 0. Computed without autograd.
 
@@ -111,20 +120,15 @@ class RecurrenceProblem:
 
     def forward(self, *, stores_borders: bool = False) -> RecurrenceResult:
         """The outputs and the final state; stores_borders: with the states that `backward` starts from."""
-        code = library.current()
+        code, new = library.current(), partial(self.query.new_empty, dtype=torch.float32)
         batch, heads, tokens, dim = self.query.shape
         key_heads, value_dim = self.value.shape[1], self.value.shape[3]
         segments = self.segments()
-        output, state = (
-            new_large(self.query, batch, heads, tokens, value_dim),
-            self.query.new_empty(batch, key_heads, dim, value_dim),
-        )
-        border = self.query.new_empty(batch, key_heads, segments, dim, value_dim) if stores_borders else None
-        row_total = self.query.new_empty(batch, heads, tokens) if self.normalize else None
-        total = self.query.new_empty(batch, key_heads, dim) if self.normalize else None
-        border_total = (
-            self.query.new_empty(batch, key_heads, segments, dim) if stores_borders and self.normalize else None
-        )
+        output, state = new_large(self.query, batch, heads, tokens, value_dim), new((batch, key_heads, dim, value_dim))
+        border = new((batch, key_heads, segments, dim, value_dim)) if stores_borders else None
+        row_total = new((batch, heads, tokens)) if self.normalize else None
+        total = new((batch, key_heads, dim)) if self.normalize else None
+        border_total = new((batch, key_heads, segments, dim)) if stores_borders and self.normalize else None
         work, _held = self._arguments(
             output=_address(output),
             row_total=_address(row_total),
@@ -152,15 +156,17 @@ class RecurrenceProblem:
         border_state: of `forward` with `stores_borders`; where outputs are divided by their totals, so are output,
         row_total and border_total, which are needed there.
         """
-        code, new = library.current(), self.query.new_empty
+        code, new = library.current(), partial(self.query.new_empty, dtype=torch.float32)
         (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
-        parts = self._parts()
-        query = new_large(self.query, parts, batch, heads, tokens, dim)
-        key = new_large(self.query, parts, batch, key_heads, tokens, dim)
-        value, state = new_large(self.query, batch, key_heads, tokens, value_dim), new(batch, key_heads, dim, value_dim)
-        decay = None if self.decay is None else new(parts, *self.decay.shape)
-        beta = None if self.beta is None else new(parts, *self.beta.shape)
-        total = new(batch, key_heads, dim) if self.normalize else None
+        parts, dtype = self._parts(), self.query.dtype
+        like = self.query if parts == 1 else self.query.new_empty(0, dtype=torch.float32)  # sums of parts are rounded
+        query = new_large(like, parts, batch, heads, tokens, dim)
+        key = new_large(like, parts, batch, key_heads, tokens, dim)
+        value = new_large(self.query, batch, key_heads, tokens, value_dim)
+        state = new((batch, key_heads, dim, value_dim))
+        decay = None if self.decay is None else new((parts, *self.decay.shape))
+        beta = None if self.beta is None else new((parts, *self.beta.shape))
+        total = new((batch, key_heads, dim)) if self.normalize else None
         border_state, grad_output = border_state.contiguous(), last_contiguous(grad_output)
         grad_state, grad_total = _contiguous(grad_state), _contiguous(grad_total)
         work, _held = self._arguments(
@@ -181,10 +187,10 @@ class RecurrenceProblem:
         )
         run_units(code.recurrence_backward, work, self._threads())
         query, key, decay, beta = (
-            partial if partial is None else partial.sum(0) if parts > 1 else partial.squeeze(0)
-            for partial in (query, key, decay, beta)
+            gradient if gradient is None else gradient.sum(0) if parts > 1 else gradient.squeeze(0)
+            for gradient in (query, key, decay, beta)
         )
-        return RecurrenceGradients(query, key, value, decay, beta, state, total)
+        return RecurrenceGradients(query.to(dtype), key.to(dtype), value, decay, beta, state, total)
 
     def segments(self) -> int:
         """The number of states that `forward` stores for the backward pass, of each key head."""
@@ -224,6 +230,7 @@ class RecurrenceProblem:
             value_dim=value_dim,
             parts=parts,
             segment=self._segment_chunks(),
+            dtype=library.DTYPES.index(query.dtype),
             decay_kind=0 if decay is None else decay.ndim - 2,
             feature_map=FEATURE_MAPS.index(self.feature_map),
             normalize=self.normalize,
@@ -252,9 +259,14 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 def _check(problem: RecurrenceProblem) -> None:
     query, key, value = problem.query, problem.key, problem.value
     named = {name: getattr(problem, name) for name in ("query", "key", "value", "decay", "beta", "state", "total")}
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        raise DtypeError(
+            f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; native code takes {DTYPE_NAMES}, the "
+            "same for all three: pass .float()"
+        )
     for name, tensor in named.items():
         if tensor is not None:
-            check_float32(name, tensor)
+            (check_cpu if name in ("query", "key", "value") else check_float32)(name, tensor)
     if any(tensor.ndim != 4 for tensor in (query, key, value)):
         raise ShapeError(
             f"query, key and value have the shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}; "

@@ -17,37 +17,39 @@ enum { IDENTITY, ELU };
 /* What a step of one token does besides: rows are divided by their norms. */
 enum { UNIT_NORM = ELU + 1 };
 
-/* All is float32. `struct rows` have strides in elements and contiguous last axes; the others are contiguous. A part is a
- * range of value columns: each is a recurrence of its own, and gradients of queries and keys are summed over the parts.
+/* Query, key, value and output, and the gradients of these, are of `dtype`; all else is float32, and so are gradients of parts.
+ * `struct rows` have strides in elements and contiguous last axes; the others are contiguous. A part is a range of value
+ * columns: each is a recurrence of its own, and gradients of queries and keys are summed over the parts, if there are several.
  * Shapes: B batch, H query heads, K key heads, N tokens, D features, V value columns, P parts, T = ceil(N / BLOCK / segment). */
 struct recurrence {
     int64_t next_unit, unit_count; /* how many parts of all key heads some thread has taken, and how many there are */
     int64_t failed;                /* whether there was no memory */
     int64_t batch, heads, group, tokens, dim, value_dim;
     int64_t parts, segment;   /* parts of the value columns; chunks from one stored state to the next */
-    int64_t decay_kind, feature_map;
+    int64_t dtype, decay_kind, feature_map;
     int64_t normalize;        /* whether outputs are divided by q_t . (sum of decayed keys), the total of their weights */
     struct rows query, key;   /* (B, H, N, D), (B, K, N, D) */
     struct rows value;        /* (B, K, N, V) */
     struct rows decay, beta;  /* g (B, K, N) or (B, K, N, D), at most 0; (B, K, N) or null */
     const float *state;       /* (B, K, D, V), before the first token, or null for 0 */
     const float *total;       /* (B, K, D), the sum of keys that belongs to it, or null */
-    float *output;            /* (B, H, N, V) */
+    void *output;             /* (B, H, N, V) */
     float *row_total;         /* (B, H, N) where normalised, else null */
     float *final_state, *final_total;     /* (B, K, D, V), (B, K, D) */
     float *border_state, *border_total;   /* (B, K, T, D, V), (B, K, T, D): before each segment; null where not wanted */
     struct rows grad_output;              /* (B, H, N, V) */
     const float *grad_final_state, *grad_final_total;                /* as the final ones, or null */
-    float *grad_query, *grad_key;                                    /* (P, B, H, N, D), (P, B, K, N, D) */
-    float *grad_value;                                               /* (B, K, N, V) */
+    void *grad_query, *grad_key;                                     /* (P, B, H, N, D), (P, B, K, N, D) */
+    void *grad_value;                                                /* (B, K, N, V) */
     float *grad_decay, *grad_beta;                                   /* (P, B, K, N) or (P, B, K, N, D); (P, B, K, N) */
     float *grad_state, *grad_total;                                  /* as the states */
 };
 
-/* One token: outputs, and the state after it. Either the state is written, or it is left as it is and the token is appended to
- * the recent ones, whose sum with it is the state: then reading it is all that grows with its size. A recent token has its
- * features [D], u [V], and its decay factor: nothing, [1] or [D] by decay_kind. W is the sum of these. Python fills in what a
- * layout of the tensors has in common, once, and passes the addresses with each token. */
+/* One token: outputs, and the state after it. Without memory for recent tokens the new state is written. With it the token is
+ * appended to the recent ones, whose sum with the state is the new one: then reading it is all that grows with its size. Where
+ * final_state is there too, the recent tokens are added to the state first, and this one is the first that is recent. A recent
+ * token has its features [D], u [V], and its decay factor: nothing, [1] or [D] by decay_kind. W is the sum of these. Python fills
+ * in what a layout of the tensors has in common, once, and passes the addresses with each token. */
 struct recurrence_step {
     int64_t first_unit, unit_end;  /* the key heads of all sequences that are computed */
     int64_t heads, group, dim, value_dim;
@@ -57,13 +59,13 @@ struct recurrence_step {
     float scale;                   /* of queries, before the feature map */
     struct rows query, key, value; /* (B, H, 1, D), (B, K, 1, D), (B, K, 1, V) */
     struct rows decay, beta;       /* (B, K, 1) or (B, K, 1, D); (B, K, 1), or null */
+    int64_t dtype, decay_dtype, beta_dtype; /* of query, key, value and output; of the gates */
     int64_t recent_count;          /* R tokens before this one */
-    int64_t failed;                /* whether there was no memory */
     int64_t invalid;               /* whether a decay is above 0, or a beta not within 0..2 */
     const float *state;            /* (B, K): a head's matrix (D, V), and after it, where normalised, its total (D) */
-    float *recent;                 /* (B, K, capacity, W), or null where R is 0 and the state is written */
-    float *output;                 /* (B, H, 1, V) */
-    float *final_state;            /* as the state, or null: this token goes into the recent ones */
+    float *recent;                 /* (B, K, capacity, W), or null: R is 0, and the new state is written */
+    void *output;                  /* (B, H, 1, V) */
+    float *final_state;            /* as the state, and perhaps the same memory where tokens are recent; null: it is not written */
 };
 
 #endif

@@ -32,14 +32,17 @@ INLINE void add_entries(const float *first, const float *second, int64_t count, 
 INLINE void pack_output_gradient(const struct recurrence *problem, struct backward *state, int64_t head) {
     const struct chunk *chunk = &state->chunk;
     int64_t first = (chunk->batch * problem->heads + head) * problem->tokens + chunk->first;
-    const float *source = head_rows(&problem->grad_output, chunk->batch, head, chunk->first, 0);
-    pack_rows(source + chunk->value_begin, problem->grad_output.row, chunk->count, chunk->value_count, 1.0f, state->grad_output, 0);
+    const int dtype = (int)problem->dtype;
+    const void *source = head_rows(&problem->grad_output, chunk->batch, head, chunk->first, dtype);
+    pack_rows(row_at(source, 1, chunk->value_begin, dtype), problem->grad_output.row, chunk->count, chunk->value_count, 1.0f,
+              state->grad_output, dtype);
     for (int64_t i = 0; problem->normalize && i < chunk->count; i++) {
         float total = problem->row_total[first + i], share = inverse_total(total);
-        const float *gradient = source + i * problem->grad_output.row, *output = problem->output + (first + i) * problem->value_dim;
+        const void *gradient = row_at(source, i, problem->grad_output.row, dtype);
+        const void *output = row_at(problem->output, first + i, problem->value_dim, dtype);
         lanes sum = {0};
         for (int64_t a = 0; !chunk->value_begin && a < problem->value_dim; a += LANES)
-            sum += load_partial(gradient + a, problem->value_dim - a) * load_partial(output + a, problem->value_dim - a);
+            sum += load_entries(gradient, a, problem->value_dim, dtype, 0) * load_entries(output, a, problem->value_dim, dtype, 0);
         state->grad_totals[i] = -sum_lanes(sum) * share;
         float *row = state->grad_output + i * chunk->value_padded;
         for (int64_t a = 0; a < chunk->value_padded; a += LANES) store(row + a, load(row + a) * share);
@@ -115,13 +118,16 @@ INLINE void reader_gradients(const struct recurrence *problem, struct backward *
     }
 }
 
-/* Writes gradients of packed rows, through the feature map: its derivative is 1, or e^x where that is less. */
-INLINE void store_features(const struct recurrence *problem, const struct chunk *chunk, const float *gradient, const float *rows, float *target) {
+/* Writes gradients of packed rows, from row `first` of the result on, through the feature map: its derivative is 1, or e^x where
+ * that is less. */
+INLINE void store_features(const struct recurrence *problem, const struct chunk *chunk, const float *gradient, const float *rows,
+                           void *result, int64_t first) {
+    const int dtype = problem->parts > 1 ? FLOAT32 : (int)problem->dtype;
     for (int64_t i = 0; i < chunk->count; i++)
         for (int64_t a = 0; a < problem->dim; a += LANES) {
             lanes entry = load(gradient + i * chunk->padded + a);
             if (problem->feature_map == ELU) entry *= min_lanes(1.0f, load(rows + i * chunk->padded + a));
-            store_partial(target + i * problem->dim + a, entry, problem->dim - a);
+            store_entries(entry_at(result, (first + i) * problem->dim, dtype), a, problem->dim, dtype, entry);
         }
 }
 
@@ -129,15 +135,16 @@ INLINE void store_features(const struct recurrence *problem, const struct chunk 
 INLINE void process_head(const struct recurrence *problem, struct backward *state, int64_t head, int64_t part) {
     const struct chunk *chunk = &state->chunk;
     int64_t first = ((part * problem->batch + chunk->batch) * problem->heads + head) * problem->tokens + chunk->first;
-    pack_features(head_rows(&problem->query, chunk->batch, head, chunk->first, 0), problem->query.row, chunk->count, problem->dim,
-                  problem->feature_map, state->rows);
+    const int dtype = (int)problem->dtype;
+    pack_features(head_rows(&problem->query, chunk->batch, head, chunk->first, dtype), problem->query.row, chunk->count, problem->dim,
+                  dtype, problem->feature_map, state->rows);
     pack_output_gradient(problem, state, head);
     pair_weights(problem, chunk, state->rows, 0, 1.0f, state->reading, state->columns, state->weights);
     upper_product(state->weights, chunk->count, state->grad_output, chunk->value_padded, state->grad_written);
     const float *reading = decayed_rows(problem, chunk, state->rows, state->reading);
     reader_gradients(problem, state, state->rows, reading, problem->normalize ? state->grad_totals : 0, 0);
     if (problem->decay_kind != NO_DECAY) add_entries(state->rows, state->grad_rows, BLOCK * chunk->padded, 1.0f, state->grad_sums);
-    store_features(problem, chunk, state->grad_rows, state->rows, problem->grad_query + first * problem->dim);
+    store_features(problem, chunk, state->grad_rows, state->rows, problem->grad_query, first);
 }
 
 /* The delta rule: from the gradient of what is written to that of values, by the transposed system; then keys are readers too, which
@@ -248,11 +255,13 @@ INLINE void process_chunk(const struct recurrence *problem, struct backward *sta
     }
     for (int64_t a = 0; problem->beta.data && a < BLOCK * padded; a += LANES)
         store(state->grad_key + a, load(state->grad_key + a) + load(state->grad_rows + a));
-    store_features(problem, chunk, state->grad_key, chunk->key, problem->grad_key + first * problem->dim);
-    for (int64_t i = 0; i < chunk->count; i++)
+    store_features(problem, chunk, state->grad_key, chunk->key, problem->grad_key, first);
+    const int dtype = (int)problem->dtype;
+    for (int64_t i = 0; i < chunk->count; i++) {
+        void *target = entry_at(problem->grad_value, (value_first + i) * problem->value_dim + chunk->value_begin, dtype);
         for (int64_t a = 0; a < chunk->value_count; a += LANES)
-            store_partial(problem->grad_value + (value_first + i) * problem->value_dim + chunk->value_begin + a,
-                          load(state->grad_written + i * columns + a), chunk->value_count - a);
+            store_entries(target, a, chunk->value_count, dtype, load(state->grad_written + i * columns + a));
+    }
 }
 
 /* The states between the chunks of a segment, from the stored one. */

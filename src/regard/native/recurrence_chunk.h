@@ -54,6 +54,9 @@ INLINE void take_chunk(struct chunk *chunk, float **memory) {
     chunk->solving = take_floats(memory, BLOCK * BLOCK), chunk->residual = take_floats(memory, values);
 }
 
+/* Where an entry of a result is. */
+INLINE void *entry_at(void *entries, int64_t number, int dtype) { return (char *)entries + number * entry_bytes(dtype); }
+
 INLINE bits lane_numbers(void) {
     bits numbers;
     for (int lane = 0; lane < LANES; lane++) numbers[lane] = lane;
@@ -73,11 +76,11 @@ INLINE lanes elu_plus_one(lanes x) {
 }
 
 /* Packs rows of queries or keys through the feature map, as target[BLOCK][padded]: 0 beyond their number and their dim. */
-INLINE void pack_features(const float *rows, int64_t stride, int64_t count, int64_t dim, int64_t feature_map, float *target) {
+INLINE void pack_features(const void *rows, int64_t stride, int64_t count, int64_t dim, int dtype, int64_t feature_map, float *target) {
     int64_t padded = padded_dim(dim);
     for (int64_t i = 0; i < count; i++)
         for (int64_t a = 0; a < padded; a += LANES) {
-            lanes entry = a < dim ? load_partial(rows + i * stride + a, dim - a) : broadcast(0.0f);
+            lanes entry = load_entries(row_at(rows, i, stride, dtype), a, dim, dtype, 0);
             if (feature_map == ELU) entry = first_lanes(elu_plus_one(entry), dim - a > 0 ? dim - a : 0);
             store(target + i * padded + a, entry);
         }
@@ -226,11 +229,12 @@ INLINE void prepare_feature_decay(const struct recurrence *problem, struct chunk
 
 /* Keys and values of the chunk, and its decay. */
 INLINE void pack_chunk(const struct recurrence *problem, struct chunk *chunk) {
-    const float *key = head_rows(&problem->key, chunk->batch, chunk->key_head, chunk->first, 0);
-    const float *value = head_rows(&problem->value, chunk->batch, chunk->key_head, chunk->first, 0);
-    pack_features(key, problem->key.row, chunk->count, problem->dim, problem->feature_map, chunk->key);
+    const int dtype = (int)problem->dtype;
+    const void *key = head_rows(&problem->key, chunk->batch, chunk->key_head, chunk->first, dtype);
+    const void *value = head_rows(&problem->value, chunk->batch, chunk->key_head, chunk->first, dtype);
+    pack_features(key, problem->key.row, chunk->count, problem->dim, dtype, problem->feature_map, chunk->key);
     transpose_matrix(chunk->key, BLOCK, chunk->padded, chunk->key_columns);
-    pack_rows(value + chunk->value_begin, problem->value.row, chunk->count, chunk->value_count, 1.0f, chunk->written, 0);
+    pack_rows(row_at(value, 1, chunk->value_begin, dtype), problem->value.row, chunk->count, chunk->value_count, 1.0f, chunk->written, dtype);
     if (problem->decay_kind == HEAD_DECAY) prepare_head_decay(problem, chunk);
     if (problem->decay_kind == FEATURE_DECAY) prepare_feature_decay(problem, chunk);
     if (problem->decay_kind != NO_DECAY) multiply_entries(chunk->key, chunk->to_end, BLOCK * chunk->padded, chunk->key_to_end);

@@ -27,8 +27,9 @@ INLINE void process_head(const struct recurrence *problem, struct forward *state
     struct chunk *chunk = &state->chunk;
     int64_t columns = chunk->value_padded, first = (chunk->batch * problem->heads + head) * problem->tokens + chunk->first;
     float totals[BLOCK];
-    pack_features(head_rows(&problem->query, chunk->batch, head, chunk->first, 0), problem->query.row, chunk->count, problem->dim,
-                  problem->feature_map, state->query);
+    const int dtype = (int)problem->dtype;
+    pack_features(head_rows(&problem->query, chunk->batch, head, chunk->first, dtype), problem->query.row, chunk->count, problem->dim,
+                  dtype, problem->feature_map, state->query);
     pair_weights(problem, chunk, state->query, 0, 1.0f, state->reading, state->columns, state->weights);
     const float *reading = decayed_rows(problem, chunk, state->query, state->reading);
     product((struct factor){reading, chunk->padded, 1}, chunk->count, state->carry.matrix, columns, 0, chunk->padded, state->output, 0);
@@ -36,9 +37,9 @@ INLINE void process_head(const struct recurrence *problem, struct forward *state
     if (problem->normalize) row_totals(state, reading, totals);
     for (int64_t i = 0; i < chunk->count; i++) {
         float share = !problem->normalize ? 1.0f : inverse_total(totals[i]);
-        float *target = problem->output + (first + i) * problem->value_dim + chunk->value_begin;
+        void *target = entry_at(problem->output, (first + i) * problem->value_dim + chunk->value_begin, dtype);
         for (int64_t a = 0; a < chunk->value_count; a += LANES)
-            store_partial(target + a, load(state->output + i * columns + a) * share, chunk->value_count - a);
+            store_entries(target, a, chunk->value_count, dtype, load(state->output + i * columns + a) * share);
         if (problem->normalize && !chunk->value_begin) problem->row_total[first + i] = totals[i];
     }
 }

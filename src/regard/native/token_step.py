@@ -29,8 +29,8 @@ LEAST_STATE = 2**17
 INVALID, FAILED = 1, 2
 """What the C function returns; 0 for success."""
 
-Layout: TypeAlias = tuple[torch.Size, tuple[int, ...]]
-"""The shape and the strides of a tensor."""
+Layout: TypeAlias = tuple[torch.Size, tuple[int, ...], torch.dtype]
+"""The shape, the strides and the dtype of a tensor."""
 
 
 class RecurrenceStepStruct(ctypes.Structure):
@@ -41,15 +41,15 @@ class RecurrenceStepStruct(ctypes.Structure):
         *((name, c_int64) for name in ("recent_capacity", "decay_kind", "feature_map", "normalize")),
         ("scale", c_float),
         *((name, RowsStruct) for name in ("query", "key", "value", "decay", "beta")),
-        *((name, c_int64) for name in ("recent_count", "failed", "invalid")),
+        *((name, c_int64) for name in ("dtype", "decay_dtype", "beta_dtype", "recent_count", "invalid")),
         *((name, c_void_p) for name in ("state", "recent", "output", "final_state")),
     )
 
 
 class TokenStep:
-    """The recurrence of one token for float32 tensors of one layout on the CPU: `prepare_step` makes it.
+    """The recurrence of one token for tensors of one layout on the CPU: `prepare_step` makes it.
 
-    What shapes and strides decide is computed once, so that a token is one call of C code.
+    What shapes, strides and dtypes decide is computed once, so that a token is one call of C code.
 
     Shapes: query (B, H, 1, D), key (B, Hk, 1, D), value (B, Hk, 1, Dv); output_shape is (B, H, 1, Dv), and state_shape
     (B, Hk, D · Dv), or (B, Hk, D · Dv + D) with the total after the matrix where normalised.
@@ -69,7 +69,7 @@ class TokenStep:
     ) -> None:
         self._arguments = query, key, value, decay, beta, feature_map, normalize, scale, recent_share
         (batch, heads, _, self.dim), self.value_dim = query[0], value[0][3]
-        key_heads = key[0][1]
+        key_heads, self.dtype = key[0][1], query[2]
         self.feature_map, self.normalize, self.scale = feature_map, normalize, scale
         self.output_shape = torch.Size((batch, heads, 1, self.value_dim))
         self.state_shape = torch.Size((batch, key_heads, self.dim * (self.value_dim + normalize)))
@@ -78,7 +78,7 @@ class TokenStep:
         """Numbers that are stored of a token: its φ(k), its u, and the factor of its decay."""
         self.recent_capacity = int(recent_share * self.dim * self.value_dim / max(self.recent_width, 1))
         contiguous = torch.empty(query[0], device="meta").stride()
-        self._output_is_like_query = query == (self.output_shape, contiguous)
+        self._output_is_like_query = query[:2] == (self.output_shape, contiguous)
         """Whether torch makes the output faster, in the shape and the strides of the query."""
         self._units = batch * key_heads if heads else 0
         self._entries = self.state_shape.numel()
@@ -98,6 +98,9 @@ class TokenStep:
             value=_first_row(value),
             decay=_first_row(decay),
             beta=_first_row(beta),
+            dtype=library.DTYPES.index(self.dtype),
+            decay_dtype=0 if decay is None else library.DTYPES.index(decay[2]),
+            beta_dtype=0 if beta is None else library.DTYPES.index(beta[2]),
         )
         self._address = ctypes.addressof(self._struct)
 
@@ -105,15 +108,12 @@ class TokenStep:
         return TokenStep, self._arguments
 
     def takes(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
-        """Whether tensors have the layout; of what it has no gate of, there has to be none."""
+        """Whether tensors on the CPU have the layout; of what it has no gate of, there has to be none."""
         layouts = self._arguments
         return (
-            query.shape == layouts[0][0]
-            and query.stride() == layouts[0][1]
-            and key.shape == layouts[1][0]
-            and key.stride() == layouts[1][1]
-            and value.shape == layouts[2][0]
-            and value.stride() == layouts[2][1]
+            layout_of(query) == layouts[0]
+            and layout_of(key) == layouts[1]
+            and layout_of(value) == layouts[2]
             and (layouts[3] is None if decay is None else layout_of(decay) == layouts[3])
             and (layouts[4] is None if beta is None else layout_of(beta) == layouts[4])
         )
@@ -128,22 +128,25 @@ class TokenStep:
         state: Tensor,
         recent: Tensor | None = None,
         recent_count: int = 0,
-        *,
-        writes: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """The output, and the new state, or the old one where not `writes`: then `recent` gets the token, in place.
+        target: Tensor | None = None,
+    ) -> Tensor:
+        """The output. Without `recent`, `target` gets the new state.
 
-        Nothing is checked: the caller knows that it `takes` the tensors, and that they are float32 on the CPU.
+        With it, the token is appended to `recent`, in place. Where there is a target too, the tokens before are first
+        added to the state, which `target`, perhaps the same memory, gets; the token is then the first of `recent`.
 
-        Shapes: state as `state_shape`; recent (B, Hk, `recent_capacity`, `recent_width`), of which the first
-        `recent_count` are tokens that the state lacks, each φ(k), u and the factor of its decay. Both are contiguous.
+        Nothing is checked: the caller knows that it `takes` the tensors, and that they are on the CPU.
+
+        Shapes: state and target as `state_shape`; recent (B, Hk, `recent_capacity`, `recent_width`), of which the first
+        `recent_count` are tokens that the state lacks, each φ(k), u and the factor of its decay. All are float32 and
+        contiguous.
 
         Raises:
             KernelError: there is no native code to call (`regard.native.why_not`).
             ConfigurationError: a decay above 0, or a beta not within 0..2.
+            MemoryError: nothing was written.
         """
         output = torch.empty_like(query) if self._output_is_like_query else query.new_empty(self.output_shape)
-        new_state = torch.empty_like(state) if writes else None
         arguments = (
             query.data_ptr(),
             key.data_ptr(),
@@ -154,7 +157,7 @@ class TokenStep:
             None if recent is None else recent.data_ptr(),
             recent_count,
             output.data_ptr(),
-            None if new_state is None else new_state.data_ptr(),
+            None if target is None else target.data_ptr(),
         )
         function = library.current().recurrence_step
         if self._entries < 2 * LEAST_STATE:
@@ -165,7 +168,11 @@ class TokenStep:
             raise ConfigurationError("a decay is above 0, or a beta is not within 0..2")
         if failure == FAILED:
             raise MemoryError("native code found no memory for the rows of a token")
-        return output, state if new_state is None else new_state
+        return output
+
+    def in_one_call(self) -> bool:
+        """Whether `run` calls C once, so that it fails before anything is written or not at all."""
+        return self._entries < 2 * LEAST_STATE or torch.get_num_threads() == 1 or team_address() is not None
 
     def _run_on_threads(self, function: Callable[..., int], arguments: Sequence[int | None]) -> int:
         """Call C for as many threads as the state is worth; what it returns."""
@@ -187,8 +194,8 @@ class TokenStep:
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """The shape and the strides of a tensor."""
-    return tensor.shape, tensor.stride()
+    """The shape, the strides and the dtype of a tensor."""
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def prepare_step(
@@ -205,7 +212,8 @@ def prepare_step(
 ) -> TokenStep:
     """The step for tensors of these layouts.
 
-    All are float32 on the CPU, and the last axes of query, key, value and of a decay per feature are contiguous.
+    All are on the CPU, query, key and value of one dtype of `library.DTYPES`, and the gates of any of them; the last
+    axes of query, key, value and of a decay per feature are contiguous.
 
     Args:
         query: (B, H, 1, D).
@@ -222,7 +230,8 @@ def prepare_step(
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
     tensors = query, key, value, decay, beta
-    if not all(tensor is None or (tensor.dtype is torch.float32 and tensor.is_cpu) for tensor in tensors):
+    known = all(tensor is None or (tensor.is_cpu and tensor.dtype in library.DTYPES) for tensor in tensors)
+    if not (known and query.dtype is key.dtype is value.dtype):
         RecurrenceProblem(*tensors)  # raises an error that says which
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in tensors)
     step = _prepare(*layouts, feature_map, normalize, scale, recent_share)
@@ -256,8 +265,8 @@ def recurrence_step(
         or not state.is_cpu
     ):
         RecurrenceProblem(query, key, value, decay, beta, state)  # raises an error that says what does not fit
-    output, new_state = step.run(query, key, value, decay, beta, state.contiguous())
-    return output, new_state
+    new_state = torch.empty_like(state, memory_format=torch.contiguous_format)
+    return step.run(query, key, value, decay, beta, state.contiguous(), target=new_state), new_state
 
 
 @lru_cache(maxsize=256)  # the same shapes come at every step
@@ -296,5 +305,5 @@ def _first_row(layout: Layout | None) -> RowsStruct:
     """The strides of the rows of a tensor (B, heads, 1, ...); a batch of 1 serves all."""
     if layout is None:
         return RowsStruct(None, 0, 0, 0)
-    shape, strides = layout
+    shape, strides, _ = layout
     return RowsStruct(None, strides[0] if shape[0] > 1 else 0, strides[1], 0)

@@ -317,7 +317,7 @@ class LinearShard:
             _, distinct = ids.unique(return_inverse=True)
             masks.append(Documents(distinct * len(pieces) + piece_of.to(key.device)))
         own: LinearOptions = {**options, "mask": reduce(and_, masks) if masks else None, "causal": False}
-        problem = make_linear_problem(query, key, value, **own)
+        problem = make_linear_problem(query, key, value, **own).widened()
         if problem.documents is None or ids is None:
             return cls(problem, None)
         ids = ids.reshape(-1, length).expand(len(problem.key), length)
