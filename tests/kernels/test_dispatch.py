@@ -183,13 +183,13 @@ class TestExplain:
     @pytest.mark.parametrize(
         ("batch", "queries", "keys", "dtype", "mask", "name"),
         [
-            (1, 1, 60, torch.float32, None, "sdpa"),
-            (1, 1, 60, torch.float32, masks.causal(), "sdpa"),
+            (1, 1, 60, torch.float32, None, "decode"),
+            (1, 1, 60, torch.float32, masks.causal(), "decode"),
             (1, 1, 60, torch.float32, masks.padding([50]), "short"),
             (1, 5, 60, torch.float32, None, "short"),
             (32, 1, 200, torch.float32, None, "decode"),
             (32, 5, 200, torch.float32, masks.causal(), "decode"),
-            (1, 1, 20, torch.bfloat16, None, "short"),
+            (1, 1, 20, torch.bfloat16, None, "decode"),
             (1, 1, 60, torch.bfloat16, masks.padding([50]), "decode"),
             (1, 1, 60, torch.float16, masks.causal(), "decode"),
             (8, 16, 200, torch.bfloat16, None, "decode"),
@@ -201,7 +201,7 @@ class TestExplain:
         query, key = rand(batch, 8, queries, 64, dtype=dtype), rand(batch, 8, keys, 64, dtype=dtype)
         assert regard.explain(query, key, key, mask=mask).kernel.name == name
         grouped = rand(batch, 16, queries, 64, dtype=dtype)
-        assert regard.explain(grouped, key, key, mask=mask).kernel.name == ("short" if name == "sdpa" else name)
+        assert regard.explain(grouped, key, key, mask=mask).kernel.name == name
         assert regard.explain(query.requires_grad_(), key, key, mask=mask).kernel.name == "short"
 
     def test_no_random_number_is_drawn(self):

@@ -89,11 +89,51 @@ def test_a_mask_of_inference_tensors_is_read_in_every_call():
     assert mask not in small_calls._calls_of_mask
 
 
-def test_steps_of_a_growing_cache_are_not_remembered():
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_steps_of_a_growing_cache_are_one_call_up_to_each_power_of_two(mask):
+    for length in range(1, 20):
+        agrees(inputs(1, 2, 1, 8, keys=length), mask=mask)
+    assert known() == [True] * 6  # 1, 2, 4, 8, 16 and 32
+    agrees(inputs(1, 2, 1, 8, keys=600), mask=mask)
+    assert len(known()) == 6
+
+
+def test_steps_of_groups_and_of_any_strides():
+    for length in (7, 64, 65, 300):
+        query = torch.randn(2, 1, 6, 24).transpose(1, 2)
+        key, value = torch.randn(2, 3, length, 24), torch.randn(2, length, 3, 40).transpose(1, 2)
+        agrees([query, key, value])
+        agrees([query[..., ::2], key[..., ::2], value])
+        agrees([query, key[:, :, ::2], value[:, :, ::2]])
+    assert known() == [True, False, True, True, False, True, True, False, True, False, True]  # 33 keys are as 64
+
+
+def test_several_queries_and_windows_of_a_growing_cache_are_not_remembered():
     for length in range(2, 20):
-        agrees(inputs(1, 2, 1, 8, keys=length), mask=masks.causal())
-    agrees(inputs(1, 2, 16, 8, keys=600))
-    assert known() == []
+        agrees(inputs(1, 2, 1, 8, keys=length), mask=masks.causal() & masks.window(before=3))
+    agrees(inputs(1, 2, 5, 8, keys=16))
+    assert not any(known())
+
+
+def test_what_a_step_leaves_out_of_its_memo_is_checked():
+    query, key, value = inputs(1, 2, 1, 8, keys=20)
+    regard.attention(query, key, value)
+    with pytest.raises(ShapeError):
+        regard.attention(query, key[:, :, :19], value)
+    with pytest.raises(ShapeError):
+        regard.attention(query, key[..., :4], value)
+    value[:, :, 3, 2] = float("nan")
+    assert regard.attention(query, key, value)[..., 2].isnan().all()
+    key[:, :, 5, 1] = float("nan")
+    assert regard.attention(query, key, value).isnan().all()
+
+
+def test_a_hook_sees_the_same_step_bit_for_bit():
+    tensors = inputs(1, 4, 1, 16, keys=40)
+    plain, seen = regard.attention(*tensors), []
+    with attention_hook(lambda problem, lse: seen.append(lse)):
+        assert torch.equal(regard.attention(*tensors), plain)
+    assert len(seen) == 1
 
 
 def test_steps_over_padded_sources_are_remembered():
@@ -111,7 +151,7 @@ def test_gradients_of_repeated_calls(rows):
         torch.testing.assert_close(found, expected)
     with torch.no_grad():
         assert not regard.attention(*tensors).requires_grad
-    assert known() == [True] * (1 if rows == 1 else 2)  # a step without gradients is not memoized
+    assert known() == [True] * 2
 
 
 def test_second_derivatives_of_repeated_calls():

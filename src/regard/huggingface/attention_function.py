@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +99,7 @@ def _short(value: Any) -> str:
     return word if len(word) <= 40 else f"<{type(value).__name__}>"
 
 
-@dataclass(frozen=True)
-class MaskAndBias:
+class MaskAndBias(NamedTuple):
     """Mask and additive bias of one call; no query attends to a key from `reachable_keys` on."""
 
     reachable_keys: int
@@ -146,16 +144,20 @@ def attention_forward(
         "dropout_p": dropout if module.training else 0.0,
         "query_positions": pairs.query_positions,
     }
-    tensors = query, key[..., : pairs.reachable_keys, :], value[..., : pairs.reachable_keys, :]
+    keys = key.shape[-2]
+    if pairs.reachable_keys != keys:
+        key, value = key[..., : pairs.reachable_keys, :], value[..., : pairs.reachable_keys, :]
     observer, weights_requested = active_observer(module), _weights_requested(module, keywords)
     if observer is None and not weights_requested:
-        return attention(*tensors, **options).transpose(1, 2).contiguous(), None
+        return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
     all_weights = Weights()
     lenses = () if observer is None else observer.lenses
-    seen = observe(*tensors, *dict.fromkeys((*lenses, all_weights) if weights_requested else lenses), **options)
+    seen = observe(
+        query, key, value, *dict.fromkeys((*lenses, all_weights) if weights_requested else lenses), **options
+    )
     if observer is not None:
         observer.add(module, {lens: seen[lens] for lens in lenses})
-    weights = _padded_weights(seen[all_weights].to(query.dtype), key.shape[-2]) if weights_requested else None
+    weights = _padded_weights(seen[all_weights].to(query.dtype), keys) if weights_requested else None
     return seen.output.transpose(1, 2).contiguous(), weights
 
 
@@ -167,10 +169,11 @@ def _mask_and_bias(
     if mask is None:
         pairs = MaskAndBias(keys, _unmasked(module, queries, keys, keywords))
     elif isinstance(mask, LazyMaskTensor) and (symbol := mask.symbol) is not None:
-        if tuple(mask.shape[-2:]) != (queries, keys):
+        extent = mask.contents.extent
+        if extent.queries != queries or extent.keys != keys:
             raise MaskError(
                 f"{type(module).__name__} has {queries} queries and {keys} keys, but its mask {mask!r} was made for "
-                f"{mask.shape[-2]} and {mask.shape[-1]}: its layer does not use the cache that the mask was made for"
+                f"{extent.queries} and {extent.keys}: its layer does not use the cache that the mask was made for"
             )
         pairs = MaskAndBias(mask.reachable_keys, symbol, query_positions=mask.query_positions)
     else:

@@ -113,7 +113,8 @@ def evaluate(function: MaskFunction, extent: MaskExtent) -> Mask:
 
 def padding_mask(tokens: Tensor, extent: MaskExtent) -> Mask:
     """The mask of non-padding keys, from bool (batch, length) over all positions, where True = token."""
-    tokens = tokens[:, extent.key_offset : extent.key_offset + extent.keys]
+    if extent.key_offset or tokens.shape[-1] > extent.keys:
+        tokens = tokens[:, extent.key_offset : extent.key_offset + extent.keys]
     if (missing := extent.keys - tokens.shape[-1]) > 0:
         tokens = torch.nn.functional.pad(tokens, (0, missing))  # keys not yet written
     return EVERYTHING if bool(tokens.all()) else masks.from_huggingface(tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,12 @@ def needs_additive_masks(configuration: type) -> bool:
         if models := [model for model in known if model.config_class is kind]:
             return not all(model._supports_sdpa for model in models)
     return False
+
+
+@cache
+def _running_model_needs_additive_masks(configuration: type) -> bool:
+    """`needs_additive_masks`, found once: a model that runs is among those known. Not for graphs that are traced."""
+    return needs_additive_masks(configuration)
 
 
 def _subclasses(model: type) -> Iterator[type]:
@@ -212,33 +219,44 @@ def symbolic_mask(
     key kv_offset; attention_mask is bool (batch, positions), True = token. The result is bool, or an additive mask
     of `dtype` where the models of this `config` expect one.
     """
-    from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
     from transformers.utils.import_utils import is_tracing
 
-    function = causal_mask_function if mask_function is None else mask_function
-    additive = needs_additive_masks(type(config))
-    if is_tracing(attention_mask) or is_tracing(q_offset if isinstance(q_offset, Tensor) else None):
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "q_offset": q_offset}
-        elements = (eager_mask if additive else sdpa_mask)(
+    if mask_function is None:
+        from transformers.masking_utils import causal_mask_function
+
+        mask_function = causal_mask_function
+    if is_tracing(attention_mask) or (isinstance(q_offset, Tensor) and is_tracing(q_offset)):
+        return _traced_mask(
+            needs_additive_masks(type(config)),
             batch_size,
             q_length,
             kv_length,
+            q_offset=q_offset,
             kv_offset=kv_offset,
-            mask_function=function,
+            mask_function=mask_function,
             attention_mask=attention_mask,
             device=device,
             dtype=dtype,
             **options,
         )
-        if elements is None:
-            raise AssertionError("transformers returned no mask, although skipping it was disabled")
-        return elements
     extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), torch.device(device))
-    mask = convert(function, extent)
+    mask = convert(mask_function, extent)
     reachable = extent
     if is_causal_mask(mask) and extent.last_query + 1 < extent.keys:
         reachable = replace(extent, keys=max(extent.last_query + 1, 0))
-        mask = convert(function, reachable)
+        mask = convert(mask_function, reachable)
     if attention_mask is not None:
         mask = intersection([mask, padding_mask(attention_mask, reachable)])
+    additive = _running_model_needs_additive_masks(type(config))
     return LazyMaskTensor(MaskContents(mask, extent, reachable, dtype if additive else torch.bool))
+
+
+def _traced_mask(additive: bool, *lengths: int, **options: Any) -> Tensor:
+    """The elements of a mask whose graph is traced, evaluated by transformers."""
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    elements = (eager_mask if additive else sdpa_mask)(*lengths, **options)
+    if elements is None:
+        raise AssertionError("transformers returned no mask, although skipping it was disabled")
+    return elements

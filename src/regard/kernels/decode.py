@@ -36,7 +36,7 @@ MOST_ROWS = 64
 """The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
 PART = 1024
 """The keys of a part where torch computes: two parts fit into a core's own cache. Native code has parts of its own."""
-STEP_CALLS, STEP_MASK_CALLS, MASK_CALLS = 14.0, 15.0, 75.0
+STEP_CALLS, STEP_MASK_CALLS, MASK_CALLS = 6.0, 15.0, 75.0
 """Overhead of a step that is one native call, in calls; what a mask adds to it, and to any other pass."""
 FEW_KEYS = 256
 """Up to so many keys a step reads all of them: to find those that a mask leaves would take longer."""

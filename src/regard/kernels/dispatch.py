@@ -313,7 +313,7 @@ def _is_small(problem: Problem) -> bool:
 def _small_kernel(problem: Problem) -> Kernel | None:
     """The kernel of a problem that `_is_small`, by what each query reads; None where that does not tell."""
     if problem.operator == "softmax" and not problem.inputs_require_grad():
-        if _streams(problem) and not DECODE.why_not(problem):
+        if (_streams(problem) or _is_step(problem)) and not DECODE.why_not(problem):
             return DECODE
         if _is_plain_step(problem) and not PLAIN_KERNEL.why_not(problem):
             return PLAIN_KERNEL
@@ -327,6 +327,12 @@ def _streams(problem: Problem) -> bool:
     if least is None or not 0 < queries <= MOST_STREAMING or queries == problem.keys:
         return False
     return problem.pairs.key.numel() + value.numel() >= least * queries and DECODE.is_one_call(problem)
+
+
+def _is_step(problem: Problem) -> bool:
+    """Whether one query of each head attends to all its keys, by one call of native code."""
+    one = problem.queries == 1 and (problem.mask is None or is_one_causal_query(problem))
+    return one and problem.softcap is None and problem.dropout is None and DECODE.is_one_call(problem)
 
 
 def _is_plain_step(problem: Problem) -> bool:

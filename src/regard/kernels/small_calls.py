@@ -2,7 +2,8 @@
 
 The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
 earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
-is known of a mask with tensors is forgotten with it, and holds as long as they are not written to.
+is known of a mask with tensors is forgotten with it, and holds as long as they are not written to. The next token of a
+text has one key more each time: there the number of keys counts up to the next power of two.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import no_mode_active
 from ..masks import Mask
+from ..native.decode_rows import LEAST_WORK, StepLayout, attend_step, step_layout
 from ..native.short_attention import ShortLayout, layout_of
 from ..utils.pytree import tree_tensors
 from . import cost_model
-from .dispatch import SHORT, choose
+from .dense_block import is_one_causal_query
+from .dispatch import DECODE, SHORT, choose
 from .hooks import CURRENT_HOOK
 from .short import attend_with_gradient, attend_without_gradient, has_short_tensors, key_spans
 from .validation import make_problem
 
 FEW_QUERIES = 8
-"""Fewer queries over more keys, without gradients and padding, are a step of decoding: each has another length."""
+"""Fewer queries over more keys, without gradients and padding, are a step of decoding: each has another length. What
+is known of one query is of all steps with about as many keys; of more, nothing is."""
 MAX_CALLS = 4096
 """The number of memoized calls at which the memo is cleared."""
 
@@ -42,7 +46,7 @@ class _Call:
     layout: ShortLayout
 
 
-_Calls: TypeAlias = dict[tuple[Any, ...], _Call | None]  # None: a call that takes the long way
+_Calls: TypeAlias = dict[tuple[Any, ...], _Call | StepLayout | None]  # None: a call that takes the long way
 _calls: _Calls = {}
 _calls_of_mask: weakref.WeakKeyDictionary[Mask, _Calls] = weakref.WeakKeyDictionary()
 
@@ -50,7 +54,7 @@ _calls_of_mask: weakref.WeakKeyDictionary[Mask, _Calls] = weakref.WeakKeyDiction
 def attend_repeatedly(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, scale: float | None
 ) -> Tensor | None:
-    """The output of a call whose like was computed before by the kernel `short`; None for any other call.
+    """The output of a call whose like was computed before by the kernel `short`, or `decode`; None for any other call.
 
     Only where nothing of torch's or ours watches the call. The tensors have four axes and at most LONGEST rows, and are
     neither traced nor of a subclass.
@@ -60,7 +64,9 @@ def attend_repeatedly(
     """
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     tensors = () if mask is None else tree_tensors(mask)
-    if query.shape[2] < FEW_QUERIES and not learned and not tensors and query.shape[2] < value.shape[2]:
+    queries, keys = query.shape[2], value.shape[2]
+    step = queries < FEW_QUERIES and not learned and not tensors and (queries < keys or queries == keys == 1)
+    if step and (queries != 1 or key.shape[2] != keys):
         return None
     if not no_mode_active() or CURRENT_HOOK.get() is not None or not (mask is None or isinstance(mask, Mask)):
         return None
@@ -69,32 +75,62 @@ def attend_repeatedly(
         if any(tensor.is_inference() for tensor in tensors):  # whose versions do not count what is written
             return None
         calls, of_mask = _calls_of_mask.setdefault(mask, {}), tuple(tensor._version for tensor in tensors)
-    known = (
-        *(of_mask, scale, learned, torch.get_num_threads(), native.variant_in_use(), cost_model.times_saved),
-        *(query.shape, query.stride(), query.dtype, query.is_cpu),
-        *(key.shape, key.stride(), key.dtype, key.is_cpu),
-        *(value.shape, value.stride(), value.dtype, value.is_cpu),
-    )
+    settings = of_mask, scale, learned, torch.get_num_threads(), native.variant_in_use(), cost_model.times_saved
+    if step:
+        known = *settings, *_described(query), *_described_growing(key), *_described_growing(value)
+    else:  # `_described` without its calls, which take a microsecond
+        known = (
+            *settings,
+            *(query.shape, query.stride(), query.dtype, query.is_cpu),
+            *(key.shape, key.stride(), key.dtype, key.is_cpu),
+            *(value.shape, value.stride(), value.dtype, value.is_cpu),
+        )
     try:
         call = calls[known]
     except TypeError:  # a scale without a hash is no number, which the long way refuses
         return None
     except KeyError:
-        call = _remember(calls, known, make_problem(query, key, value, mask=mask, scale=scale))
+        call = _remember(calls, known, make_problem(query, key, value, mask=mask, scale=scale), step)
     if call is None:
         return None
+    if isinstance(call, StepLayout):
+        return attend_step(call, query, key, value)
     if learned:
         problem = Problem(DotPairs(query, key, call.scale), value, mask)  # type: ignore[arg-type]
         return attend_with_gradient(problem, call.layout, call.spans)
     return attend_without_gradient(mask, call.layout, call.spans, query, key, value)  # type: ignore[arg-type]
 
 
-def _remember(calls: _Calls, known: tuple[Any, ...], problem: Problem) -> _Call | None:
+def _described(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu
+
+
+def _described_growing(tensor: Tensor) -> tuple[Any, ...]:
+    """Of a cache: its length up to a power of two, as limits of kernels are such, and no strides that follow it."""
+    batch, heads, length, dim = tensor.shape
+    return batch, heads, (length - 1).bit_length(), dim, tensor.stride(3), tensor.dtype, tensor.is_cpu
+
+
+def _remember(calls: _Calls, known: tuple[Any, ...], problem: Problem, step: bool) -> _Call | StepLayout | None:
     """Memoize what there is to know of a problem."""
     if len(calls) >= MAX_CALLS:
         calls.clear()
-    calls[known] = call = _new_call(problem)
+    calls[known] = call = _new_step(problem) if step else _new_call(problem)
     return call
+
+
+def _new_step(problem: Problem) -> StepLayout | None:
+    """The layout of a step, where it and all that are described alike are one call of `DECODE` on one thread."""
+    pairs, value = problem.pairs, problem.value
+    if not isinstance(pairs, DotPairs) or choose(problem) is not DECODE or not DECODE.is_one_call(problem):
+        return None
+    longest = 1 << (problem.keys - 1).bit_length()
+    numbers = (pairs.key.numel() + value.numel()) // problem.keys * longest
+    every_key = problem.mask is None or is_one_causal_query(problem)
+    in_rows = pairs.query.stride(3) == pairs.key.stride(3) == value.stride(3) == 1
+    if not every_key or not in_rows or numbers >= 2 * LEAST_WORK:
+        return None
+    return step_layout(pairs.query, pairs.key, value, pairs.scale)
 
 
 def _new_call(problem: Problem) -> _Call | None:

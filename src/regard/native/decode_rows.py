@@ -1,12 +1,15 @@
 """The native way of the kernel `decode`: few query rows over many keys, each read once, by parts of the keys.
 
 `attend_few_queries` calls `regard_decode` of decode.c; the structure and its layouts are explained in decode.h.
+`attend_step` does it for the next token of a text, in few steps of Python: they take longer than the arithmetic.
 """
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from ctypes import c_float, c_int64, c_void_p
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -89,6 +92,64 @@ def attend_few_queries(
     )
     run_units(code.decode, work, count)
     return output, lse
+
+
+def _place(name: str) -> int:
+    """Where the structure has a field, in 64-bit numbers: an array is written in a third of the time of a structure."""
+    return getattr(DecodeStruct, name).offset // 8
+
+
+FAILED, COLUMNS, PART = _place("failed"), _place("columns"), _place("part")
+QUERY, KEY, VALUE, OUTPUT, LSE = (_place(name) for name in ("query", "key", "value", "output", "lse"))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepLayout:
+    """What steps with queries of one shape and strides have in common, whatever number of keys they have.
+
+    numbers: the structure as 64-bit numbers, 0 for what is known in the call. shape: of the output. rows: a number for
+    each query of a head.
+    """
+
+    numbers: array[int]
+    shape: tuple[int, ...]
+    rows: array[float]
+
+
+def step_layout(query: Tensor, key: Tensor, value: Tensor, scale: float) -> StepLayout:
+    """The layout of `attend_step` for one query of each head: (B, H, 1, D), whose groups of H / Hk heads are rows."""
+    _, key_heads, _, value_dim = value.shape
+    batch, heads, _, dim = query.shape
+    of_batch, of_head = query.stride()[:2]
+    group = heads // max(key_heads, 1)
+    dtypes = DTYPES.index(key.dtype), DTYPES.index(query.dtype)
+    work = DecodeStruct(
+        *(0, batch * key_heads, 0, key_heads, group, 0, dim, value_dim, *dtypes, 1, 0, scale),
+        *(None, of_batch, group * of_head, of_head),
+    )
+    return StepLayout(array("q", bytes(work)), (batch, heads, 1, value_dim), array("f", bytes(4 * batch * heads)))
+
+
+def attend_step(layout: StepLayout, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Σ_j exp(s_j - lse) · v_j, (B, H, 1, Dv) in the dtype of the values, on this thread; s_j = scale · q · k_j.
+
+    query, key (B, Hk, N, D) and value (B, Hk, N, Dv) have the kind that the layout was made for, Hk divides H, and the
+    last axes are contiguous. Autograd sees nothing of it.
+
+    Raises:
+        MemoryError: there is none for a head's query.
+    """
+    numbers, lse = array("q", layout.numbers), array("f", layout.rows)
+    output = torch.empty(layout.shape, device="cpu")
+    numbers[COLUMNS] = numbers[PART] = value.shape[2]
+    numbers[QUERY] = query.data_ptr()
+    numbers[KEY], (numbers[KEY + 1], numbers[KEY + 2], numbers[KEY + 3], _) = key.data_ptr(), key.stride()
+    numbers[VALUE], (numbers[VALUE + 1], numbers[VALUE + 2], numbers[VALUE + 3], _) = value.data_ptr(), value.stride()
+    numbers[OUTPUT], numbers[LSE] = output.data_ptr(), lse.buffer_info()[0]
+    library.current().decode(numbers.buffer_info()[0])
+    if numbers[FAILED]:
+        raise MemoryError("native code found no memory for the query of a step")
+    return output if value.dtype is torch.float32 else output.to(value.dtype)
 
 
 def _part(heads: int, columns: int, threads: int) -> tuple[int, int]:

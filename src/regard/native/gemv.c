@@ -9,6 +9,9 @@ enum { ROWS = 4, COLUMNS = 4 };
  * takes as long as reading from it: it is begun so many bytes before. */
 enum { AHEAD = 2048, LINE = 64, PAGE = 4096, PAGE_AHEAD = 32768 };
 
+/* The same where columns are read one after another, and how many sums then run side by side. */
+enum { AHEAD_IN_ORDER = 4096, SUMS = 4 };
+
 /* Constants that the compiler specialises the code for: the dtype of the matrix, whole vectors, and how many rows and
  * columns go at once. */
 struct kind {
@@ -47,6 +50,25 @@ INLINE void gemv_block(const struct gemv *problem, int64_t row, int64_t column, 
                 sum_lanes(sum[r][c]) + (problem->bias ? problem->bias[column + c] : 0.0f);
 }
 
+/* The product of one row with one column of the matrix. Columns in the order of memory, one at a time, are what processors
+ * fetch fastest: several at once are several places in memory, each left after a few lines where columns are short. */
+INLINE void single_product(const struct gemv *problem, int64_t column, const struct kind kind) {
+    const void *own = row_at(problem->matrix, column, problem->matrix_row, kind.dtype);
+    lanes sum[SUMS] = {{0}};
+    for (int64_t a = 0; a < problem->dim; a += SUMS * LANES) {
+        const char *ahead = (const char *)row_at(own, a, 1, kind.dtype) + AHEAD_IN_ORDER;
+        for (int64_t byte = 0; byte < SUMS * LANES * entry_bytes(kind.dtype); byte += LINE)
+            __builtin_prefetch(ahead + byte, 0, 3);
+        UNROLL for (int i = 0; i < SUMS; i++) {
+            int64_t from = a + i * LANES;
+            sum[i] += load_entries(problem->input, from, problem->dim, 0, kind.whole) *
+                      load_entries(own, from, problem->dim, kind.dtype, kind.whole);
+        }
+    }
+    problem->output[column] =
+        sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) + (problem->bias ? problem->bias[column] : 0.0f);
+}
+
 INLINE void process_columns(const struct gemv *problem, int64_t column, const struct kind kind) {
     int64_t row = 0;
     for (; row + ROWS <= problem->rows; row += ROWS)
@@ -60,6 +82,10 @@ INLINE void process_columns(const struct gemv *problem, int64_t column, const st
 INLINE void process_unit(const struct gemv *problem, int64_t unit, const int dtype, const int whole) {
     int64_t column = unit * problem->unit,
             end = column + problem->unit < problem->columns ? column + problem->unit : problem->columns;
+    if (problem->rows == 1) {
+        for (; column < end; column++) single_product(problem, column, (struct kind){dtype, whole, 1, 1});
+        return;
+    }
     for (; column + COLUMNS <= end; column += COLUMNS)
         process_columns(problem, column, (struct kind){dtype, whole, 0, COLUMNS});
     for (; column < end; column++) process_columns(problem, column, (struct kind){dtype, whole, 0, 1});
@@ -67,7 +93,7 @@ INLINE void process_unit(const struct gemv *problem, int64_t unit, const int dty
 
 /* Takes one unit of columns after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_gemv)(struct gemv *problem) {
-    const int whole = problem->dim % LANES == 0;
+    const int whole = problem->dim % (SUMS * LANES) == 0;
     int64_t unit;
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
         if (whole)

@@ -44,8 +44,8 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
     _check(rows, matrix, bias)
     code = library.current()
     columns, dim = matrix.shape
-    inputs, matrix = rows.detach().float().contiguous(), last_contiguous(matrix.detach())
-    bias = None if bias is None else bias.detach().float().contiguous()
+    inputs, matrix = rows.float().contiguous(), last_contiguous(matrix)
+    bias = None if bias is None else bias.float().contiguous()
     output = torch.empty((*rows.shape[:-1], columns), device="cpu")
     unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
     work = GemvStruct(

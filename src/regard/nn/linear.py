@@ -21,7 +21,7 @@ from torch.ao.quantization.quantization_mappings import get_default_dynamic_quan
 from torch.nn import Parameter, functional
 
 from .. import native
-from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
+from ..core.torch_modes import no_mode_active, under_dispatch_mode, under_transform
 
 MIN_ONEDNN_PRODUCTS = 2**25
 """Multiplications below which the code generation of oneDNN for each new shape costs more than it saves."""
@@ -49,9 +49,11 @@ def uses_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 def are_plain_tensors(*tensors: Tensor | None) -> bool:
     """Whether all are strided tensors or parameters and no dispatch mode is active, so that no dispatch is needed."""
-    return not under_dispatch_mode() and all(
-        tensor is None or (type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided) for tensor in tensors
-    )
+    return not under_dispatch_mode() and all(_is_plain(tensor) for tensor in tensors)
+
+
+def _is_plain(tensor: Tensor | None) -> bool:
+    return tensor is None or (type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided)
 
 
 class _OneDnnLinear(torch.autograd.Function):
@@ -201,14 +203,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _uses_native_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether native code computes a product: few positions, many weights, a dtype it reads, and no gradient."""
     return (
-        not (under_transform() or under_dispatch_mode())  # first: a compiled or traced graph must not depend on sizes
+        not torch.compiler.is_compiling()  # first: a compiled or traced graph must not depend on sizes
+        and no_mode_active()
         and weight.numel() >= MIN_NATIVE_WEIGHTS
-        and are_plain_tensors(x, weight, bias)
+        and (_is_plain(x) and _is_plain(weight) and _is_plain(bias))
         and x.shape[-1] == weight.shape[-1]
         and 0 < x.numel() <= MAX_NATIVE_ROWS.get(x.dtype, 0) * x.shape[-1]
         and not (torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)))
-        and not torch.is_autocast_enabled("cpu")
-        and not under_forward_mode()
         and native.supports(x, weight)
         and (x.numel() <= MAX_NATIVE_ROWS_WITH_ONEDNN * x.shape[-1] or not uses_onednn(x, weight, bias))
     )
