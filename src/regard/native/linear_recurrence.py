@@ -186,11 +186,9 @@ class RecurrenceProblem:
             grad_total=_address(total),
         )
         run_units(code.recurrence_backward, work, self._threads())
-        query, key, decay, beta = (
-            gradient if gradient is None else gradient.sum(0) if parts > 1 else gradient.squeeze(0)
-            for gradient in (query, key, decay, beta)
-        )
-        return RecurrenceGradients(query.to(dtype), key.to(dtype), value, decay, beta, state, total)
+        query, key = (_sum_of_parts(gradient).to(dtype) for gradient in (query, key))
+        decay, beta = (None if gradient is None else _sum_of_parts(gradient) for gradient in (decay, beta))
+        return RecurrenceGradients(query, key, value, decay, beta, state, total)
 
     def segments(self) -> int:
         """The number of states that `forward` stores for the backward pass, of each key head."""
@@ -249,6 +247,11 @@ class RecurrenceProblem:
 def _address(tensor: Tensor | None) -> int | None:
     """The address of a tensor's memory, None for None."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def _sum_of_parts(gradient: Tensor) -> Tensor:
+    """The sum of the parts of a gradient, (P, ...)."""
+    return gradient.sum(0) if len(gradient) > 1 else gradient.squeeze(0)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
