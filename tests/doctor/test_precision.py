@@ -1457,6 +1457,152 @@ CORRECT = {
             scores = scores.masked_fill(hidden[:, None, None, :], float("-inf"))
             return F.softmax(scores, dim=-1) @ v
     """,
+    "a scale that a published model has": """
+        from einops import rearrange
+
+        class ConvolvedAttention(nn.Module):
+            \"\"\"Adapted from the code of a published model.\"\"\"
+
+            def __init__(self, dim, width, heads):
+                super().__init__()
+                self.heads = heads
+                self.scale = width**-0.5
+                self.q, self.k, self.v = nn.Linear(dim, width), nn.Linear(dim, width), nn.Linear(dim, width)
+
+            def forward(self, x):
+                q = rearrange(self.q(x), "b s (h d) -> b h s d", h=self.heads)
+                k = rearrange(self.k(x), "b s (h d) -> b h s d", h=self.heads)
+                v = rearrange(self.v(x), "b s (h d) -> b h s d", h=self.heads)
+                weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) * self.scale).softmax(dim=-1)
+                return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+    """,
+    "a loss over steps": """
+        def rollout_loss(model, x, start, steps):
+            context, predicted = x[:, :start].clone(), []
+            for _ in range(steps):
+                weights, means = model(context)
+                following = (weights[:, -1] * means[:, -1]).sum(dim=-1, keepdim=True)
+                predicted.append(following)
+                context = torch.cat([context, following], dim=1)
+            return (torch.cat(predicted, dim=1) - x[:, start : start + steps]).abs().mean()
+    """,
+    "tokens in other orders": """
+        class AnyOrderGPT(nn.Module):
+            def forward(self, idx, targets=None, orders=None):
+                x = self.read(idx, self.random_orders(idx) if orders is None else orders)
+                return self.lm_head(F.scaled_dot_product_attention(x, x, x, is_causal=True)), None
+
+            @torch.no_grad()
+            def generate(self, idx, steps):
+                for _ in range(steps):
+                    logits, _ = self(idx)
+                    idx = torch.cat((idx, logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
+                return idx
+    """,
+    "a table of tokens with its settings": """
+        class Settings:
+            def __init__(self, words, width):
+                self.words, self.width = words, width
+
+        class GPT(nn.Module):
+            def __init__(self, settings: Settings):
+                super().__init__()
+                self.settings = settings
+                self.words = nn.Embedding(settings.words, settings.width)
+                self.lm_head = nn.Linear(settings.width, settings.words)
+
+            def forward(self, idx):
+                return self.lm_head(self.words(idx)), None
+
+            def generate(self, idx, steps):
+                for _ in range(steps):
+                    logits, _ = self(idx)
+                    probs = F.softmax(logits[:, -1, :], dim=-1)
+                    idx = torch.cat((idx, torch.multinomial(probs, num_samples=1)), dim=1)
+                return idx
+    """,
+    "a prompt that is causal, and steps of one token": """
+        class Model(nn.Module):
+            def __init__(self, words, dim):
+                super().__init__()
+                self.embed_tokens, self.positions = nn.Embedding(words, dim), nn.Embedding(512, dim)
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+            def forward(self, tokens, positions):
+                x = self.embed_tokens(tokens) + self.positions(positions)
+                q, k, v = self.q(x), self.k(x), self.v(x)
+                if x.shape[1] == 1:
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=False)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        class LanguageModel(nn.Module):
+            def __init__(self, words, dim):
+                super().__init__()
+                self.model = Model(words, dim)
+                self.lm_head = nn.Linear(dim, words)
+
+            def forward(self, tokens, labels=None):
+                logits = self.lm_head(self.model(tokens, torch.arange(tokens.size(1))))
+                shifted, targets = logits[..., :-1, :], labels[..., 1:]
+                return F.cross_entropy(shifted.flatten(0, 1), targets.flatten())
+    """,
+    "functions that are called in each other's place": """
+        def flash(q, k, v, dropout_p=0.0, causal=True, window_size=(-1, -1), softcap=None):
+            return flash_kernel(q, k, v, dropout_p, causal, window_size, softcap)
+
+        def plain(q, k, v, dropout_p=0.0, causal=True, window_size=(-1, -1), softcap=None):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=causal)
+
+        def attend(q, k, v, chosen, window_size, softcap):
+            return chosen(q, k, v, causal=True, window_size=window_size, softcap=softcap)
+    """,
+    "a series that is converted elsewhere": """
+        class Reprogrammed(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads = heads
+                self.query_projection = nn.Linear(dim, dim)
+
+            def forward(self, target, source):
+                b, n, _ = target.shape
+                target = self.query_projection(target).view(b, n, self.heads, -1)
+                scores = torch.einsum("blhe,she->bhls", target, source) * target.size(-1) ** -0.5
+                return torch.einsum("bhls,she->blhe", torch.softmax(scores, dim=-1), source)
+
+        class Forecaster(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.layer = Reprogrammed(dim, heads)
+
+            def forward(self, series, words):
+                return self.layer(series.to(torch.bfloat16), words)
+    """,
+    "a triangle that is changed afterwards": """
+        class CausalSelfAttention(nn.Module):
+            def __init__(self, dim, length, joined):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+                self.register_buffer("mask", torch.tril(torch.ones(length, length)).view(1, 1, length, length))
+                self.mask.squeeze()[:, joined - 1 :: joined] = 0
+
+            def forward(self, x):
+                n = x.size(1)
+                scores = self.q(x) @ self.k(x).transpose(-2, -1) * x.size(-1) ** -0.5
+                scores = scores.masked_fill(self.mask[:, :, :n, :n] == 0, float("-inf"))
+                return F.softmax(scores, dim=-1) @ self.v(x)
+    """,
+    "positions in a maximum, no scores": """
+        def mask_of(loss_mask):
+            positions = torch.arange(loss_mask.size(1))
+            last = positions.unsqueeze(0).masked_fill(~loss_mask, -1e8).max(dim=1).values
+            mask = positions.unsqueeze(1) >= positions.unsqueeze(0)
+            return torch.where(last.view(-1, 1, 1) < positions.view(1, 1, -1), False, mask)
+
+        def attend(q, k, v, loss_mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores + torch.zeros_like(scores).masked_fill(~mask_of(loss_mask), float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
 }
 NO_TEXTBOOK = {
     "the other path of a fused call": """

@@ -945,7 +945,8 @@ def _is_truth_value(term: Term) -> bool:
 
 def _finite_number(added: Term) -> tuple[Term | None, ast.AST]:
     """The number by which an added mask hides, and where it is written: (1 - mask) * -1e4, or a filled triangle."""
-    for one in walk(added, stop=frozenset({"apply", "softmax", "matmul"})):
+    stop = {"apply", "softmax", "matmul", "less", "greater", "less_equal", "greater_equal", "equal", "not_equal"}
+    for one in walk(added, stop=frozenset(stop)):
         if one.op == "mul":
             found = next((factor for factor in one.operands() if number(factor) is not None), None)
         else:
