@@ -1603,6 +1603,69 @@ CORRECT = {
             scores = scores + torch.zeros_like(scores).masked_fill(~mask_of(loss_mask), float("-inf"))
             return torch.softmax(scores, dim=-1) @ v
     """,
+    "a number that bfloat16 holds": """
+        LOWEST = -2.3e38
+
+        def attend(q, k, v, mask):
+            scores = torch.einsum("btnh,bsnh->bnts", q, k) * q.size(-1) ** -0.5
+            scores = torch.where(mask[:, None], scores, LOWEST).type(torch.float32)
+            return torch.einsum("bnts,bsnh->btnh", torch.softmax(scores, dim=-1).type_as(v), v)
+    """,
+    "a mask that is converted after it was multiplied": """
+        def attend(q, k, v, mask):
+            scores = torch.matmul(q, k.permute(0, 1, 3, 2)) / math.sqrt(q.size(-1))
+            scores += (mask.to(torch.int64) * -1e9).to(scores.dtype)
+            return torch.matmul(F.softmax(scores, -1), v)
+    """,
+    "generation that attends in both directions": """
+        def generate(self, prior, length):
+            tokens = prior
+            for _ in range(length):
+                result, _ = self.decoder(tokens, None)
+                result = self.transformer_head(result).softmax(-1)
+                following = torch.multinomial(result[:, -1], 1)
+                tokens = torch.cat((tokens, following), dim=-1)
+            return tokens
+    """,
+    "sampling that says that it is slow": """
+        @torch.inference_mode()
+        def generate(transformer, idx, steps):
+            \"\"\"A very inefficient way of sampling, with no key/value cache.\"\"\"
+            for _ in range(steps):
+                logits = transformer(idx)[:, -1, :]
+                idx = torch.cat((idx, logits.argmax(dim=-1, keepdim=True)), dim=1)
+            return idx
+    """,
+    "texts padded on the left for a recurrent model": """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        def answers(texts):
+            model = AutoModelForCausalLM.from_pretrained("rwkv-5-world")
+            tokenizer = AutoTokenizer.from_pretrained("rwkv-5-world", padding_side="left")
+            inputs = tokenizer(texts, return_tensors="pt", padding=True)
+            return model.generate(inputs["input_ids"], max_new_tokens=128)
+    """,
+    "any vectors, rotated": """
+        class Rotary(nn.Module):
+            def rotated(self, v, positions):
+                angles = (positions.unsqueeze(-1) * self.frequencies).expand(*v.shape)
+                v = apply_rotary(angles, v)
+                return v
+
+        def attend(q, keys, values, rotary, positions):
+            return F.scaled_dot_product_attention(rotary.rotated(q, positions), rotary.rotated(keys, positions), values)
+    """,
+    "one of several kernels": """
+        class Grouped(nn.Module):
+            def forward(self, q, k, v):
+                k = k.repeat_interleave(self.groups, dim=1)
+                v = v.repeat_interleave(self.groups, dim=1)
+                if self.kernel == "triton":
+                    return triton_attention(q, k, v)
+                elif self.kernel == "torch":
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                raise ValueError(self.kernel)
+    """,
 }
 NO_TEXTBOOK = {
     "the other path of a fused call": """

@@ -805,7 +805,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
 
     -1e9 overflows in float16, where `masked_fill` refuses it; -1e4 or -100 can be outgrown by scores in training. A row
     without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`. Scores or
-    masks that are converted to float32 before may be hidden by any number that scores cannot reach.
+    masks that are converted to float32 before may be hidden by any number that scores cannot reach. A number beyond
+    float16 that is added, or chosen by `where`, is a hint: a mask of float32 holds it, and elsewhere it becomes -inf.
     """
     for site in formulas(facts):
         for step in site.before:
@@ -831,7 +832,12 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 reason = "which scores can outgrow"
             else:
                 continue
-            yield Report(node, _finite_message(found, reason))
+            held = found < -65504 and step.op in ("add", "where")
+            yield Report(
+                node,
+                _finite_message(found, reason),
+                unless="scores are never float16, or the number becomes -inf there" if held else "",
+            )
     for pooled in poolings(facts):
         for one in pooled.before():
             found = _outgrown(one)
@@ -891,7 +897,7 @@ def _is_single_mask(step: Step) -> bool:
     added = step.operand if step.op == "add" else None
     while added is not None:
         if added.op == "cast":
-            return _is_float32(added.get("dtype")) or added.input.op in ("masked_fill", "full", "full_like")
+            return _is_float32(added.get("dtype")) or added.input.op in ("masked_fill", "full", "full_like", "mul")
         operands = [one for one in (added.get("input"), added.get("other")) if one is not None and number(one) is None]
         added = operands[0] if added.op in _KEEPS_DTYPE and len(operands) == 1 else None
     return False

@@ -46,7 +46,7 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
 
     Rotations of queries and keys cancel up to their distance in the dot product. Those of values do not: the output
     then depends on absolute positions, rotated by an amount that nothing undoes, unless the output is rotated back.
-    A hint where the queries have a table of their own.
+    A hint where the queries have a table of their own, and where no keys are around.
     """
     is_about_rotary = (
         bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
@@ -70,10 +70,17 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
                 yield Report(
                     call,
                     "rotary positions are applied to the values: rotate queries and keys alone",
-                    unless="keys and values have positions in space"
-                    if _has_other_table_than_queries(call, facts)
-                    else "",
+                    unless=_why_rotated(call, facts),
                 )
+
+
+def _why_rotated(call: ast.Call, facts: ModuleFacts) -> str:
+    """A reason why what is rotated may be no values, or may be: no keys are around, or they have other tables."""
+    if _has_other_table_than_queries(call, facts):
+        return "keys and values have positions in space"
+    named = (one for one in ast.walk(function_around(call, facts) or call) if isinstance(one, ast.Name | ast.arg))
+    names = {one.id if isinstance(one, ast.Name) else one.arg for one in named}
+    return "" if any(_KEYS.match(name) for name in names) else "these are no values, but any vectors"
 
 
 def _has_other_table_than_queries(call: ast.Call, facts: ModuleFacts) -> bool:
@@ -437,7 +444,8 @@ def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
     return (
         written is not None
         and re.search(
-            r"\b(no|without( an?| any)?) (kv[- ]?|key[- ]value )?cach|uncached|no_?cache|without_cache|recomput",
+            r"\b(no|without( an?| any)?) (kv[- ]?|keys?([- /]| and )values? )?cach|uncached|no_?cache|without_cache"
+            r"|recomput|\binefficient|unoptimi[sz]ed",
             written,
             re.I,
         )
@@ -467,6 +475,8 @@ def _why_without_cache(call: ast.Call, facts: ModuleFacts) -> str:
     forward = own.methods.get("forward") if own is not None else None
     if forward is not None and any(re.search(r"order|perm(utation)?s?$", one.arg) for one in forward.args.args):
         return "the tokens are read in other orders"
+    if any(isinstance(one, ast.Constant) and one.value is None for one in call.args[1:]):
+        return "the model attends without a causal mask"
     function = function_around(call, facts)
     if function is not None and re.search(r"(^|_)loss", function.name):
         return "gradients of all steps are needed"

@@ -590,7 +590,18 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 event.term.node if helper else found[0].node,
                 "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
+                unless="another kernel of this function needs the copies" if _is_of_kernels(event, facts) else "",
             )
+
+
+def _is_of_kernels(event: Event, facts: ModuleFacts) -> bool:
+    """Whether a call is one of several that a name chooses: `if self.kernel == "triton"`."""
+    return any(
+        isinstance(one, ast.Compare)
+        and any(isinstance(side, ast.Constant) and isinstance(side.value, str) for side in one.comparators)
+        for test in tests_around(event.term.node, facts)
+        for one in ast.walk(test)
+    )
 
 
 def _groups_heads(function: Function | None) -> bool:

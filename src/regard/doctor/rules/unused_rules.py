@@ -216,7 +216,7 @@ def _why_unused(name: str, function: Function, facts: ModuleFacts, *, shared: bo
 
 
 def _has_sibling(function: Function, facts: ModuleFacts) -> bool:
-    """Whether another function of the file, which this one does not call, has nearly the same parameters: of an interface."""
+    """Whether another function of the file, which this one does not call, has nearly the same parameters."""
     own = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
     written = ast.unparse(function)
     for other in facts.nodes[ast.FunctionDef]:
