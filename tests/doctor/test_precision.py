@@ -1666,6 +1666,27 @@ CORRECT = {
                     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
                 raise ValueError(self.kernel)
     """,
+    "padding that `generate` finds by itself": """
+        from transformers import AutoTokenizer
+
+        def complete(model, context, pad_token_id):
+            tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="left")
+            input_ids = tokenizer(context, padding=True, return_tensors="pt").input_ids
+            return model.generate(input_ids, pad_token_id=pad_token_id, max_length=128)
+    """,
+    "a wrapper that is given its model": """
+        class Wrapper(nn.Module):
+            def __init__(self, net):
+                super().__init__()
+                self.net = net  # a Transformer of any kind
+
+            def generate(self, tokens, steps):
+                for _ in range(steps):
+                    logits = self.net(tokens)[:, -1, :]
+                    sample = torch.multinomial(F.softmax(logits, dim=-1), 1)
+                    tokens = torch.cat((tokens, sample), dim=-1)
+                return tokens
+    """,
 }
 NO_TEXTBOOK = {
     "the other path of a fused call": """
@@ -1760,6 +1781,39 @@ def test_correct_code_has_no_mistakes(name):
 @pytest.mark.parametrize("name", NO_TEXTBOOK)
 def test_what_is_no_textbook_formula_has_no_hint(name):
     assert diagnose(IMPORTS + textwrap.dedent(NO_TEXTBOOK[name])) == []
+
+
+UNUSED_WEIGHTS = """
+class Block(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+"""
+
+
+@pytest.mark.parametrize("path", ["tests/layers.py", "project/bench/layers.py", "test_layers.py", "layers_test.py"])
+def test_what_a_test_costs_is_a_hint_that_says_why(path):
+    (finding,) = diagnose(IMPORTS + UNUSED_WEIGHTS, path=path)
+    assert finding.severity is Severity.HINT
+    assert finding.message.endswith(", unless this is a test, or what something is compared with")
+    (finding,) = diagnose(IMPORTS + UNUSED_WEIGHTS, path="contest/latest.py")
+    assert finding.severity is Severity.WARNING
+    assert "unless" not in finding.message
+
+
+def test_what_is_wrong_is_wrong_in_tests_too():
+    assert [one.code for one in diagnose(IMPORTS + WRONG_AXIS, path="tests/layers.py", selection=MISTAKES)] == [
+        "ATT111"
+    ]
+
+
+WRONG_AXIS = """
+def attend(q, k, v):
+    return (q @ k.mT * q.size(-1) ** -0.5).softmax(-2) @ v
+"""
 
 
 def test_this_repository_is_clean():

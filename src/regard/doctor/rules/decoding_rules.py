@@ -322,7 +322,7 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
 
     The padding is attended to as words, and every text starts at the position of its padding: the same text gives other
     results in another batch. Pass `attention_mask`, from which `generate` counts the positions. A hint where the file
-    names a recurrent model, or has no model and imports none.
+    names a recurrent model, or the model is one of another file.
     """
     message = "texts padded on the left without a mask: the padding is read as words, and shifts every position"
     if _chooses_left(facts):
@@ -343,11 +343,12 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
 
 
 def _why_without_mask(facts: ModuleFacts) -> str:
-    """A reason why a model may get no mask: it is recurrent, or nothing in the file says that it reads one."""
+    """A reason why a model may get no mask: it is recurrent, or is one of another file, which may look for the padding."""
     if re.search(r"rwkv|mamba|lstm|\bgru\b", facts.source, re.I):
         return "the model is recurrent and reads no mask"
-    known = facts.sites or any(name.startswith("transformers.") for name in facts.imports.values())
-    return "" if known else "the model finds the padding itself"
+    return (
+        "" if facts.sites else "the model finds the padding itself, as `generate` does by a `pad_token_id` of its own"
+    )
 
 
 def _chooses_left(facts: ModuleFacts) -> bool:

@@ -471,7 +471,11 @@ def _why_without_cache(call: ast.Call, facts: ModuleFacts) -> str:
     given = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
     if _RECURRENT.search(facts.source) or (given and _TRANSFORMER.search(facts.source) is None):
         return "the model has no keys"
-    own = _class_around(call, facts) if ast.unparse(call.func) in ("self", "self.forward") else None
+    around = _class_around(call, facts)
+    made = around.attributes.get(last_name(call.func)) if around is not None and given else None
+    if made is not None and made.op == "parameter":
+        return "the model that the class is given is not causal, or has no keys"
+    own = around if ast.unparse(call.func) in ("self", "self.forward") else None
     forward = own.methods.get("forward") if own is not None else None
     if forward is not None and any(re.search(r"order|perm(utation)?s?$", one.arg) for one in forward.args.args):
         return "the tokens are read in other orders"
