@@ -1687,6 +1687,32 @@ CORRECT = {
                     tokens = torch.cat((tokens, sample), dim=-1)
                 return tokens
     """,
+    "an encoder that is read again": """
+        class SpeechEncoder(nn.Module):
+            def __init__(self, dim, heads, classes):
+                super().__init__()
+                self.layers = nn.ModuleList([EncoderLayer(dim, heads) for _ in range(6)])
+                self.output = nn.Linear(dim, classes)
+
+            def sampled(self, seq, steps):
+                for _ in range(steps):
+                    y, _ = self.forward(seq)
+                    following = torch.multinomial(F.softmax(y[:, -1, :], dim=-1), 1)
+                    seq = torch.cat([seq, following], dim=1)
+                return seq
+    """,
+    "a module that raises": """
+        try:
+            import fused_kernels
+            if not hasattr(fused_kernels, "attention"):
+                raise ImportError("fused_kernels is too old")
+            raise ImportError("it is not used")
+        except ImportError:
+            fused_kernels = None
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
 }
 NO_TEXTBOOK = {
     "the other path of a fused call": """

@@ -216,7 +216,9 @@ class _Evaluator:
 
     def module(self) -> None:
         """Evaluate the statements of the module, then every class and function."""
-        self._block([one for one in self.facts.tree.body if not isinstance(one, Function | ast.ClassDef)])
+        for one in self.facts.tree.body:
+            with contextlib.suppress(_Returned):  # a module may raise too
+                self._block([] if isinstance(one, Function | ast.ClassDef) else [one])
         globals_ = self.globals = dict(self.names)
         for name in list(self.facts.classes):
             self.names = dict(globals_)

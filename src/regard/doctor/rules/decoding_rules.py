@@ -343,7 +343,7 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
 
 
 def _why_without_mask(facts: ModuleFacts) -> str:
-    """A reason why a model may get no mask: it is recurrent, or is one of another file, which may look for the padding."""
+    """A reason why a model may get no mask: it is recurrent, or one of another file, which may look for padding."""
     if re.search(r"rwkv|mamba|lstm|\bgru\b", facts.source, re.I):
         return "the model is recurrent and reads no mask"
     return (

@@ -476,6 +476,8 @@ def _why_without_cache(call: ast.Call, facts: ModuleFacts) -> str:
     if made is not None and made.op == "parameter":
         return "the model that the class is given is not causal, or has no keys"
     own = around if ast.unparse(call.func) in ("self", "self.forward") else None
+    if own is not None and re.search(r"Encoder(?!.*Decoder)", own.node.name):
+        return "an encoder sees the whole text, the later tokens too"
     forward = own.methods.get("forward") if own is not None else None
     if forward is not None and any(re.search(r"order|perm(utation)?s?$", one.arg) for one in forward.args.args):
         return "the tokens are read in other orders"
