@@ -1713,6 +1713,19 @@ CORRECT = {
         def attend(q, k, v):
             return F.scaled_dot_product_attention(q, k, v)
     """,
+    "the steps of time are the positions": """
+        class DecisionTransformer(nn.Module):
+            def __init__(self, states, actions, width):
+                super().__init__()
+                self.embed_state = nn.Linear(states, width)
+                self.embed_timestep = nn.Embedding(1024, width)
+                self.transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2), 2)
+                self.predict_action = nn.Linear(width, actions)
+
+            def forward(self, timesteps, states):
+                x = self.embed_state(states) + self.embed_timestep(timesteps)
+                return self.predict_action(self.transformer(x.permute(1, 0, 2)).permute(1, 0, 2)[:, -1, :])
+    """,
 }
 NO_TEXTBOOK = {
     "the other path of a fused call": """
@@ -1828,6 +1841,24 @@ def test_what_a_test_costs_is_a_hint_that_says_why(path):
     (finding,) = diagnose(IMPORTS + UNUSED_WEIGHTS, path="contest/latest.py")
     assert finding.severity is Severity.WARNING
     assert "unless" not in finding.message
+
+
+def test_arrays_of_numpy_hold_what_float16_does_not():
+    source = """
+import numpy as np
+
+class SelfAttention:
+    def forward(self, x, attention_mask):
+        q, k, v = x @ self.q, x @ self.k, x @ self.v
+        scores = q @ k.T / np.sqrt(self.dim)
+        scores[:, attention_mask == 0] = -1e9
+        return self.softmax(scores) @ v
+
+    def softmax(self, scores):
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return powers / powers.sum(axis=-1, keepdims=True)
+"""
+    assert diagnose(source, selection=MISTAKES) == []
 
 
 def test_what_is_wrong_is_wrong_in_tests_too():

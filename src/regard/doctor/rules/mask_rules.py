@@ -832,7 +832,7 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 reason = "which scores can outgrow"
             else:
                 continue
-            held = found < -65504 and step.op in ("add", "where")
+            held = found < -65504 and (step.op in ("add", "where") or not _HALF.search(facts.source))
             yield Report(
                 node,
                 _finite_message(found, reason),
@@ -848,6 +848,10 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             found = next((one for one in map(number, event.term.operands()) if one is not None), None)
             if found is not None and -20000 < found <= -30:
                 yield Report(event.term.node, _finite_message(found))
+
+
+_HALF = re.compile(r"torch|tensor|jax|paddle|mindspore", re.I)
+"""Names of what computes in half precision; the arrays of numpy are float64."""
 
 
 def _finite_message(found: float, reason: str = "which scores can outgrow") -> str:

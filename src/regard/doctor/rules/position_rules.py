@@ -19,7 +19,9 @@ _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)
 _KEYS = re.compile(r"^(k|key|keys|xk|key_states|k_states|key_layer|ks)$", re.I)
 _CACHED = re.compile(r"past|cache|prev", re.I)
 _POSITIONS = re.compile(
-    r"posit|rope\b|rotary|alibi|sinus|pos_|_pos\b|\bpos\b|pos_?emb|\bpe\b|relative|freqs|timing|wpe", re.I
+    r"posit|rope\b|rotary|alibi|sinus|pos_|_pos\b|\bpos\b|pos_?emb|\bpe\b|relative|freqs|timing|wpe"
+    r"|time_?(step|emb|enc|pos|id)",
+    re.I,
 )
 
 
