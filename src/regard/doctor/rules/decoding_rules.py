@@ -338,17 +338,19 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
         if isinstance(target, ast.Name) and function is not None and any(map(_pads_left, ast.walk(node.value))):
             for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
                 if _reads_tokens(call, target.id) and not _has_mask(call):
-                    yield Report(node, message, unless=_why_without_mask(facts))
+                    yield Report(node, message, unless=_if_recurrent(facts))
                     break
 
 
 def _why_without_mask(facts: ModuleFacts) -> str:
     """A reason why a model may get no mask: it is recurrent, or one of another file, which may look for padding."""
-    if re.search(r"rwkv|mamba|lstm|\bgru\b", facts.source, re.I):
-        return "the model is recurrent and reads no mask"
-    return (
-        "" if facts.sites else "the model finds the padding itself, as `generate` does by a `pad_token_id` of its own"
-    )
+    by_itself = "" if facts.sites else "`generate` finds the padding by its `pad_token_id`"
+    return _if_recurrent(facts) or by_itself
+
+
+def _if_recurrent(facts: ModuleFacts) -> str:
+    recurrent = re.search(r"rwkv|mamba|lstm|\bgru\b", facts.source, re.I)
+    return "the model is recurrent and reads no mask" if recurrent else ""
 
 
 def _chooses_left(facts: ModuleFacts) -> bool:

@@ -805,8 +805,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
 
     -1e9 overflows in float16, where `masked_fill` refuses it; -1e4 or -100 can be outgrown by scores in training. A row
     without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`. Scores or
-    masks that are converted to float32 before may be hidden by any number that scores cannot reach. A number beyond
-    float16 that is added, or chosen by `where`, is a hint: a mask of float32 holds it, and elsewhere it becomes -inf.
+    masks that are converted to float32 before may be hidden by any number that scores cannot reach. A number close to
+    the lowest of bfloat16 and float32 that is added, or chosen by `where`, is a hint, and one in arrays of numpy.
     """
     for site in formulas(facts):
         for step in site.before:
@@ -832,7 +832,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 reason = "which scores can outgrow"
             else:
                 continue
-            held = found < -65504 and (step.op in ("add", "where") or not _HALF.search(facts.source))
+            held = found < -1e37 and step.op in ("add", "where")
+            held |= found < -65504 and "numpy" in facts.imports.values() and not _HALF.search(facts.source)
             yield Report(
                 node,
                 _finite_message(found, reason),
