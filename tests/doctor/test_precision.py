@@ -1457,6 +1457,275 @@ CORRECT = {
             scores = scores.masked_fill(hidden[:, None, None, :], float("-inf"))
             return F.softmax(scores, dim=-1) @ v
     """,
+    "a scale that a published model has": """
+        from einops import rearrange
+
+        class ConvolvedAttention(nn.Module):
+            \"\"\"Adapted from the code of a published model.\"\"\"
+
+            def __init__(self, dim, width, heads):
+                super().__init__()
+                self.heads = heads
+                self.scale = width**-0.5
+                self.q, self.k, self.v = nn.Linear(dim, width), nn.Linear(dim, width), nn.Linear(dim, width)
+
+            def forward(self, x):
+                q = rearrange(self.q(x), "b s (h d) -> b h s d", h=self.heads)
+                k = rearrange(self.k(x), "b s (h d) -> b h s d", h=self.heads)
+                v = rearrange(self.v(x), "b s (h d) -> b h s d", h=self.heads)
+                weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) * self.scale).softmax(dim=-1)
+                return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+    """,
+    "a loss over steps": """
+        def rollout_loss(model, x, start, steps):
+            context, predicted = x[:, :start].clone(), []
+            for _ in range(steps):
+                weights, means = model(context)
+                following = (weights[:, -1] * means[:, -1]).sum(dim=-1, keepdim=True)
+                predicted.append(following)
+                context = torch.cat([context, following], dim=1)
+            return (torch.cat(predicted, dim=1) - x[:, start : start + steps]).abs().mean()
+    """,
+    "tokens in other orders": """
+        class AnyOrderGPT(nn.Module):
+            def forward(self, idx, targets=None, orders=None):
+                x = self.read(idx, self.random_orders(idx) if orders is None else orders)
+                return self.lm_head(F.scaled_dot_product_attention(x, x, x, is_causal=True)), None
+
+            @torch.no_grad()
+            def generate(self, idx, steps):
+                for _ in range(steps):
+                    logits, _ = self(idx)
+                    idx = torch.cat((idx, logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
+                return idx
+    """,
+    "a table of tokens with its settings": """
+        class Settings:
+            def __init__(self, words, width):
+                self.words, self.width = words, width
+
+        class GPT(nn.Module):
+            def __init__(self, settings: Settings):
+                super().__init__()
+                self.settings = settings
+                self.words = nn.Embedding(settings.words, settings.width)
+                self.lm_head = nn.Linear(settings.width, settings.words)
+
+            def forward(self, idx):
+                return self.lm_head(self.words(idx)), None
+
+            def generate(self, idx, steps):
+                for _ in range(steps):
+                    logits, _ = self(idx)
+                    probs = F.softmax(logits[:, -1, :], dim=-1)
+                    idx = torch.cat((idx, torch.multinomial(probs, num_samples=1)), dim=1)
+                return idx
+    """,
+    "a prompt that is causal, and steps of one token": """
+        class Model(nn.Module):
+            def __init__(self, words, dim):
+                super().__init__()
+                self.embed_tokens, self.positions = nn.Embedding(words, dim), nn.Embedding(512, dim)
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+            def forward(self, tokens, positions):
+                x = self.embed_tokens(tokens) + self.positions(positions)
+                q, k, v = self.q(x), self.k(x), self.v(x)
+                if x.shape[1] == 1:
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=False)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        class LanguageModel(nn.Module):
+            def __init__(self, words, dim):
+                super().__init__()
+                self.model = Model(words, dim)
+                self.lm_head = nn.Linear(dim, words)
+
+            def forward(self, tokens, labels=None):
+                logits = self.lm_head(self.model(tokens, torch.arange(tokens.size(1))))
+                shifted, targets = logits[..., :-1, :], labels[..., 1:]
+                return F.cross_entropy(shifted.flatten(0, 1), targets.flatten())
+    """,
+    "functions that are called in each other's place": """
+        def flash(q, k, v, dropout_p=0.0, causal=True, window_size=(-1, -1), softcap=None):
+            return flash_kernel(q, k, v, dropout_p, causal, window_size, softcap)
+
+        def plain(q, k, v, dropout_p=0.0, causal=True, window_size=(-1, -1), softcap=None):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=causal)
+
+        def attend(q, k, v, chosen, window_size, softcap):
+            return chosen(q, k, v, causal=True, window_size=window_size, softcap=softcap)
+    """,
+    "a series that is converted elsewhere": """
+        class Reprogrammed(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads = heads
+                self.query_projection = nn.Linear(dim, dim)
+
+            def forward(self, target, source):
+                b, n, _ = target.shape
+                target = self.query_projection(target).view(b, n, self.heads, -1)
+                scores = torch.einsum("blhe,she->bhls", target, source) * target.size(-1) ** -0.5
+                return torch.einsum("bhls,she->blhe", torch.softmax(scores, dim=-1), source)
+
+        class Forecaster(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.layer = Reprogrammed(dim, heads)
+
+            def forward(self, series, words):
+                return self.layer(series.to(torch.bfloat16), words)
+    """,
+    "a triangle that is changed afterwards": """
+        class CausalSelfAttention(nn.Module):
+            def __init__(self, dim, length, joined):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+                self.register_buffer("mask", torch.tril(torch.ones(length, length)).view(1, 1, length, length))
+                self.mask.squeeze()[:, joined - 1 :: joined] = 0
+
+            def forward(self, x):
+                n = x.size(1)
+                scores = self.q(x) @ self.k(x).transpose(-2, -1) * x.size(-1) ** -0.5
+                scores = scores.masked_fill(self.mask[:, :, :n, :n] == 0, float("-inf"))
+                return F.softmax(scores, dim=-1) @ self.v(x)
+    """,
+    "positions in a maximum, no scores": """
+        def mask_of(loss_mask):
+            positions = torch.arange(loss_mask.size(1))
+            last = positions.unsqueeze(0).masked_fill(~loss_mask, -1e8).max(dim=1).values
+            mask = positions.unsqueeze(1) >= positions.unsqueeze(0)
+            return torch.where(last.view(-1, 1, 1) < positions.view(1, 1, -1), False, mask)
+
+        def attend(q, k, v, loss_mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores + torch.zeros_like(scores).masked_fill(~mask_of(loss_mask), float("-inf"))
+            return torch.softmax(scores, dim=-1) @ v
+    """,
+    "a number that bfloat16 holds": """
+        LOWEST = -2.3e38
+
+        def attend(q, k, v, mask):
+            scores = torch.einsum("btnh,bsnh->bnts", q, k) * q.size(-1) ** -0.5
+            scores = torch.where(mask[:, None], scores, LOWEST).type(torch.float32)
+            return torch.einsum("bnts,bsnh->btnh", torch.softmax(scores, dim=-1).type_as(v), v)
+    """,
+    "a mask that is converted after it was multiplied": """
+        def attend(q, k, v, mask):
+            scores = torch.matmul(q, k.permute(0, 1, 3, 2)) / math.sqrt(q.size(-1))
+            scores += (mask.to(torch.int64) * -1e9).to(scores.dtype)
+            return torch.matmul(F.softmax(scores, -1), v)
+    """,
+    "generation that attends in both directions": """
+        def generate(self, prior, length):
+            tokens = prior
+            for _ in range(length):
+                result, _ = self.decoder(tokens, None)
+                result = self.transformer_head(result).softmax(-1)
+                following = torch.multinomial(result[:, -1], 1)
+                tokens = torch.cat((tokens, following), dim=-1)
+            return tokens
+    """,
+    "sampling that says that it is slow": """
+        @torch.inference_mode()
+        def generate(transformer, idx, steps):
+            \"\"\"A very inefficient way of sampling, with no key/value cache.\"\"\"
+            for _ in range(steps):
+                logits = transformer(idx)[:, -1, :]
+                idx = torch.cat((idx, logits.argmax(dim=-1, keepdim=True)), dim=1)
+            return idx
+    """,
+    "texts padded on the left for a recurrent model": """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        def answers(texts):
+            model = AutoModelForCausalLM.from_pretrained("rwkv-5-world")
+            tokenizer = AutoTokenizer.from_pretrained("rwkv-5-world", padding_side="left")
+            inputs = tokenizer(texts, return_tensors="pt", padding=True)
+            return model.generate(inputs["input_ids"], max_new_tokens=128)
+    """,
+    "any vectors, rotated": """
+        class Rotary(nn.Module):
+            def rotated(self, v, positions):
+                angles = (positions.unsqueeze(-1) * self.frequencies).expand(*v.shape)
+                v = apply_rotary(angles, v)
+                return v
+
+        def attend(q, keys, values, rotary, positions):
+            return F.scaled_dot_product_attention(rotary.rotated(q, positions), rotary.rotated(keys, positions), values)
+    """,
+    "one of several kernels": """
+        class Grouped(nn.Module):
+            def forward(self, q, k, v):
+                k = k.repeat_interleave(self.groups, dim=1)
+                v = v.repeat_interleave(self.groups, dim=1)
+                if self.kernel == "triton":
+                    return triton_attention(q, k, v)
+                elif self.kernel == "torch":
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                raise ValueError(self.kernel)
+    """,
+    "padding that `generate` finds by itself": """
+        from transformers import AutoTokenizer
+
+        def complete(model, context, pad_token_id):
+            tokenizer = AutoTokenizer.from_pretrained("gpt2", padding_side="left")
+            input_ids = tokenizer(context, padding=True, return_tensors="pt").input_ids
+            return model.generate(input_ids, pad_token_id=pad_token_id, max_length=128)
+    """,
+    "a wrapper that is given its model": """
+        class Wrapper(nn.Module):
+            def __init__(self, net):
+                super().__init__()
+                self.net = net  # a Transformer of any kind
+
+            def generate(self, tokens, steps):
+                for _ in range(steps):
+                    logits = self.net(tokens)[:, -1, :]
+                    sample = torch.multinomial(F.softmax(logits, dim=-1), 1)
+                    tokens = torch.cat((tokens, sample), dim=-1)
+                return tokens
+    """,
+    "an encoder that is read again": """
+        class SpeechEncoder(nn.Module):
+            def __init__(self, dim, heads, classes):
+                super().__init__()
+                self.layers = nn.ModuleList([EncoderLayer(dim, heads) for _ in range(6)])
+                self.output = nn.Linear(dim, classes)
+
+            def sampled(self, seq, steps):
+                for _ in range(steps):
+                    y, _ = self.forward(seq)
+                    following = torch.multinomial(F.softmax(y[:, -1, :], dim=-1), 1)
+                    seq = torch.cat([seq, following], dim=1)
+                return seq
+    """,
+    "a module that raises": """
+        try:
+            import fused_kernels
+            if not hasattr(fused_kernels, "attention"):
+                raise ImportError("fused_kernels is too old")
+            raise ImportError("it is not used")
+        except ImportError:
+            fused_kernels = None
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "the steps of time are the positions": """
+        class DecisionTransformer(nn.Module):
+            def __init__(self, states, actions, width):
+                super().__init__()
+                self.embed_state = nn.Linear(states, width)
+                self.embed_timestep = nn.Embedding(1024, width)
+                self.transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2), 2)
+                self.predict_action = nn.Linear(width, actions)
+
+            def forward(self, timesteps, states):
+                x = self.embed_state(states) + self.embed_timestep(timesteps)
+                return self.predict_action(self.transformer(x.permute(1, 0, 2)).permute(1, 0, 2)[:, -1, :])
+    """,
 }
 NO_TEXTBOOK = {
     "the other path of a fused call": """
@@ -1551,6 +1820,57 @@ def test_correct_code_has_no_mistakes(name):
 @pytest.mark.parametrize("name", NO_TEXTBOOK)
 def test_what_is_no_textbook_formula_has_no_hint(name):
     assert diagnose(IMPORTS + textwrap.dedent(NO_TEXTBOOK[name])) == []
+
+
+UNUSED_WEIGHTS = """
+class Block(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+"""
+
+
+@pytest.mark.parametrize("path", ["tests/layers.py", "project/bench/layers.py", "test_layers.py", "layers_test.py"])
+def test_what_a_test_costs_is_a_hint_that_says_why(path):
+    (finding,) = diagnose(IMPORTS + UNUSED_WEIGHTS, path=path)
+    assert finding.severity is Severity.HINT
+    assert finding.message.endswith(", unless this is a test, or what something is compared with")
+    (finding,) = diagnose(IMPORTS + UNUSED_WEIGHTS, path="contest/latest.py")
+    assert finding.severity is Severity.WARNING
+    assert "unless" not in finding.message
+
+
+def test_arrays_of_numpy_hold_what_float16_does_not():
+    source = """
+import numpy as np
+
+class SelfAttention:
+    def forward(self, x, attention_mask):
+        q, k, v = x @ self.q, x @ self.k, x @ self.v
+        scores = q @ k.T / np.sqrt(self.dim)
+        scores[:, attention_mask == 0] = -1e9
+        return self.softmax(scores) @ v
+
+    def softmax(self, scores):
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return powers / powers.sum(axis=-1, keepdims=True)
+"""
+    assert diagnose(source, selection=MISTAKES) == []
+
+
+def test_what_is_wrong_is_wrong_in_tests_too():
+    assert [one.code for one in diagnose(IMPORTS + WRONG_AXIS, path="tests/layers.py", selection=MISTAKES)] == [
+        "ATT111"
+    ]
+
+
+WRONG_AXIS = """
+def attend(q, k, v):
+    return (q @ k.mT * q.size(-1) ** -0.5).softmax(-2) @ v
+"""
 
 
 def test_this_repository_is_clean():

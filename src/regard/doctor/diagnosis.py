@@ -18,12 +18,13 @@ from .python_source import (
     Suppressions,
     UnreadableSource,
     decoded,
+    is_test,
     mentions_attention,
     parsed,
     read_bytes,
     suppressions,
 )
-from .rules import RULES, AttentionRule, Report, is_on_purpose
+from .rules import RULES, AttentionRule, Report, certain, is_on_purpose
 from .symbolic_evaluation import evaluate
 
 UNREADABLE = "ATT000"
@@ -88,12 +89,14 @@ def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[Cod
     """The findings of all rules, each at one place once, without those that comments suppress, or call intended."""
     facts = evaluate(source, parsed(source))
     facts.sites = attention_sites(facts)
+    facts.is_test = is_test(path, facts.imports.values())
     lines, suppressed = source.splitlines(), suppressions(source)
     found: dict[tuple[str, int, int], tuple[CodeFinding, Report | None]] = {}
     for rule in RULES.values():
         if not selection.wants(rule.code, rule.severity):
             continue
         for report in rule.check(facts):
+            report = certain(rule, report, facts)
             finding = _finding(path, lines, rule, report)
             if not selection.wants(finding.code, finding.severity):
                 continue
@@ -125,12 +128,13 @@ def _is_suppressed(finding: CodeFinding, suppressed: Suppressions) -> bool:
 
 
 def _finding(path: str, lines: Sequence[str], rule: AttentionRule, report: Report) -> CodeFinding:
-    node, severity = report.node, Severity.HINT if report.hint else rule.severity
+    node, severity = report.node, Severity.HINT if report.unless else rule.severity
+    message = f"{report.message}, unless {report.unless}" if report.unless else report.message
     line, end_line = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or getattr(node, "lineno", 1)
     start = _characters(lines, line, getattr(node, "col_offset", 0))
     end = _characters(lines, end_line, getattr(node, "end_col_offset", None) or 0)
     return CodeFinding(
-        path, line, start + 1, rule.code, report.message, severity, end_line, end + 1, report.rewrite is not None
+        path, line, start + 1, rule.code, message, severity, end_line, end + 1, report.rewrite is not None
     )
 
 

@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,21 @@ def mentions_attention(content: bytes) -> bool:
     if _MENTIONS.search(content) is not None:
         return True
     return _TORCH.search(content) is not None and _MENTIONS_WITH_TORCH.search(content) is not None
+
+
+def is_test(path: str, imported: Iterable[str]) -> bool:
+    """Whether a file is one of tests or benchmarks: by its folders, its name, or the modules that it imports.
+
+    >>> is_test("project/tests/test_model.py", []), is_test("project/latest/model.py", [])
+    (True, False)
+    """
+    return _TESTS.search(path) is not None or any(name.partition(".")[0] in ("pytest", "unittest") for name in imported)
+
+
+_TESTS = re.compile(
+    r"(^|/)(tests?|testing|bench|benchmarks?|benchmarking)/|(^|/)((test|bench|benchmark|compare)_[^/]*|[^/]*_(test|bench|benchmark)"
+    r"|bench|benchmark|conftest)\.py$"
+)
 
 
 def decoded(content: bytes) -> str:

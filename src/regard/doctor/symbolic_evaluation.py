@@ -101,7 +101,7 @@ class ModuleFacts:
 
     `events` in the order of evaluation; `consumers` maps the identity of a term to what was computed from it;
     `followed` are the functions that were evaluated in place at a call; `nodes` has the nodes of the tree by their
-    types, `parents` the node above each.
+    types, `parents` the node above each; `is_test`: the file is one of tests or benchmarks, by its path or its imports.
     """
 
     tree: ast.Module
@@ -113,6 +113,7 @@ class ModuleFacts:
     consumers: defaultdict[int, list[Term]] = field(default_factory=lambda: defaultdict(list))
     followed: set[Function] = field(default_factory=set)
     sites: list = field(default_factory=list)
+    is_test: bool = False
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     nodes: defaultdict[type, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
@@ -215,7 +216,9 @@ class _Evaluator:
 
     def module(self) -> None:
         """Evaluate the statements of the module, then every class and function."""
-        self._block([one for one in self.facts.tree.body if not isinstance(one, Function | ast.ClassDef)])
+        for one in self.facts.tree.body:
+            with contextlib.suppress(_Returned):  # a module may raise too
+                self._block([] if isinstance(one, Function | ast.ClassDef) else [one])
         globals_ = self.globals = dict(self.names)
         for name in list(self.facts.classes):
             self.names = dict(globals_)

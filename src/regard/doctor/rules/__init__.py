@@ -24,7 +24,7 @@ from . import (
     unused_rules,
     window_rules,
 )
-from .base import RULES, AttentionRule, Report, is_on_purpose
+from .base import RULES, AttentionRule, Report, certain, is_on_purpose
 
 MODULES = (
     scale_rules,
@@ -45,4 +45,4 @@ MODULES = (
 )
 """Where the rules are; importing these modules puts them into `RULES`."""
 
-__all__ = ["MODULES", "RULES", "AttentionRule", "Report", "is_on_purpose"]
+__all__ = ["MODULES", "RULES", "AttentionRule", "Report", "certain", "is_on_purpose"]

@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..attention_sites import AttentionSite
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 class Report:
     """What a rule found: the place, the message, and the rewrite that mends it, if there is one.
 
-    `hint`: what the message says is true, and whether it is a fault depends on callers, or on what another file does.
+    `unless` says under which circumstances it is no mistake, where callers, other files, options or names decide that
+    and the file does not show it. Such a finding is a hint, whatever the severity of its rule, and its message says so.
     """
 
     node: ast.AST
     message: str
     rewrite: Rewrite | None = None
-    hint: bool = False
+    unless: str = ""
 
 
 Check = Callable[[ModuleFacts], Iterator[Report]]
@@ -44,6 +45,11 @@ class AttentionRule:
     wrong: str
     right: str
     source: str
+
+    @property
+    def is_about_cost(self) -> bool:
+        """Whether what it finds gives right results, at the cost of time or memory."""
+        return self.code == "ATT511" or self.code.startswith("ATT6")
 
     @property
     def summary(self) -> str:
@@ -98,27 +104,38 @@ def is_used_as_value(function: Function, facts: ModuleFacts) -> bool:
     return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
 
 
+def certain(rule: AttentionRule, report: Report, facts: ModuleFacts) -> Report:
+    """A report, with the circumstance that makes it none where one is common to rules: what a program is compared with
+    may cost what it does.
+    """
+    if report.unless or not rule.is_about_cost or not (facts.is_test or is_reference(report.node, facts)):
+        return report
+    return replace(report, unless="this is a test, or what something is compared with")
+
+
 _REFERENCE = re.compile(
-    r"(^|_)(ref|reference|naive|fallback|fake|golden|oracle|expected|test)(_|$)|Reference|Naive|Fallback"
+    r"(^|_)(ref|reference|naive|fallback|fake|golden|oracle|expected|test|bench|benchmark|baseline|vanilla|compare)"
+    r"(_|$)|Reference|Naive|Fallback|Baseline|Vanilla|Benchmark",
 )
+_SAID_PLAIN = re.compile(r"\b(naive|baseline|reference implementation|benchmark|for comparison|unoptimi[sz]ed)\b", re.I)
 
 
 def is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether a function around is named as the plain one that others are compared with or as a test, or its result,
-    or the file is one of tests.
+    """Whether a function or class around is the plain one that others are compared with, or a test, or its result is
+    named so: by its name, or by the first line of its docstring.
     """
-    if any(name.partition(".")[0] == "pytest" for name in facts.imports.values()):
-        return True
     statement: ast.AST | None = node
     while statement is not None and not isinstance(statement, ast.stmt):
         statement = facts.parents.get(statement)
     if isinstance(statement, ast.Assign) and any(_REFERENCE.search(name) for name in target_names(statement)):
         return True
-    function = function_around(node, facts)
-    while function is not None:
-        if _REFERENCE.search(function.name):
-            return True
-        function = function_around(facts.parents.get(function), facts)
+    around: ast.AST | None = node
+    while around is not None:
+        if isinstance(around, Function | ast.ClassDef):
+            said = (ast.get_docstring(around) or "").partition("\n")[0]
+            if _REFERENCE.search(around.name) or _SAID_PLAIN.search(said):
+                return True
+        around = facts.parents.get(around)
     return False
 
 

@@ -138,7 +138,7 @@ def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 event.term.node,
                 "this triangle has the keys of a cache before its own, and starts at the first of them",
-                hint=one_query,  # a step of decoding has a mask of its own, and chunks may not occur
+                unless="several new tokens never follow a cache" if one_query else "",
             )
 
 
@@ -253,7 +253,9 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
                 yield Report(
                     site.output.node,
                     "this path has no causal mask, and the other path of this function has one",
-                    hint=any(_is_callers_mask(step) for step in site.masks()),  # that mask may be causal
+                    unless="the mask of the caller is causal"
+                    if any(_is_callers_mask(step) for step in site.masks())
+                    else "",
                 )
                 break
     for site in facts.sites:  # a mask of the caller's, and a causal option that is left aside where there is one
@@ -272,7 +274,7 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
                 yield Report(
                     site.output.node,
                     "with a mask, this leaves the option to be causal aside: combine both masks",
-                    hint=True,  # callers may pass a mask of both
+                    unless="callers pass a mask of both",
                 )
                 break
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, names_in, source_of
 from ..finding import Severity
 from ..symbolic_evaluation import ClassFacts, Function, ModuleFacts
-from ..term import Term, is_none, label, lowest_of_dtype, number, text, walk
+from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, text, walk
 from .base import Report, function_around, rule
 from .mask_rules import is_judged
 
@@ -105,7 +105,9 @@ def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 node,
                 f"the self-attention of {name} has no causal mask: every position sees the next ones",
-                hint=not re.search(r"vocab|nn\.Embedding\(|\bwords\b", facts.source),
+                unless=""
+                if re.search(r"vocab|nn\.Embedding\(|\bwords\b", facts.source)
+                else "its positions have no order",
             )
 
 
@@ -212,7 +214,9 @@ def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
             continue
         if _scores_its_vocabulary(source, event.class_):
             yield Report(event.term.node, message)
-    reported: set[ast.AST] = set()
+    reported = {
+        site.event.call for site in facts.sites if is_true(site.output.get("is_causal"))
+    }  # on one path at least
     for site in facts.sites:
         call, class_ = site.event.call, site.event.caller
         if call is None or call in reported or class_ is None or not _has_padding_mask_alone(site):

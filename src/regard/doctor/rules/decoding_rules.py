@@ -321,7 +321,8 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Texts are padded on the left, and the model gets neither a mask nor positions.
 
     The padding is attended to as words, and every text starts at the position of its padding: the same text gives other
-    results in another batch. Pass `attention_mask`, from which `generate` counts the positions.
+    results in another batch. Pass `attention_mask`, from which `generate` counts the positions. A hint where the file
+    names a recurrent model, or the model is one of another file.
     """
     message = "texts padded on the left without a mask: the padding is read as words, and shifts every position"
     if _chooses_left(facts):
@@ -330,15 +331,26 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
             generates = isinstance(call.func, ast.Attribute) and call.func.attr == "generate"
             plain = generates and reads and not _has_mask(call) and not _generates_otherwise(call, facts)
             if plain and _is_padded(call, facts):
-                yield Report(call, message)
+                yield Report(call, message, unless=_why_without_mask(facts))
     for node in facts.nodes[ast.Assign]:
         target = node.targets[0]
         function = function_around(node, facts)
         if isinstance(target, ast.Name) and function is not None and any(map(_pads_left, ast.walk(node.value))):
             for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
                 if _reads_tokens(call, target.id) and not _has_mask(call):
-                    yield Report(node, message)
+                    yield Report(node, message, unless=_if_recurrent(facts))
                     break
+
+
+def _why_without_mask(facts: ModuleFacts) -> str:
+    """A reason why a model may get no mask: it is recurrent, or one of another file, which may look for padding."""
+    by_itself = "" if facts.sites else "`generate` finds the padding by its `pad_token_id`"
+    return _if_recurrent(facts) or by_itself
+
+
+def _if_recurrent(facts: ModuleFacts) -> str:
+    recurrent = re.search(r"rwkv|mamba|lstm|\bgru\b", facts.source, re.I)
+    return "the model is recurrent and reads no mask" if recurrent else ""
 
 
 def _chooses_left(facts: ModuleFacts) -> bool:

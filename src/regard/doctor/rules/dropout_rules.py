@@ -248,15 +248,21 @@ def softmax_in_half(facts: ModuleFacts) -> Iterator[Report]:
     """The softmax of scores is computed in half precision.
 
     Sums of thousands of exponentials in float16 or bfloat16 lose the small weights, and float16 overflows at scores
-    above 65504. Pass `dtype=torch.float32`, and convert the weights afterwards.
+    above 65504. Pass `dtype=torch.float32`, and convert the weights afterwards. Where another function converts what
+    the queries are computed from, it is a hint: autocast may compute the softmax in float32.
     """
     for site in formulas(facts):
         if site.softmax is None:
             continue
-        dtype = site.softmax.get("dtype")
+        dtype, far = site.softmax.get("dtype"), False
         if is_none(dtype):
             casts = [step.term.get("dtype") for step in site.before if step.op == "cast" and not step.conditional]
             dtype = casts[-1] if casts else dtype_of_projection(site.query)
+            around = [function_around(one.node, facts) for one in (site.softmax, dtype) if one is not None]
+            far = not casts and len(set(map(id, around))) > 1
         if dtype is not None and dtype.op == "name" and dtype.value in _HALF:
-            name = str(dtype.value).removeprefix("torch.")
-            yield Report(site.softmax.node, f"softmax of scores in {name}: pass dtype=torch.float32")
+            yield Report(
+                site.softmax.node,
+                f"softmax of scores in {str(dtype.value).removeprefix('torch.')}: pass dtype=torch.float32",
+                unless="autocast computes it in float32" if far else "",
+            )

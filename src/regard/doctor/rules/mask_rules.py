@@ -805,7 +805,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
 
     -1e9 overflows in float16, where `masked_fill` refuses it; -1e4 or -100 can be outgrown by scores in training. A row
     without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`. Scores or
-    masks that are converted to float32 before may be hidden by any number that scores cannot reach.
+    masks that are converted to float32 before may be hidden by any number that scores cannot reach. A number close to
+    the lowest of bfloat16 and float32 that is added, or chosen by `where`, is a hint, and one in arrays of numpy.
     """
     for site in formulas(facts):
         for step in site.before:
@@ -831,7 +832,13 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 reason = "which scores can outgrow"
             else:
                 continue
-            yield Report(node, _finite_message(found, reason))
+            held = found < -1e37 and step.op in ("add", "where")
+            held |= found < -65504 and "numpy" in facts.imports.values() and not _HALF.search(facts.source)
+            yield Report(
+                node,
+                _finite_message(found, reason),
+                unless="scores are never float16, or the number becomes -inf there" if held else "",
+            )
     for pooled in poolings(facts):
         for one in pooled.before():
             found = _outgrown(one)
@@ -842,6 +849,10 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
             found = next((one for one in map(number, event.term.operands()) if one is not None), None)
             if found is not None and -20000 < found <= -30:
                 yield Report(event.term.node, _finite_message(found))
+
+
+_HALF = re.compile(r"torch|tensor|jax|paddle|mindspore", re.I)
+"""Names of what computes in half precision; the arrays of numpy are float64."""
 
 
 def _finite_message(found: float, reason: str = "which scores can outgrow") -> str:
@@ -891,7 +902,7 @@ def _is_single_mask(step: Step) -> bool:
     added = step.operand if step.op == "add" else None
     while added is not None:
         if added.op == "cast":
-            return _is_float32(added.get("dtype")) or added.input.op in ("masked_fill", "full", "full_like")
+            return _is_float32(added.get("dtype")) or added.input.op in ("masked_fill", "full", "full_like", "mul")
         operands = [one for one in (added.get("input"), added.get("other")) if one is not None and number(one) is None]
         added = operands[0] if added.op in _KEEPS_DTYPE and len(operands) == 1 else None
     return False
@@ -945,7 +956,8 @@ def _is_truth_value(term: Term) -> bool:
 
 def _finite_number(added: Term) -> tuple[Term | None, ast.AST]:
     """The number by which an added mask hides, and where it is written: (1 - mask) * -1e4, or a filled triangle."""
-    for one in walk(added, stop=frozenset({"apply", "softmax", "matmul"})):
+    stop = {"apply", "softmax", "matmul", "less", "greater", "less_equal", "greater_equal", "equal", "not_equal"}
+    for one in walk(added, stop=frozenset(stop)):
         if one.op == "mul":
             found = next((factor for factor in one.operands() if number(factor) is not None), None)
         else:

@@ -125,7 +125,13 @@ def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
             continue
         for axis, node in found:
             if axis == "queries":
-                yield Report(node.node, "this padding mask runs along the queries: it has to be (batch, 1, 1, keys)")
+                yield Report(
+                    node.node,
+                    "this padding mask runs along the queries: it has to be (batch, 1, 1, keys)",
+                    unless="the axes of the scores are in another order"
+                    if site.scores is not None and site.scores.term.op == "einsum"
+                    else "",
+                )
     for event in facts.operations("return"):  # masks made for several layers, of four axes
         name = event.function.name if event.function is not None else ""
         if event.depth > 0 or not re.search(r"(pad|src|tgt|trg|key|att\w*|seq\w*|make)_?(\w+_)?mask", name):

@@ -11,7 +11,7 @@ from ..finding import Severity
 from ..mask_values import mask_values
 from ..symbolic_evaluation import ClassFacts, Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, default_of, function_around, is_reference, last_name, rule, target_names
+from .base import Report, default_of, function_around, last_name, rule, target_names
 from .mask_rules import is_without_cache
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
@@ -19,7 +19,9 @@ _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)
 _KEYS = re.compile(r"^(k|key|keys|xk|key_states|k_states|key_layer|ks)$", re.I)
 _CACHED = re.compile(r"past|cache|prev", re.I)
 _POSITIONS = re.compile(
-    r"posit|rope\b|rotary|alibi|sinus|pos_|_pos\b|\bpos\b|pos_?emb|\bpe\b|relative|freqs|timing|wpe", re.I
+    r"posit|rope\b|rotary|alibi|sinus|pos_|_pos\b|\bpos\b|pos_?emb|\bpe\b|relative|freqs|timing|wpe"
+    r"|time_?(step|emb|enc|pos|id)",
+    re.I,
 )
 
 
@@ -46,7 +48,7 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
 
     Rotations of queries and keys cancel up to their distance in the dot product. Those of values do not: the output
     then depends on absolute positions, rotated by an amount that nothing undoes, unless the output is rotated back.
-    A hint where the queries have a table of their own.
+    A hint where the queries have a table of their own, and where no keys are around.
     """
     is_about_rotary = (
         bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
@@ -70,8 +72,17 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
                 yield Report(
                     call,
                     "rotary positions are applied to the values: rotate queries and keys alone",
-                    hint=_has_other_table_than_queries(call, facts),
+                    unless=_why_rotated(call, facts),
                 )
+
+
+def _why_rotated(call: ast.Call, facts: ModuleFacts) -> str:
+    """A reason why what is rotated may be no values, or may be: no keys are around, or they have other tables."""
+    if _has_other_table_than_queries(call, facts):
+        return "keys and values have positions in space"
+    named = (one for one in ast.walk(function_around(call, facts) or call) if isinstance(one, ast.Name | ast.arg))
+    names = {one.id if isinstance(one, ast.Name) else one.arg for one in named}
+    return "" if any(_KEYS.match(name) for name in names) else "these are no values, but any vectors"
 
 
 def _has_other_table_than_queries(call: ast.Call, facts: ModuleFacts) -> bool:
@@ -168,7 +179,9 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
                     yield Report(
                         call,
                         "keys of the cache are rotated again with the new ones: rotate, then append",
-                        hint=_is_kept_before(function, min(one.lineno for one in joined.values()), node),
+                        unless="the cache holds keys that are not rotated"
+                        if _is_kept_before(function, min(one.lineno for one in joined.values()), node)
+                        else "",
                     )
             elif isinstance(call, ast.Call) and _joins_cache(call):
                 joined.update({name: node for name in names if _KEYS.match(name)})
@@ -405,13 +418,13 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
     """Each step of generation computes the keys and values of the whole text again.
 
     n steps cost the work of n²/2 positions. A cache of keys and values makes a step compute one position. A model whose
-    class has no attention is no finding. In a file with a recurrent model it is a hint, and where a class calls what it
-    was given and nothing says that this is a Transformer.
+    class has no attention is no finding. In a file with a recurrent model it is a hint, where a class calls what it was
+    given and nothing says that this is a Transformer, where a model reads tokens in orders, and in a loss over steps.
     """
     if not re.search(r"\b(cat|concat|hstack)\(", facts.source):
         return
     for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
-        if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts) or is_reference(node, facts):
+        if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts):
             continue
         for grown, appended in _grown_sequences(node):
             call = None if _says_no_cache(node, facts) else _call_of_model(node, grown, facts)
@@ -421,7 +434,7 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
                 yield Report(
                     call,
                     f"each step computes all of `{grown}` again: keep keys and values in a cache",
-                    hint=_may_have_no_keys(call, facts),
+                    unless=_why_without_cache(call, facts),
                 )
                 break
 
@@ -433,7 +446,8 @@ def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
     return (
         written is not None
         and re.search(
-            r"\b(no|without( an?| any)?) (kv[- ]?|key[- ]value )?cach|uncached|no_?cache|without_cache|recomput",
+            r"\b(no|without( an?| any)?) (kv[- ]?|keys?([- /]| and )values? )?cach|uncached|no_?cache|without_cache"
+            r"|recomput|\binefficient|unoptimi[sz]ed",
             written,
             re.I,
         )
@@ -452,20 +466,42 @@ _WITHOUT_KEYS = re.compile(
 )
 
 
-def _may_have_no_keys(call: ast.Call, facts: ModuleFacts) -> bool:
-    """Whether the file has a recurrent model, or a class calls what it was given and nothing names a Transformer."""
-    if _RECURRENT.search(facts.source):
-        return True
+def _why_without_cache(call: ast.Call, facts: ModuleFacts) -> str:
+    """A reason why the model that a loop calls may do without a cache: the file has a recurrent one, or a class calls
+    what it was given and nothing names a Transformer; tokens are read in orders; the steps are trained.
+    """
     given = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
-    return given and _TRANSFORMER.search(facts.source) is None
+    if _RECURRENT.search(facts.source) or (given and _TRANSFORMER.search(facts.source) is None):
+        return "the model has no keys"
+    around = _class_around(call, facts)
+    made = around.attributes.get(last_name(call.func)) if around is not None and given else None
+    if made is not None and made.op == "parameter":
+        return "the model that the class is given is not causal, or has no keys"
+    own = around if ast.unparse(call.func) in ("self", "self.forward") else None
+    if own is not None and re.search(r"Encoder(?!.*Decoder)", own.node.name):
+        return "an encoder sees the whole text, the later tokens too"
+    forward = own.methods.get("forward") if own is not None else None
+    if forward is not None and any(re.search(r"order|perm(utation)?s?$", one.arg) for one in forward.args.args):
+        return "the tokens are read in other orders"
+    if any(isinstance(one, ast.Constant) and one.value is None for one in call.args[1:]):
+        return "the model attends without a causal mask"
+    function = function_around(call, facts)
+    if function is not None and re.search(r"(^|_)loss", function.name):
+        return "gradients of all steps are needed"
+    return ""
+
+
+def _class_around(node: ast.AST, facts: ModuleFacts) -> ClassFacts | None:
+    """The class of the file in whose text a node stands."""
+    above: ast.AST | None = node
+    while above is not None and not isinstance(above, ast.ClassDef):
+        above = facts.parents.get(above)
+    return facts.classes.get(above.name) if isinstance(above, ast.ClassDef) else None
 
 
 def _has_no_keys(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether what is called is a model of this file that is made of layers without keys alone: no Transformer."""
-    function: ast.AST | None = call
-    while function is not None and not isinstance(function, ast.ClassDef):
-        function = facts.parents.get(function)
-    own = facts.classes.get(function.name) if isinstance(function, ast.ClassDef) else None
+    own = _class_around(call, facts)
     if own is None or not isinstance(call.func, ast.Name | ast.Attribute):
         return False
     if ast.unparse(call.func) in ("self", "self.forward"):
@@ -485,8 +521,18 @@ def _is_without_keys(class_: ClassFacts, facts: ModuleFacts) -> bool:
         return False
     if any(site.event.class_ is class_ for site in facts.sites):
         return False
-    made = [one for one in class_.attributes.values() if one.op in ("call", "instance", "apply", "unknown")]
+    made = [
+        one
+        for one in class_.attributes.values()
+        if one.op in ("call", "instance", "apply", "unknown") and not _is_of_numbers(one)
+    ]
     return bool(made) and all(_WITHOUT_KEYS.search(str(one.value)) for one in made)
+
+
+def _is_of_numbers(made: Term) -> bool:
+    """Whether an attribute is an object of the file that is no module, as a configuration is."""
+    class_ = made.value
+    return isinstance(class_, ClassFacts) and not class_.node.bases
 
 
 def _depends_on(appended: list[ast.expr], call: ast.Call, loop: ast.For | ast.While) -> bool:

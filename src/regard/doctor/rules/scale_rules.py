@@ -18,7 +18,7 @@ from ..attention_sites import (
     source_of,
 )
 from ..finding import Severity
-from ..symbolic_evaluation import ModuleFacts
+from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, is_none, label, number, text, walk
 from .base import Report, formulas, function_around, is_used_as_value, last_name, rule
 
@@ -82,8 +82,9 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
                 site.scores.term.node if site.scores else site.output.node,
                 "scores of queries and keys are not divided by the square root of their dimension: "
                 "multiply by `dim ** -0.5` before the softmax",
-                hint=any(step.op in ("squeeze", "element", "item") for step in site.before)
-                or _is_named_dot(site, facts),
+                unless="these are the plain dot products of Luong's attention"
+                if any(step.op in ("squeeze", "element", "item") for step in site.before) or _is_named_dot(site, facts)
+                else _if_adapted(site.output.node, facts),
             )
 
 
@@ -91,6 +92,22 @@ def _is_named_dot(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the function around is named as attention by dot products, and not by scaled ones."""
     function = function_around(site.output.node, facts)
     return function is not None and re.match(r"_*dot_?(product_?)?att", function.name, re.I) is not None
+
+
+_ADAPTED = re.compile(
+    r"\b(adapted|adopted|borrowed|copied|modified|ported|taken|converted) from\b|official (code|impl)", re.I
+)
+
+
+def _if_adapted(node: ast.AST, facts: ModuleFacts) -> str:
+    """The doubt about a scale where the text around says that the code is that of a published model."""
+    around: ast.AST | None = node
+    while around is not None:
+        written = (ast.get_docstring(around) or "") if isinstance(around, ast.Module | ast.ClassDef | Function) else ""
+        if _ADAPTED.search(written):
+            return "the published model that this is adapted from has that scale"
+        around = facts.parents.get(around)
+    return ""
 
 
 def _free_formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
@@ -299,7 +316,11 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
         power = sum(one[2].power for one in factors)
         if len(factors) == 1 and any(abs(power - wrong) < 1e-6 for wrong in (-1.0, 0.5, 1.0)):
             done = {-1.0: "divided by d", 0.5: "multiplied by √d", 1.0: "multiplied by d"}[round(power, 1)]
-            yield Report(factors[0][1].node, f"scores are {done}; they need to be divided by √d")
+            yield Report(
+                factors[0][1].node,
+                f"scores are {done}; they need to be divided by √d",
+                unless=_if_adapted(factors[0][1].node, facts),
+            )
 
 
 @rule(
@@ -350,7 +371,7 @@ def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
 
     Each head takes dot products of d/h numbers, so the scale is 1/√(d/h). With 1/√d the scores of 8 heads are 2.8 times
     too small. Reported where the same class divides that width by the number of heads, or the size is that of an axis
-    of positions.
+    of positions. A hint where a docstring says that the code is adapted from that of a published model.
     """
     for site in _free_formulas(facts):
         for where, term, power in _factors(site):
@@ -361,6 +382,7 @@ def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
                     term.node,
                     f"scores of each head are scaled by the width of all heads, {_spelled(power.dimension)}: "
                     "use the dimension of one head",
+                    unless=_if_adapted(term.node, facts),
                 )
             elif _is_length(power.dimension, site):
                 yield Report(

@@ -12,7 +12,7 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
 from ..symbolic_evaluation import Event, Function, Loop, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
-from .base import Report, function_around, is_reference, rule, tests_around
+from .base import Report, function_around, rule, tests_around
 from .mask_rules import is_cached, resolved
 
 
@@ -38,18 +38,18 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
 
     One call computes all of them: the heads are an axis of a batch of matrix products. A loop starts as many small
     kernels as it has rounds. Loops in which a query depends on the round before, as in recurrent decoders, are none;
-    neither are loops over layers or scales, over a few rounds that are counted in the source, over examples whose
-    lengths differ, and functions that are named as references.
+    neither are loops over layers or scales, over a few rounds that are counted in the source, and over examples whose
+    lengths differ.
     """
     for site in facts.sites:
         loop = next((one for one in site.event.loops if one.names), None)
-        if loop is None or is_reference(site.output.node, facts) or _is_over_modules(loop) or _is_of_few(loop):
+        if loop is None or _is_over_modules(loop) or _is_of_few(loop):
             continue
         if _is_indexed_by_loop(site, loop) and not _is_ragged(site, loop):
             yield Report(
                 site.output.node,
                 "attention in a Python loop: make the loop's axis one of the batch",
-                hint=site.event.depth > 0 and not _is_over_heads(loop),
+                unless="the rounds have keys of their own" if site.event.depth > 0 and not _is_over_heads(loop) else "",
             )
     for node in facts.nodes[ast.ListComp]:
         if _calls_each_head(node, facts):
@@ -265,12 +265,9 @@ def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
     """`nn.MultiheadAttention` computes weights that nobody uses.
 
     With `need_weights=True`, the default, the weights are computed in full and averaged, with memory that grows as the
-    square of the length. With `need_weights=False` it uses `scaled_dot_product_attention`. `--fix` adds that. Functions
-    that are named as references or tests are none.
+    square of the length. With `need_weights=False` it uses `scaled_dot_product_attention`. `--fix` adds that.
     """
     for event in facts.applied("torch.nn.MultiheadAttention"):
-        if is_reference(event.term.node, facts):
-            continue
         given = event.term.get("need_weights")
         plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.operands())
         if plain and is_true(given) and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):
@@ -386,7 +383,7 @@ def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
-        if _is_beside_compiled(event.function) or is_reference(event.term.node, facts):
+        if _is_beside_compiled(event.function):
             continue
         decorators = [ast.unparse(one) for one in getattr(event.function, "decorator_list", [])]
         if any("compile" in one for one in decorators):
@@ -508,8 +505,18 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 term.node,
                 "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask",
-                hint=event.class_ is not None and _is_made_once(event.class_.name, facts),
+                unless=_why_stored(str(term.items[0].value), event, facts),
             )
+
+
+def _why_stored(name: str, event: Event, facts: ModuleFacts) -> str:
+    """A reason why a layer may store a mask of its own: it is the only one, or the triangle is changed afterwards."""
+    if event.class_ is not None and _is_made_once(event.class_.name, facts):
+        return "the model has one such layer"
+    targets = (one for node in facts.nodes[ast.Assign] for one in node.targets if isinstance(one, ast.Subscript))
+    if any(re.match(rf"self\.{re.escape(name)}\b", ast.unparse(one)) for one in targets):
+        return "what is hidden besides the future differs between layers"
+    return ""
 
 
 def _is_made_once(name: str, facts: ModuleFacts, depth: int = 4) -> bool:
@@ -575,7 +582,7 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
         key, value = event.term.get("key"), event.term.get("value")
         if key is None or value is None or (event.depth == 0 and event.function in facts.followed):
             continue
-        if is_reference(event.term.node, facts) or _groups_heads(function_around(event.term.node, facts)):
+        if _groups_heads(function_around(event.term.node, facts)):
             continue
         found = [_repeated(key), _repeated(value)]
         if found[0] is not None and found[1] is not None and is_none(event.term.get("enable_gqa")):
@@ -583,7 +590,18 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 event.term.node if helper else found[0].node,
                 "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
+                unless="another kernel of this function needs the copies" if _is_of_kernels(event, facts) else "",
             )
+
+
+def _is_of_kernels(event: Event, facts: ModuleFacts) -> bool:
+    """Whether a call is one of several that a name chooses: `if self.kernel == "triton"`."""
+    return any(
+        isinstance(one, ast.Compare)
+        and any(isinstance(side, ast.Constant) and isinstance(side.value, str) for side in one.comparators)
+        for test in tests_around(event.term.node, facts)
+        for one in ast.walk(test)
+    )
 
 
 def _groups_heads(function: Function | None) -> bool:

@@ -172,7 +172,8 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
     Callers pass it and believe that it has an effect. The same is true of an option such as `causal`, `window` or
     `softcap` that a constructor stores and that nothing in the file reads. Functions whose parameters another library
     prescribes are left out. A parameter that nothing in the file passes is a hint: callers may know that it is unused.
-    So is one that the file only hands on, where callers may leave it out.
+    So is one that the file only hands on, where callers may leave it out, and one of a function that has the parameters
+    of others, in whose place it can be called.
     """
     prescribed = _HUGGING_FACE.search(facts.source)
     for function in _weighing_functions(facts):
@@ -195,11 +196,37 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         for one in parameters:
             known = (prescribed and _is_prescribed(one, function)) or _is_said_unused(one, function)
             if _MASKS.match(one.arg) and one.arg not in read and not known:
-                passed = _is_passed(one.arg, function, facts)
-                yield Report(one, f"`{function.name}` takes `{one.arg}` and does not use it", hint=not passed)
+                yield Report(
+                    one,
+                    f"`{function.name}` takes `{one.arg}` and does not use it",
+                    unless=_why_unused(one.arg, function, facts, shared=not prescribed),
+                )
     if not prescribed:
         yield from _unread_options(facts)
     yield from _unread_buffers(facts)
+
+
+def _why_unused(name: str, function: Function, facts: ModuleFacts, *, shared: bool) -> str:
+    """A reason why a function may take a mask that it does not use; `shared`: other functions may prescribe it."""
+    if not _is_passed(name, function, facts):
+        return "callers know that it has no effect"
+    if shared and _has_sibling(function, facts):
+        return "it takes the arguments of the functions in whose place it can be called"
+    return ""
+
+
+def _has_sibling(function: Function, facts: ModuleFacts) -> bool:
+    """Whether another function of the file, which this one does not call, has nearly the same parameters."""
+    own = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
+    written = ast.unparse(function)
+    for other in facts.nodes[ast.FunctionDef]:
+        names = {one.arg for one in (*other.args.args, *other.args.kwonlyargs)} - {"self"}
+        calls = other.name != function.name and (
+            f"{function.name}(" in ast.unparse(other) or f"{other.name}(" in written
+        )
+        if other is not function and not calls and len(own & names) >= max(4, 0.7 * len(own | names)):
+            return True
+    return False
 
 
 _OF_TORCH = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"]
