@@ -125,6 +125,7 @@ def test_the_memory_of_states_that_nobody_has_is_written_again(case):
     for position in range(PREFILL, LENGTH):
         token = cut(tensors, slice(position, position + 1))
         output, state = linear_attention_with_state(**token, **options, state=state)
+        assert isinstance(state, DeferredState)
         addresses.add(state.memory.sums.data_ptr())
         outputs.append(output)
     assert len(addresses) <= 2 < len({each.memory.sums.data_ptr() for each in kept})
@@ -140,8 +141,10 @@ def test_a_state_is_the_same_before_and_after_its_tokens_are_added_in_place():
         if isinstance(state, DeferredState) and state.count == state.step.recent_capacity:
             break
         _, state = linear_attention_with_state(**token, **options, state=state)
+    assert isinstance(state, DeferredState)
     copied, sums = copy.deepcopy(state), state.sums
     first, after = linear_attention_with_state(**other, **options, state=state)
+    assert isinstance(after, DeferredState)
     assert state.count == 0, "they were added in place"
     second, _ = linear_attention_with_state(**other, **options, state=state)
     third, _ = linear_attention_with_state(**other, **options, state=copied)

@@ -251,7 +251,7 @@ def symbolic_mask(
     return LazyMaskTensor(MaskContents(mask, extent, reachable, dtype if additive else torch.bool))
 
 
-def _traced_mask(additive: bool, *lengths: int, **options: Any) -> Tensor:
+def _traced_mask(additive: bool, *lengths: Any, **options: Any) -> Tensor:
     """The elements of a mask whose graph is traced, evaluated by transformers."""
     from transformers.masking_utils import eager_mask, sdpa_mask
 
