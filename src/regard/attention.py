@@ -202,8 +202,8 @@ def explain(
 
     >>> import torch, regard
     >>> q = torch.zeros(1, 2, 1, 8)
-    >>> regard.explain(q, q, q).kernel.name
-    'sdpa'
+    >>> regard.explain(q, q, q).kernel.name in ("decode", "sdpa")  # with native code, and without
+    True
     """
     dropout_p = options.pop("dropout_p", 0.0)
     problem = make_problem(query, key, value, **options)

@@ -40,7 +40,7 @@ def test_figures(found):
     assert found.total_variation.shape == (4,)
     assert found.kernel in ("short", "cpu_flash", "sdpa")
     assert found.timings.lengths == (16, 32, 64)
-    assert all(count > 2 * 3 * 64 * 8 * 4 for count in found.memory)
+    assert all(count >= 2 * 3 * 64 * 8 * 4 for count in found.memory)
 
 
 def test_worst_heads_and_rows(found):

@@ -8,7 +8,7 @@ import torch
 
 from regard import native
 from regard.native import large_results
-from regard.native.large_results import new_large, new_large_like
+from regard.native.library import new_large, new_large_like
 
 PAGE = 2**21
 BLOCKS = """Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.grid import WHOLE, Grid
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm, at_least_float32
-from ..native.large_results import new_large
+from ..native.library import new_large
 
 
 @dataclass(frozen=True, eq=False, slots=True)

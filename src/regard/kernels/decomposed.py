@@ -22,7 +22,7 @@ from ..core.score_forms import at_least_float32
 from ..core.symbolic_positions import Positions, PositionSet, ResiduePositions, SelectedPositions
 from ..masks.parts import Part
 from ..native.flash import FiniteRows
-from ..native.large_results import new_large
+from ..native.library import new_large
 from .base import Cost, InPlaceKernel, Kernel, OwnGradient, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .cost_model import RESULT, part_choice_key, predicted_seconds

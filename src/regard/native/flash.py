@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .large_results import new_large
-from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, new_large
 from .threads import run_units, thread_count
 
 BLOCK = 64

@@ -40,31 +40,14 @@ FREE_BLOCKS = Path("/proc/buddyinfo")
 PAGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
-def new_large(tensor: Tensor, *shape: int) -> Tensor:
-    """An uninitialised tensor with dtype and device of another one; if it is large, on the CPU as the module says.
-
-    >>> new_large(torch.zeros(3), 2, 5).shape
-    torch.Size([2, 5])
-    """
-    if math.prod(shape) * tensor.element_size() < LARGE_BYTES or not tensor.is_cpu:
-        return tensor.new_empty(shape)
+def new_result(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An uninitialised large tensor on the CPU with the dtype of another one, in memory as the module says."""
     if type(tensor) in (Tensor, Parameter) and _counts_references():
         return _kept.take(tensor.dtype, shape)
-    return _in_huge_pages(tensor.new_empty(shape))
+    return in_huge_pages(tensor.new_empty(shape))
 
 
-def new_large_like(tensor: Tensor) -> Tensor:
-    """`new_large` with the shape of the tensor too, and its strides where these leave no gaps: the quickest to make.
-
-    >>> new_large_like(torch.zeros(2, 5).mT).stride()
-    (1, 5)
-    """
-    if tensor.nbytes < LARGE_BYTES or not tensor.is_cpu:
-        return torch.empty_like(tensor)
-    return new_large(tensor, *tensor.shape) if tensor.is_contiguous() else _in_huge_pages(torch.empty_like(tensor))
-
-
-def _in_huge_pages(made: Tensor) -> Tensor:
+def in_huge_pages(made: Tensor) -> Tensor:
     """A new tensor on the CPU, for which the system was asked for huge pages."""
     request_huge_pages(made)
     return made

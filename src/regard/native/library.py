@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..errors import ConfigurationError, DeviceError, DtypeError, KernelError
-from . import build
+from . import build, large_results
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that the code for dot products reads, numbered as in typed_rows.h."""
@@ -211,6 +211,32 @@ def check_float32(name: str, tensor: Tensor) -> None:
 def last_contiguous(tensor: Tensor) -> Tensor:
     """The tensor, copied if its last axis is not contiguous."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+
+
+def new_large(tensor: Tensor, *shape: int) -> Tensor:
+    """An uninitialised tensor with dtype and device of another one; if it is large, in memory of `large_results`.
+
+    >>> import torch
+    >>> new_large(torch.zeros(3), 2, 5).shape
+    torch.Size([2, 5])
+    """
+    if math.prod(shape) * tensor.element_size() < large_results.LARGE_BYTES or not tensor.is_cpu:
+        return tensor.new_empty(shape)
+    return large_results.new_result(tensor, shape)
+
+
+def new_large_like(tensor: Tensor) -> Tensor:
+    """`new_large` with the shape of the tensor too, and its strides where these leave no gaps: the quickest to make.
+
+    >>> import torch
+    >>> new_large_like(torch.zeros(2, 5).mT).stride()
+    (1, 5)
+    """
+    if tensor.nbytes < large_results.LARGE_BYTES or not tensor.is_cpu:
+        return torch.empty_like(tensor)
+    if tensor.is_contiguous():
+        return large_results.new_result(tensor, tuple(tensor.shape))
+    return large_results.in_huge_pages(torch.empty_like(tensor))
 
 
 def _state() -> tuple[dict[str, Library], str] | str:

@@ -19,8 +19,7 @@ from torch import Tensor
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from . import library
 from .flash import BLOCK, RowsStruct, rows_struct
-from .large_results import new_large
-from .library import DTYPE_NAMES, DTYPES, check_cpu, check_float32, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, check_float32, last_contiguous, new_large
 from .threads import run_units, thread_count
 
 FEATURE_MAPS = ("identity", "elu")  # recurrence.h has the same, in this order

@@ -17,8 +17,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .flash import FiniteRows, RowsStruct
-from .large_results import new_large, new_large_like
-from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, new_large, new_large_like
 from .threads import no_memory, run_units, thread_count
 
 LEAST_WORK = 2**20
