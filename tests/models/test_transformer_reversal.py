@@ -35,7 +35,7 @@ def test_reversal_is_learned_and_a_head_looks_backwards():
         text,
         TrainingSettings(
             batch_tokens=1000,
-            max_epochs=9,
+            max_epochs=13,
             learning_rate=0.005,
             decay=InverseSquareRootDecay(),
             warmup_steps=100,

@@ -385,7 +385,8 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
                           float *weights, float *grad_scores, const struct key_span all, const struct key_span *spans,
                           const float *delta, int64_t count) {
     const float *grad_lse = problem->grad_lse ? problem->grad_lse + number : 0, *share = ONES;
-    float maximum[MOST_AT_ONCE], total[MOST_AT_ONCE], own_share[MOST_AT_ONCE];
+    /* Of whole vectors, as parts of it are loaded. */
+    float maximum[(int)LANES > (int)MOST_AT_ONCE ? (int)LANES : (int)MOST_AT_ONCE], total[MOST_AT_ONCE], own_share[MOST_AT_ONCE];
     int64_t width = state->width;
     if (problem->lse) {
         BY_COUNT(count, weights_count(problem->lse + number, weights, width, all, spans, COUNT))
