@@ -19,8 +19,7 @@ MOST_NAMES = 8
 
 
 def load_model(name: str) -> nn.Module:
-    """A model from FILE.py:NAME, from a folder of transformers, or of a class of transformers with a tiny
-    configuration.
+    """A model by its name: FILE.py:NAME, a folder of transformers, or a class of transformers, in a tiny configuration.
 
     Raises:
         ConfigurationError: there is no such file, name or class, or what it returns is no torch module.

@@ -514,9 +514,10 @@ def product_work(pairs: float, rows: int, width: int) -> tuple[float, float]:
 
 
 def evaluated(problem: Problem, passes: float, *, times: int = 2, backward: float = BACKWARD) -> float:
-    """Passes over a mask or bias as part of `Cost.passes`: in training it is evaluated so many times, not backward too.
+    """The part of `Cost.passes` that evaluating a mask or bias takes.
 
-    backward: `Cost.backward`.
+    In training it is evaluated `times` times in all, whatever the backward pass repeats of the rest. backward:
+    `Cost.backward`.
     """
     return passes * times / (1 + backward) if problem.inputs_require_grad() else passes
 

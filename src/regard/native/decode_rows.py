@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from . import library
-from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, places_of
 from .threads import run_units, thread_count
 
 MOST_ROWS = 64
@@ -94,13 +94,8 @@ def attend_few_queries(
     return output, lse
 
 
-def _place(name: str) -> int:
-    """Where the structure has a field, in 64-bit numbers: an array is written in a third of the time of a structure."""
-    return getattr(DecodeStruct, name).offset // 8
-
-
-FAILED, COLUMNS, PART = _place("failed"), _place("columns"), _place("part")
-QUERY, KEY, VALUE, OUTPUT, LSE = (_place(name) for name in ("query", "key", "value", "output", "lse"))
+FAILED, COLUMNS, PART = places_of(DecodeStruct, "failed", "columns", "part")
+QUERY, KEY, VALUE, OUTPUT, LSE = places_of(DecodeStruct, "query", "key", "value", "output", "lse")
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -113,9 +113,9 @@ _kept = _Kept()
 
 
 def release_memory() -> None:
-    """Return the memory of earlier large results that is kept for the next ones to the system.
+    """Give memory that is kept for the next large results, at most 1 GiB, back to the system.
 
-    At most 1 GiB is kept. Results that are still in use keep theirs.
+    Results that are still in use keep theirs.
 
     >>> release_memory()
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .flash import FiniteRows, RowsStruct
-from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, new_large, new_large_like
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, new_large, new_large_like, places_of
 from .threads import no_memory, run_units, thread_count
 
 LEAST_WORK = 2**20
@@ -47,15 +47,10 @@ class ShortStruct(ctypes.Structure):
     )
 
 
-def _place(name: str) -> int:
-    """Where the structure has a field, in 64-bit numbers: an array is written in a third of the time of a structure."""
-    return getattr(ShortStruct, name).offset // 8
-
-
-UNITS, FAILED, NONFINITE, COARSE = (_place(name) for name in ("unit_count", "failed", "nonfinite", "coarse"))
-SPANS, QUERY, KEY, VALUE = _place("spans"), _place("query"), _place("key"), _place("value")
-OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = _place("output"), _place("lse"), _place("grad_output"), _place("grad_lse")
-GRAD_QUERY, GRAD_KEY, GRAD_VALUE = _place("grad_query"), _place("grad_key"), _place("grad_value")
+UNITS, FAILED, NONFINITE, COARSE = places_of(ShortStruct, "unit_count", "failed", "nonfinite", "coarse")
+SPANS, QUERY, KEY, VALUE = places_of(ShortStruct, "spans", "query", "key", "value")
+OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = places_of(ShortStruct, "output", "lse", "grad_output", "grad_lse")
+GRAD_QUERY, GRAD_KEY, GRAD_VALUE = places_of(ShortStruct, "grad_query", "grad_key", "grad_value")
 
 
 def attend_short(

@@ -1,5 +1,4 @@
-"""The rules of the doctor, by idea: scales, softmax, masks, causality, padding, windows, caches, decoding,
-unused results, dropout, heads, positions, speed.
+"""The rules of the doctor, a file for each idea.
 
 Codes: ATT1xx scale and softmax, ATT2xx masks, ATT3xx dropout and precision, ATT4xx heads and layouts, ATT5xx positions
 and caches, ATT6xx speed, ATT9xx style.
