@@ -214,7 +214,7 @@ def last_contiguous(tensor: Tensor) -> Tensor:
 
 
 def places_of(structure: type[ctypes.Structure], *fields: str) -> tuple[int, ...]:
-    """Where a structure has its fields, in 64-bit numbers: an array is written in a third of the time of a structure."""
+    """Where a structure has fields, in 64-bit numbers: an array is written in a third of the time of a structure."""
     return tuple(getattr(structure, field).offset // 8 for field in fields)
 
 
