@@ -283,7 +283,23 @@ def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
 
 
 def uncompared_kernel(problem: Problem) -> Kernel | None:
-    """The kernel that `choose` takes without comparing times; None where it compares them."""
+    """The kernel that `choose` takes without comparing times; None where it compares them.
+
+    The first row that fits decides; small (at most 256 queries and keys) and few (at most 2^16 pairs) as in the
+    constants of this file. Plain is what torch's operator computes on its fast path, `_is_plain`.
+
+        | problem, not traced by torch.compile or torch.func   | gradient | kernel    |
+        | ---------------------------------------------------- | -------- | --------- |
+        | small, CPU, many keys for each query, or one query   | no       | decode    |
+        | small, CPU, one query of float32 over all keys       | no       | sdpa      |
+        | small, CPU, whatever `short` computes                | any      | short     |
+        | plain, CPU, few pairs                                | no       | sdpa      |
+        | plain, CPU, few pairs, float32 and float64           | yes      | sdpa      |
+        | plain, another device                                | no       | sdpa      |
+        | all others; small ones in native code of `plain`     | any      | compared  |
+
+    Traced, only the rows of plain problems are left, without a mask and without a gradient.
+    """
     traced = torch.compiler.is_compiling() or functorch_active()
     if not traced and _is_small(problem):
         if native.variant_in_use() == UNVECTORISED:

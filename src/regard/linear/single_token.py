@@ -119,8 +119,9 @@ class DeferredState(LinearState):
 def single_token(
     query: Tensor, key: Tensor, value: Tensor, options: LinearOptions
 ) -> tuple[Tensor, LinearState] | None:
-    """The output and the state after one token, as `linear_attention_with_state` defines them; None where another path
-    has to compute it, or to say what is wrong.
+    """The output and the state after one token, by one call of native code; None where another path has to compute it.
+
+    They are those of `linear_attention_with_state`, which also says what is wrong with arguments that are refused here.
 
     Shapes: query (B, H, 1, D), key (B, Hk, 1, D), value (B, Hk, 1, Dv).
     """

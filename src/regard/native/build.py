@@ -54,6 +54,7 @@ HEADERS = (
     "narrow.h",
     "narrow_backward.h",
     "narrow_forward.h",
+    "prefetch.h",
     "recurrence.h",
     "recurrence_chunk.h",
     "reduce_tile.h",

@@ -3,6 +3,7 @@
  * Source: Milakov and Gimelshein 2018 (arXiv 1805.02867) for the softmax, Dao, Haziza, Massa and Sizov 2023 (flash
  * decoding) for the parts. */
 #include "decode.h"
+#include "prefetch.h"
 #include "row_lanes.h"
 #include "typed_rows.h"
 
@@ -45,9 +46,8 @@ INLINE void prefetch_entries(const struct next next, int64_t number, int64_t beg
     if (!next.rows) return;
     const char *bytes = row_at(next.rows, number, next.stride, kind.dtype);
     int64_t size = entry_bytes(kind.dtype);
-    for (int64_t byte = begin * size; byte < end * size; byte += 64) __builtin_prefetch(bytes + byte, 0, 3);
-    if (begin == 0 && (int64_t)((uintptr_t)bytes % PAGE) < next.entries * size)
-        __builtin_prefetch((const char *)((uintptr_t)bytes + AHEAD), 0, 3);
+    for (int64_t byte = begin * size; byte < end * size; byte += LINE) fetch_line(bytes + byte);
+    if (begin == 0) find_page_ahead(bytes, next.entries * size);
 }
 
 INLINE void prefetch_row(const struct next next, int64_t number, const struct kind kind) {
@@ -217,10 +217,10 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
         int64_t count = end - first < CHUNK ? end - first : CHUNK;
         const void *keys = row_at(key, first, problem->key_row, kind.dtype),
                    *values = row_at(value, first, problem->value_row, kind.dtype);
-        const void *next_keys = end - first > CHUNK ? row_at(keys, CHUNK, problem->key_row, kind.dtype) : 0;
         float weights[2 * ROWS * CHUNK];
-        struct next value_next = {values, problem->value_row, problem->value_dim};
-        struct next key_next = {next_keys, problem->key_row, problem->dim};
+        struct next value_next = {0, problem->value_row, problem->value_dim}, key_next = {0, problem->key_row, problem->dim};
+        if (end - first > CHUNK) value_next.rows = row_at(values, CHUNK, problem->value_row, kind.dtype);
+        if (end - first > 2 * CHUNK) key_next.rows = row_at(keys, 2 * CHUNK, problem->key_row, kind.dtype);
         chunk_scores(problem, scratch->query, keys, count, weights, value_next, kind);
         add_bias(problem, bias, first, count, weights, kind);
         lanes rescale = online_softmax(&softmax, weights, kind);

@@ -15,9 +15,6 @@ enum { MOST_ROWS = 64 };
 /* Keys of one chunk. */
 enum { CHUNK = 64 };
 
-/* Finding where a page is in memory takes as long as reading from it: it is begun so many bytes before. */
-enum { PAGE = 4096, AHEAD = 32768 };
-
 /* Strides are in elements, of batch, head and row; the last axes of query, key, value and bias are contiguous. Key and
  * value are of the `dtype`, the query of `query_dtype` (typed_rows.h); all else is float32. */
 struct decode {

@@ -1,13 +1,13 @@
 /* A few rows times a matrix, which is read once from beginning to end: that takes all the time. */
 #include "gemv.h"
+#include "prefetch.h"
 #include "typed_rows.h"
 
 /* Rows and columns of one block. */
 enum { ROWS = 4, COLUMNS = 4 };
 
-/* Bytes of a column ahead of use at which memory is fetched, and those of a cache line. Finding where a page is in memory
- * takes as long as reading from it: it is begun so many bytes before. */
-enum { AHEAD = 2048, LINE = 64, PAGE = 4096, PAGE_AHEAD = 32768 };
+/* Bytes of a column ahead of use at which memory is fetched. */
+enum { AHEAD = 2048 };
 
 /* The same where columns are read one after another, and how many sums then run side by side. */
 enum { AHEAD_IN_ORDER = 4096, SUMS = 4 };
@@ -23,8 +23,8 @@ INLINE void prefetch_ahead(const struct gemv *problem, const void *column, int64
     int64_t ahead = AHEAD / entry_bytes(kind.dtype), later = entry + (ahead < problem->dim ? ahead : problem->dim);
     if (later >= problem->dim) later += kind.columns * problem->matrix_row - problem->dim;
     const char *line = row_at(column, later, 1, kind.dtype);
-    __builtin_prefetch(line, 0, 3);
-    if ((uintptr_t)line % PAGE < LINE) __builtin_prefetch((const char *)((uintptr_t)line + PAGE_AHEAD), 0, 3);
+    fetch_line(line);
+    find_page_ahead(line, LINE);
 }
 
 /* The products of some rows with some columns of the matrix. */
@@ -57,8 +57,7 @@ INLINE void single_product(const struct gemv *problem, int64_t column, const str
     lanes sum[SUMS] = {{0}};
     for (int64_t a = 0; a < problem->dim; a += SUMS * LANES) {
         const char *ahead = (const char *)row_at(own, a, 1, kind.dtype) + AHEAD_IN_ORDER;
-        for (int64_t byte = 0; byte < SUMS * LANES * entry_bytes(kind.dtype); byte += LINE)
-            __builtin_prefetch(ahead + byte, 0, 3);
+        for (int64_t byte = 0; byte < SUMS * LANES * entry_bytes(kind.dtype); byte += LINE) fetch_line(ahead + byte);
         UNROLL for (int i = 0; i < SUMS; i++) {
             int64_t from = a + i * LANES;
             sum[i] += load_entries(problem->input, from, problem->dim, 0, kind.whole) *

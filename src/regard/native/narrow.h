@@ -61,7 +61,7 @@ INLINE void load_rows_ahead(struct ahead *ahead, int count) {
     while (count-- && ahead->at < ahead->count) {
         struct stream *stream = ahead->stream + ahead->at;
         if (stream->left-- > 0)
-            for (int64_t byte = 0; byte < stream->bytes; byte += 64) __builtin_prefetch(stream->row + byte, 0, 2);
+            for (int64_t byte = 0; byte < stream->bytes; byte += LINE) fetch_line(stream->row + byte);
         else
             ahead->at++;
         stream->row += stream->stride;

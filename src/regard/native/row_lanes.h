@@ -5,6 +5,7 @@
 #define REGARD_ROW_LANES_H
 
 #include "decode.h"
+#include "prefetch.h"
 #include "transpose.h"
 #include "typed_rows.h"
 
@@ -61,17 +62,16 @@ struct upcoming {
 INLINE struct upcoming upcoming(const void *rows, int64_t stride, int64_t dim, int64_t count, int64_t steps,
                                 const int dtype) {
     int64_t bytes = dim * entry_bytes(dtype);
-    return (struct upcoming){rows, count, stride * entry_bytes(dtype), bytes, 0, count * ((bytes + 63) / 64), steps, 0};
+    return (struct upcoming){rows, count, stride * entry_bytes(dtype), bytes, 0, count * ((bytes + LINE - 1) / LINE), steps, 0};
 }
 
 /* Fetches the lines of one step. Where the next page begins is sought long before it is read. */
 INLINE void fetch_step(struct upcoming *next) {
     for (next->owed += next->lines; next->owed >= next->steps && next->rows > 0; next->owed -= next->steps) {
-        __builtin_prefetch(next->row + next->byte, 0, 3);
-        next->byte += 64;
+        fetch_line(next->row + next->byte);
+        next->byte += LINE;
         if (next->byte < next->bytes) continue;
-        if ((int64_t)((uintptr_t)next->row % PAGE) < next->bytes)
-            __builtin_prefetch((const char *)((uintptr_t)next->row + AHEAD), 0, 3);
+        find_page_ahead(next->row, next->bytes);
         next->byte = 0;
         next->row += next->stride;
         next->rows--;

@@ -4,6 +4,7 @@
 
 #include "flash.h"
 #include "microkernel.h"
+#include "prefetch.h"
 #include "typed_rows.h"
 #include "transpose.h"
 
@@ -79,7 +80,7 @@ INLINE void prefetch_rows(const struct rows *rows, int64_t batch, int64_t head, 
                           int64_t dim, const int dtype) {
     for (int64_t i = 0; i < count; i++) {
         const char *row = head_rows(rows, batch, head, first + i, dtype);
-        for (int64_t byte = 0; byte < dim * entry_bytes(dtype); byte += 64) __builtin_prefetch(row + byte, 0, 2);
+        for (int64_t byte = 0; byte < dim * entry_bytes(dtype); byte += LINE) fetch_line(row + byte);
     }
 }
 
