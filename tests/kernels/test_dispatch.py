@@ -62,6 +62,11 @@ class TestExplain:
         assert "not chosen: the mask keeps 3% of 16,384 × 16,384 pairs, and this would compute all" in fused
         assert chosen.startswith(f"-> {best:<12} chosen: takes the least time")
 
+    def test_what_a_mask_leaves_of_a_batch_is_a_mean(self):
+        query, key = torch.zeros(8, 2, 300, 8), torch.zeros(8, 2, 400, 8)
+        text = str(regard.explain(query, key, key, mask=masks.padding([64] * 4 + [320] * 4)))
+        assert "the mask keeps 48% of 300 × 400 pairs, and this would compute all" in text
+
     def test_why_there_is_no_native_code(self, monkeypatch):
         monkeypatch.setattr("regard.native.why_not", lambda: "it was never built")
         text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3)))

@@ -185,7 +185,7 @@ def _waste(problem: Problem, causal: bool) -> str:
     """The note that most computed pairs are masked; empty without a mask."""
     if problem.mask is None or causal:
         return ""
-    kept = count_visited_pairs(problem) / max(problem.queries * problem.keys, 1)
+    kept = count_visited_pairs(problem) / max(problem.batch.numel() * problem.queries * problem.keys, 1)
     return f"the mask keeps {kept:.0%} of {problem.queries:,} × {problem.keys:,} pairs, and this would compute all"
 
 
