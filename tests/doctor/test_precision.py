@@ -1861,6 +1861,32 @@ class SelfAttention:
     assert diagnose(source, selection=MISTAKES) == []
 
 
+UNROTATED = """
+class Attention:
+    def forward(self, query, key, value, kv_cache, step, tables):
+        if step["stores"]:
+            kv_cache["keys"][:, :, : step["length"]] = key
+            kv_cache["values"][:, :, : step["length"]] = value
+        else:
+            key = torch.cat([kv_cache["keys"][:, :, : step["length"]], key], dim=2)
+            value = torch.cat([kv_cache["values"][:, :, : step["length"]], value], dim=2)
+        query = apply_rotary_emb(query, tables["query"])
+        key = apply_rotary_emb(key, tables["key"])
+        return F.scaled_dot_product_attention(query, key, value)
+"""
+
+
+def test_keys_that_a_cache_holds_as_they_are_cost_a_rotation_in_each_step():
+    (finding,) = diagnose(IMPORTS + UNROTATED)
+    assert (finding.code, finding.severity) == ("ATT502", Severity.HINT)
+    assert finding.message.startswith("each step rotates all keys of the cache")
+    rotated = UNROTATED.replace(
+        "        if step", "        key = apply_rotary_emb(key, tables['new'])\n        if step"
+    )
+    (finding,) = diagnose(IMPORTS + rotated)
+    assert (finding.code, finding.severity) == ("ATT502", Severity.WARNING)
+
+
 def test_what_is_wrong_is_wrong_in_tests_too():
     assert [one.code for one in diagnose(IMPORTS + WRONG_AXIS, path="tests/layers.py", selection=MISTAKES)] == [
         "ATT111"
