@@ -70,6 +70,25 @@ def test_a_model_whose_keys_stay_is_a_mistake(model: str, loop: str) -> None:
     assert finding.message == "each step computes all of `x` again: keep keys and values in a cache"
 
 
+def test_layers_of_the_file_within_a_sequence_of_modules_are_read() -> None:
+    source = """
+    class Lm(nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.layers = nn.Sequential(*[Reader(dim) for _ in range(2)])
+
+        def forward(self, x):
+            return self.layers(x)
+
+        def generate(self, x, steps):
+            for _ in range(steps):
+                x = torch.cat([x, self(x)[:, -1:]], dim=1)
+            return x
+    """
+    (finding,) = about_generation(diagnose(IMPORTS + MODEL + textwrap.dedent(source)))
+    assert finding.severity is Severity.WARNING
+
+
 def test_a_model_of_transformers_takes_a_cache() -> None:
     loop = """
     from transformers import GPT2LMHeadModel

@@ -1784,6 +1784,34 @@ NO_TEXTBOOK = {
             def forward(self, x, memory):
                 return self.cross(x, memory, output_attentions=False)[0]
     """,
+    "the path beside a fused kernel, which a method calls": """
+        class Attend(nn.Module):
+            def __init__(self, scale, fused):
+                super().__init__()
+                self.scale, self.fused = scale, fused
+
+            def on_the_gpu(self, q, k, v, mask):
+                with torch.backends.cuda.sdp_kernel(enable_math=False):
+                    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+            def forward(self, q, k, v, mask=None):
+                if self.fused:
+                    return self.on_the_gpu(q, k, v, mask)
+                scores = torch.einsum("bhid,bhjd->bhij", q, k) * self.scale
+                if mask is not None:
+                    scores = scores.masked_fill(~mask, -torch.finfo(scores.dtype).max)
+                return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
+    """,
+    "weights that are constants for the gradients": """
+        def expected(x, table):
+            p = torch.softmax(x @ table.T, dim=-1).detach()
+            return p @ table
+    """,
+    "weights that are constants in the product": """
+        def expected(x, table):
+            p = torch.softmax(x @ table.T, dim=-1)
+            return p.detach() @ table
+    """,
     "vectors without features": """
         def attend(qkv):
             q, k, v = qkv.unbind(-1)

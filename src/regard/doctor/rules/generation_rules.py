@@ -72,10 +72,10 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
             call = None if _says_no_cache(node, facts) else _call_of_model(node, grown, facts)
             if call is None or [one.id for one in ast.walk(call) if isinstance(one, ast.Name)].count(grown) > 1:
                 continue  # a text that is source and target, and changes as a whole
-            if not _depends_on(appended, call, node) or _has_no_keys(call, facts):
+            if not _depends_on(appended, call, node):
                 continue
             model = model_text(call, _class_around(call, facts), facts)
-            if model.can_keep_keys:
+            if model.is_seen_to_keep_keys or (model.can_keep_keys and not _has_no_keys(call, facts)):
                 yield Report(
                     call,
                     f"each step computes all of `{grown}` again: keep keys and values in a cache",
