@@ -70,6 +70,16 @@ def test_a_model_whose_keys_stay_is_a_mistake(model: str, loop: str) -> None:
     assert finding.message == "each step computes all of `x` again: keep keys and values in a cache"
 
 
+def test_one_loop_for_models_of_several_kinds_leaves_a_doubt() -> None:
+    others = NO_KEYS.replace("Reader", "Gated")
+    loop = LOOP.replace("model: Reader", "model")
+    made = "model = Reader(8)\nif kind == 'gate':\n    model = Gated(8)\n"
+    (finding,) = about_generation(diagnose(IMPORTS + MODEL + others + loop + made))
+    assert finding.severity is Severity.HINT
+    (finding,) = about_generation(diagnose(IMPORTS + MODEL + others + loop + "model = Reader(8)\n"))
+    assert finding.severity is Severity.WARNING
+
+
 def test_layers_of_the_file_within_a_sequence_of_modules_are_read() -> None:
     source = """
     class Lm(nn.Module):

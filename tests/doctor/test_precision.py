@@ -13,6 +13,21 @@ from regard.doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "a mask that a method would store, which nothing calls": """
+        class Attention(nn.Module):
+            def stored(self, n):
+                if self.mask is not None:
+                    return self.mask[:n, :n]
+                mask = torch.ones((n, n), dtype=torch.bool).triu(1)
+                self.register_buffer("mask", mask, persistent=False)
+                return mask
+
+            def forward(self, q, k, v):
+                mask = torch.ones((q.size(-2), k.size(-2)), dtype=torch.bool, device=q.device).triu(1)
+                scores = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).masked_fill(mask, -math.inf)
+                weights = scores.softmax(dim=-1)
+                return weights @ v, weights
+    """,
     "heads mixed behind the softmax": """
         def attend(q, k, v, scale, mix):
             weights = (torch.einsum("b h i d, b h j d -> b h i j", q, k) * q.size(-1) ** -0.5).softmax(dim=-1)
@@ -1801,6 +1816,29 @@ NO_TEXTBOOK = {
                 if mask is not None:
                     scores = scores.masked_fill(~mask, -torch.finfo(scores.dtype).max)
                 return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
+    """,
+    "a formula that is written out to be read": """
+        class SelfAttention(nn.Module):
+            \"\"\"Self-attention; an explicit implementation, to show how it works.\"\"\"
+
+            def forward(self, q, k, v):
+                return (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).softmax(dim=-1) @ v
+    """,
+    "features that attend to features, of parts of one projection": """
+        class CrossCovariance(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.qkv = heads, nn.Linear(dim, 3 * dim)
+                self.temperature = nn.Parameter(torch.ones(heads, 1, 1))
+
+            def forward(self, x):
+                B, N, C = x.shape
+                qkv = self.qkv(x).reshape(B, N, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+                q, k, v = qkv[0], qkv[1], qkv[2]
+                q, k, v = q.transpose(-2, -1), k.transpose(-2, -1), v.transpose(-2, -1)
+                q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+                weights = ((q @ k.transpose(-2, -1)) * self.temperature).softmax(dim=-1)
+                return (weights @ v).permute(0, 3, 1, 2).reshape(B, N, C)
     """,
     "weights that are constants for the gradients": """
         def expected(x, table):

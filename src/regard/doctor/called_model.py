@@ -72,11 +72,17 @@ def model_text(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) ->
         return ModelText(attends=True, cached=True, named=True, complete=True)
     found = [one for name in names if (one := module.definition(name)) is not None]
     if found:
-        return replace(_text(found), named=True)
+        return _common([_text([one]) for one in found])
     if names and all(facts.imports.get(name) for name in names):
         return ModelText()  # it is of a file that is not there
     defined = [Definition(one.node, module) for one in facts.classes.values() if "forward" in one.methods]
     return replace(_text(defined), complete=False)
+
+
+def _common(models: list[ModelText]) -> ModelText:
+    """What is written in the models that a call may run; nothing, where some keep their keys and others do not."""
+    alike = len({bool(one.doubt) for one in models}) == 1
+    return replace(models[0], named=True) if alike else ModelText(named=True)
 
 
 def _module_of(facts: ModuleFacts) -> ProjectModule:

@@ -12,7 +12,7 @@ from ..attention_sites import AttentionSite, Step, dimension_power, einsum_axes
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
-from ..symbolic_evaluation import ModuleFacts
+from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, is_none, number, walk
 from .base import Report, formulas, function_around, last_name, rule, target_names
 from .mask_rules import fill_value, is_mask_name
@@ -53,6 +53,7 @@ def textbook_formula(facts: ModuleFacts) -> Iterator[Report]:
             and not _is_over_features(site)
             and not _is_of_weights(site)
             and not _is_detached(site, facts)
+            and not _says_written_out(site, facts)
         ):
             yield Report(
                 site.output.node,
@@ -114,6 +115,8 @@ def _is_over_features(site: AttentionSite) -> bool:
             axis = int(order[axis] or 0) - len(order)
         elif term.op == "unbind" and number(term.get("dim")) == -1:
             return True
+        elif term.op == "item" and all(number(one) is not None for one in term.items):
+            pass  # a part along the first axes, as `qkv[0]` is
         elif term.op == "reshape":
             sizes = [ast.unparse(one.node) for one in term.items]
             return len(sizes) >= -axis and bool(_LENGTH_NAME.match(sizes[axis].rpartition(".")[2]))
@@ -126,6 +129,21 @@ def _is_over_features(site: AttentionSite) -> bool:
 def _is_of_weights(site: AttentionSite) -> bool:
     """Whether what is averaged is itself made of weights, as the inverse of a kernel matrix is."""
     return any(one.op == "softmax" for one in walk(site.value, stop=frozenset({"apply"})))
+
+
+_WRITTEN_OUT = re.compile(
+    r"\b(explicit implementation|explicitly written|educational|didactic|for (illustration|teaching))\b"
+)
+
+
+def _says_written_out(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the text of a function or class around says that the formula is written out to be read."""
+    around = facts.parents.get(site.output.node)
+    while around is not None:
+        if isinstance(around, Function | ast.ClassDef) and _WRITTEN_OUT.search(ast.get_docstring(around) or ""):
+            return True
+        around = facts.parents.get(around)
+    return False
 
 
 def _is_detached(site: AttentionSite, facts: ModuleFacts) -> bool:
