@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ..called_model import ModelText, model_text
 from ..finding import Severity
 from ..symbolic_evaluation import ClassFacts, ModuleFacts
 from ..term import Term
 from .base import Report, bound_names, function_around, last_name, rule, target_names
+from .called_model import ModelText, model_text
 from .mask_rules import is_without_cache
 
 _CACHED = re.compile(r"past|cache|prev", re.I)

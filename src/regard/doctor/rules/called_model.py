@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .project_module import Definition, ProjectModule
-from .symbolic_evaluation import ClassFacts, Function, ModuleFacts
+from ..project_module import Definition, ProjectModule
+from ..symbolic_evaluation import ClassFacts, Function, ModuleFacts
+from .base import function_around
 
 _MOST = 80
 """Definitions that are read for one model."""
@@ -101,7 +102,7 @@ def _models(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) -> It
     if class_ is not None and (receiver == "self" or (own and receiver.removeprefix("self.") in class_.methods)):
         yield class_.name
         return
-    function = _function_around(call, facts)
+    function = function_around(call, facts)
     if not own and function is not None:
         yield from _annotated(receiver, function)
     for node in ast.walk(class_.node if own and class_ is not None else facts.tree):
@@ -115,7 +116,7 @@ def _assigned(node: ast.Assign | ast.AnnAssign, facts: ModuleFacts) -> Iterator[
     """The classes that an assignment names: by an annotation, its own or its value's, or by what it makes."""
     if isinstance(node, ast.AnnAssign):
         yield from _classes(node.annotation)
-    maker = _function_around(node, facts)
+    maker = function_around(node, facts)
     if isinstance(node.value, ast.Call):
         yield from _made(node.value.func)
     elif isinstance(node.value, ast.Name) and maker is not None:
@@ -150,13 +151,6 @@ def _made(maker: ast.expr) -> Iterator[str]:
     """The class of `Model(...)`, `Model.from_pretrained(...)` and `models.Model(...)`."""
     parts = ast.unparse(maker).split(".")
     yield from [part for part in parts if part[:1].isupper()][:1]
-
-
-def _function_around(node: ast.AST, facts: ModuleFacts) -> Function | None:
-    above: ast.AST | None = node
-    while above is not None and not isinstance(above, Function):
-        above = facts.parents.get(above)
-    return above
 
 
 def _text(models: Iterable[Definition]) -> ModelText:
