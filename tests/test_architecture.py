@@ -164,7 +164,7 @@ def usage_fault(node: ast.AST) -> str | None:
             return None
 
 
-MOST_MODULES, MOST_LINES = 363, 60
+MOST_MODULES, MOST_LINES = 365, 60
 MOST_OF_SOFTMAX = 219  # modules of softmax attention: all but those of the features below
 
 # What stands beside softmax attention, with its models and its explorer: rooms, and modules in the rooms of others.

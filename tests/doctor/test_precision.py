@@ -13,6 +13,21 @@ from regard.doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "a mask that a method would store, which nothing calls": """
+        class Attention(nn.Module):
+            def stored(self, n):
+                if self.mask is not None:
+                    return self.mask[:n, :n]
+                mask = torch.ones((n, n), dtype=torch.bool).triu(1)
+                self.register_buffer("mask", mask, persistent=False)
+                return mask
+
+            def forward(self, q, k, v):
+                mask = torch.ones((q.size(-2), k.size(-2)), dtype=torch.bool, device=q.device).triu(1)
+                scores = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).masked_fill(mask, -math.inf)
+                weights = scores.softmax(dim=-1)
+                return weights @ v, weights
+    """,
     "heads mixed behind the softmax": """
         def attend(q, k, v, scale, mix):
             weights = (torch.einsum("b h i d, b h j d -> b h i j", q, k) * q.size(-1) ** -0.5).softmax(dim=-1)
@@ -1784,6 +1799,57 @@ NO_TEXTBOOK = {
             def forward(self, x, memory):
                 return self.cross(x, memory, output_attentions=False)[0]
     """,
+    "the path beside a fused kernel, which a method calls": """
+        class Attend(nn.Module):
+            def __init__(self, scale, fused):
+                super().__init__()
+                self.scale, self.fused = scale, fused
+
+            def on_the_gpu(self, q, k, v, mask):
+                with torch.backends.cuda.sdp_kernel(enable_math=False):
+                    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+            def forward(self, q, k, v, mask=None):
+                if self.fused:
+                    return self.on_the_gpu(q, k, v, mask)
+                scores = torch.einsum("bhid,bhjd->bhij", q, k) * self.scale
+                if mask is not None:
+                    scores = scores.masked_fill(~mask, -torch.finfo(scores.dtype).max)
+                return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
+    """,
+    "a formula that is written out to be read": """
+        class SelfAttention(nn.Module):
+            \"\"\"Self-attention; an explicit implementation, to show how it works.\"\"\"
+
+            def forward(self, q, k, v):
+                return (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).softmax(dim=-1) @ v
+    """,
+    "features that attend to features, of parts of one projection": """
+        class CrossCovariance(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.qkv = heads, nn.Linear(dim, 3 * dim)
+                self.temperature = nn.Parameter(torch.ones(heads, 1, 1))
+
+            def forward(self, x):
+                B, N, C = x.shape
+                qkv = self.qkv(x).reshape(B, N, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+                q, k, v = qkv[0], qkv[1], qkv[2]
+                q, k, v = q.transpose(-2, -1), k.transpose(-2, -1), v.transpose(-2, -1)
+                q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+                weights = ((q @ k.transpose(-2, -1)) * self.temperature).softmax(dim=-1)
+                return (weights @ v).permute(0, 3, 1, 2).reshape(B, N, C)
+    """,
+    "weights that are constants for the gradients": """
+        def expected(x, table):
+            p = torch.softmax(x @ table.T, dim=-1).detach()
+            return p @ table
+    """,
+    "weights that are constants in the product": """
+        def expected(x, table):
+            p = torch.softmax(x @ table.T, dim=-1)
+            return p.detach() @ table
+    """,
     "vectors without features": """
         def attend(qkv):
             q, k, v = qkv.unbind(-1)
@@ -1859,6 +1925,32 @@ class SelfAttention:
         return powers / powers.sum(axis=-1, keepdims=True)
 """
     assert diagnose(source, selection=MISTAKES) == []
+
+
+UNROTATED = """
+class Attention:
+    def forward(self, query, key, value, kv_cache, step, tables):
+        if step["stores"]:
+            kv_cache["keys"][:, :, : step["length"]] = key
+            kv_cache["values"][:, :, : step["length"]] = value
+        else:
+            key = torch.cat([kv_cache["keys"][:, :, : step["length"]], key], dim=2)
+            value = torch.cat([kv_cache["values"][:, :, : step["length"]], value], dim=2)
+        query = apply_rotary_emb(query, tables["query"])
+        key = apply_rotary_emb(key, tables["key"])
+        return F.scaled_dot_product_attention(query, key, value)
+"""
+
+
+def test_keys_that_a_cache_holds_as_they_are_cost_a_rotation_in_each_step():
+    (finding,) = diagnose(IMPORTS + UNROTATED)
+    assert (finding.code, finding.severity) == ("ATT502", Severity.HINT)
+    assert finding.message.startswith("each step rotates all keys of the cache")
+    rotated = UNROTATED.replace(
+        "        if step", "        key = apply_rotary_emb(key, tables['new'])\n        if step"
+    )
+    (finding,) = diagnose(IMPORTS + rotated)
+    assert (finding.code, finding.severity) == ("ATT502", Severity.WARNING)
 
 
 def test_what_is_wrong_is_wrong_in_tests_too():

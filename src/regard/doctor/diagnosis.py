@@ -89,6 +89,7 @@ def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[Cod
     """The findings of all rules, each at one place once, without those that comments suppress, or call intended."""
     facts = evaluate(source, parsed(source))
     facts.sites = attention_sites(facts)
+    facts.path = path
     facts.is_test = is_test(path, facts.imports.values())
     lines, suppressed = source.splitlines(), suppressions(source)
     found: dict[tuple[str, int, int], tuple[CodeFinding, Report | None]] = {}

@@ -101,7 +101,8 @@ class ModuleFacts:
 
     `events` in the order of evaluation; `consumers` maps the identity of a term to what was computed from it;
     `followed` are the functions that were evaluated in place at a call; `nodes` has the nodes of the tree by their
-    types, `parents` the node above each; `is_test`: the file is one of tests or benchmarks, by its path or its imports.
+    types, `parents` the node above each; `is_test`: the file is one of tests or benchmarks, by its path or its imports;
+    `path`: where it is, beside the files that it imports.
     """
 
     tree: ast.Module
@@ -114,6 +115,7 @@ class ModuleFacts:
     followed: set[Function] = field(default_factory=set)
     sites: list = field(default_factory=list)
     is_test: bool = False
+    path: str = ""
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     nodes: defaultdict[type, list[Any]] = field(default_factory=lambda: defaultdict(list))
 

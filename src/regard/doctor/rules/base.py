@@ -183,3 +183,12 @@ def last_name(node: ast.expr) -> str:
 def target_names(assigned: ast.Assign) -> set[str]:
     """The names that an assignment binds or changes in place."""
     return {node.id for target in assigned.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def bound_names(node: ast.expr) -> Iterator[str]:
+    """The names that an expression is or lists: of `x`, and of `x, (y, z)`."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Tuple | ast.List):
+        for one in node.elts:
+            yield from bound_names(one)

@@ -1,4 +1,4 @@
-"""Rules about positions and caches: rotary positions, missing positions, generation, registration of attention."""
+"""Rules about positions and caches: rotary positions, missing positions, registration of attention."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, projection_name, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
-from ..symbolic_evaluation import ClassFacts, Event, Function, ModuleFacts
+from ..symbolic_evaluation import Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, default_of, function_around, last_name, rule, target_names
-from .mask_rules import is_without_cache
+from .base import Report, bound_names, default_of, function_around, last_name, rule, target_names
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -55,13 +54,13 @@ def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
     )
     for node in facts.nodes[ast.Assign]:
         if isinstance(node.value, ast.GeneratorExp | ast.ListComp) and isinstance(node.value.elt, ast.Call):
-            iterated = set(_bound_names(node.value.generators[0].iter))
-            last = [name for target in node.targets for name in _bound_names(target)][-1:]
-            iterated |= set(last) if len(list(_bound_names(node.targets[0]))) == 3 else set()
+            iterated = set(bound_names(node.value.generators[0].iter))
+            last = [name for target in node.targets for name in bound_names(target)][-1:]
+            iterated |= set(last) if len(list(bound_names(node.targets[0]))) == 3 else set()
             if _is_rotary(node.value.elt) and any(_VALUES.match(name) for name in iterated):
                 yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
         for names, call in _assigned_calls(node):
-            passed = {name for argument in call.args for name in _bound_names(argument)}
+            passed = {name for argument in call.args for name in bound_names(argument)}
             above = facts.parents[node]
             optional = isinstance(above, ast.If) and "value" in ast.unparse(above.test)  # an option of RoFormer
             rotary = _is_rotary(call) or (is_about_rotary and last_name(call.func) == "rotate")
@@ -89,7 +88,7 @@ def _has_other_table_than_queries(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether queries are rotated by another table, so that keys and values may have positions in space."""
 
     def table(rotation: ast.Call) -> set[str]:
-        return {name for one in rotation.args[1:] for name in _bound_names(one)}
+        return {name for one in rotation.args[1:] for name in bound_names(one)}
 
     calls = [one for one in ast.walk(function_around(call, facts) or call) if isinstance(one, ast.Call)]
     turned = [one for one in calls if _is_rotary(one) and one.args and re.match("q", ast.unparse(one.args[0]), re.I)]
@@ -118,20 +117,12 @@ def _returns_values_as_they_were(call: ast.Call, facts: ModuleFacts) -> bool:
 def _assigned_calls(node: ast.Assign) -> Iterator[tuple[list[str], ast.Call]]:
     """The calls whose results an assignment binds, each with the names: of `q, k = f(q), g(k)` both by themselves."""
     if isinstance(node.value, ast.Call):
-        yield [name for target in node.targets for name in _bound_names(target)], node.value
+        yield [name for target in node.targets for name in bound_names(target)], node.value
     target = node.targets[0]
     if isinstance(node.value, ast.Tuple) and isinstance(target, ast.Tuple):
         for name, value in zip(target.elts, node.value.elts, strict=False):
             if isinstance(value, ast.Call):
-                yield list(_bound_names(name)), value
-
-
-def _bound_names(node: ast.expr) -> Iterator[str]:
-    if isinstance(node, ast.Name):
-        yield node.id
-    elif isinstance(node, ast.Tuple | ast.List):
-        for one in node.elts:
-            yield from _bound_names(one)
+                yield list(bound_names(name)), value
 
 
 def _is_rotary(call: ast.Call) -> bool:
@@ -169,42 +160,49 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
     for function in [*facts.nodes[ast.FunctionDef], *facts.nodes[ast.AsyncFunctionDef]]:
         joined: dict[str, ast.Assign] = {}
         for node in sorted(_assignments(function), key=lambda one: one.lineno):
-            names = {name for target in node.targets for name in _bound_names(target)}
+            names = {name for target in node.targets for name in bound_names(target)}
             call = node.value
             if isinstance(call, ast.Call) and _is_rotary(call) and not _decays(call):
-                passed = {name for argument in call.args for name in _bound_names(argument)}
+                passed = {name for argument in call.args for name in bound_names(argument)}
                 if any(
                     name in passed and name in joined and not _excludes(joined[name], node, facts) for name in names
                 ):
-                    yield Report(
-                        call,
-                        "keys of the cache are rotated again with the new ones: rotate, then append",
-                        unless="the cache holds keys that are not rotated"
-                        if _is_kept_before(function, min(one.lineno for one in joined.values()), node)
-                        else "",
-                    )
+                    yield _rotated_after_cache(call, node, function)
             elif isinstance(call, ast.Call) and _joins_cache(call):
                 joined.update({name: node for name in names if _KEYS.match(name)})
             elif isinstance(call, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
                 for target, part in zip(node.targets[0].elts, call.elts, strict=False):
                     if isinstance(part, ast.Call) and _joins_cache(part):
-                        joined.update({name: node for name in _bound_names(target) if _KEYS.match(name)})
+                        joined.update({name: node for name in bound_names(target) if _KEYS.match(name)})
         for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
             inner = [one for one in call.args if isinstance(one, ast.Call) and _is_rotary(one)]
             for one in inner if last_name(call.func) == "scaled_dot_product_attention" else ():
-                if any(name in joined for argument in one.args for name in _bound_names(argument)):
+                if any(name in joined for argument in one.args for name in bound_names(argument)):
                     yield Report(one, "keys of the cache are rotated again with the new ones: rotate, then append")
 
 
-def _is_kept_before(function: Function, first: int, rotation: ast.Assign) -> bool:
-    """Whether a function stores the joined keys before it rotates them, so that those of the cache are not rotated."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and first <= node.lineno < rotation.lineno:
-            targets = " ".join(ast.unparse(one) for one in node.targets)
-            kept = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name) and _KEYS.match(one.id)}
-            if re.search(r"past|cache|prev|present|state|layer_past", targets) and kept:
-                return True
-    return False
+def _rotated_after_cache(call: ast.Call, rotation: ast.Assign, function: Function) -> Report:
+    """The report of joined keys that are rotated: wrong, or, of a cache of keys as they are, the cost of each step."""
+    if _is_kept_unrotated(function, rotation):
+        return Report(
+            call,
+            "each step rotates all keys of the cache: rotate the new ones, then append",
+            unless="positions of cached keys move",
+        )
+    return Report(call, "keys of the cache are rotated again with the new ones: rotate, then append")
+
+
+def _is_kept_unrotated(function: Function, rotation: ast.Assign) -> bool:
+    """Whether a function stores keys before any of its statements rotates keys, so that those of the cache are not."""
+    stores, rotations = [], [rotation.lineno]
+    for node in _assignments(function):
+        written = " ".join(ast.unparse(one) for one in node.targets)
+        read = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name) and _KEYS.match(one.id)}
+        if read and re.search(r"past|cache|prev|present|state|layer_past", written):
+            stores.append(node.lineno)
+        if read and any(isinstance(one, ast.Call) and _is_rotary(one) for one in ast.walk(node.value)):
+            rotations.append(node.lineno)
+    return any(line < min(rotations) for line in stores)
 
 
 def _decays(call: ast.Call) -> bool:
@@ -390,255 +388,6 @@ def _reads_last_of_projected(output: Term, source: Term, facts: ModuleFacts) -> 
         one.op == "item" and len(one.items) == 2 and one.items[0].op == "slice" and number(one.items[1]) == -1
         for one in facts.consumers.get(id(output), [])
     )
-
-
-@rule(
-    "ATT511",
-    Severity.WARNING,
-    source="https://github.com/karpathy/nanoGPT/blob/master/model.py",
-    wrong="""
-        def generate(model, tokens, steps):
-            for _ in range(steps):
-                logits = model(tokens)
-                following = logits[:, -1].argmax(dim=-1, keepdim=True)
-                tokens = torch.cat([tokens, following], dim=1)
-            return tokens
-    """,
-    right="""
-        def generate(model, tokens, steps):
-            cache, following = None, tokens
-            for _ in range(steps):
-                logits, cache = model(following, cache)
-                following = logits[:, -1].argmax(dim=-1, keepdim=True)
-                tokens = torch.cat([tokens, following], dim=1)
-            return tokens
-    """,
-)
-def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
-    """Each step of generation computes the keys and values of the whole text again.
-
-    n steps cost the work of n²/2 positions. A cache of keys and values makes a step compute one position. A model whose
-    class has no attention is no finding. In a file with a recurrent model it is a hint, where a class calls what it was
-    given and nothing says that this is a Transformer, where a model reads tokens in orders, and in a loss over steps.
-    """
-    if not re.search(r"\b(cat|concat|hstack)\(", facts.source):
-        return
-    for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
-        if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts):
-            continue
-        for grown, appended in _grown_sequences(node):
-            call = None if _says_no_cache(node, facts) else _call_of_model(node, grown, facts)
-            if call is None or [one.id for one in ast.walk(call) if isinstance(one, ast.Name)].count(grown) > 1:
-                continue  # a text that is source and target, and changes as a whole
-            if _depends_on(appended, call, node) and not _has_no_keys(call, facts):
-                yield Report(
-                    call,
-                    f"each step computes all of `{grown}` again: keep keys and values in a cache",
-                    unless=_why_without_cache(call, facts),
-                )
-                break
-
-
-def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether the text of the function around says that it does without a cache."""
-    function = function_around(node, facts)
-    written = ast.get_source_segment(facts.source, function) if function is not None else None
-    return (
-        written is not None
-        and re.search(
-            r"\b(no|without( an?| any)?) (kv[- ]?|keys?([- /]| and )values? )?cach|uncached|no_?cache|without_cache"
-            r"|recomput|\binefficient|unoptimi[sz]ed",
-            written,
-            re.I,
-        )
-        is not None
-    )
-
-
-_TRANSFORMER = re.compile(
-    r"transformer|gpt|llama|bert\b|block_size|context_(len|size|window)|n_ctx|tgt_mask|causal|max_seq_len|n(um)?_heads?\b",
-    re.I,
-)
-_RECURRENT = re.compile(r"lstm|\bgru\b|\brnn|mamba|rwkv|\bssm\b|bigram", re.I)
-_WITHOUT_KEYS = re.compile(
-    r"torch\.nn\.(Embedding|Linear|Dropout|LayerNorm|RMSNorm|BatchNorm\d?d?|Conv\dd|LSTM|GRU|RNN|LSTMCell|GRUCell|RNNCell|Parameter"
-    r"|ReLU|GELU|SiLU|Tanh|Sigmoid|Sequential|Identity|CrossEntropyLoss)$"
-)
-
-
-def _why_without_cache(call: ast.Call, facts: ModuleFacts) -> str:
-    """A reason why the model that a loop calls may do without a cache: the file has a recurrent one, or a class calls
-    what it was given and nothing names a Transformer; tokens are read in orders; the steps are trained.
-    """
-    given = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
-    if _RECURRENT.search(facts.source) or (given and _TRANSFORMER.search(facts.source) is None):
-        return "the model has no keys"
-    around = _class_around(call, facts)
-    made = around.attributes.get(last_name(call.func)) if around is not None and given else None
-    if made is not None and made.op == "parameter":
-        return "the model that the class is given is not causal, or has no keys"
-    own = around if ast.unparse(call.func) in ("self", "self.forward") else None
-    if own is not None and re.search(r"Encoder(?!.*Decoder)", own.node.name):
-        return "an encoder sees the whole text, the later tokens too"
-    forward = own.methods.get("forward") if own is not None else None
-    if forward is not None and any(re.search(r"order|perm(utation)?s?$", one.arg) for one in forward.args.args):
-        return "the tokens are read in other orders"
-    if any(isinstance(one, ast.Constant) and one.value is None for one in call.args[1:]):
-        return "the model attends without a causal mask"
-    function = function_around(call, facts)
-    if function is not None and re.search(r"(^|_)loss", function.name):
-        return "gradients of all steps are needed"
-    return ""
-
-
-def _class_around(node: ast.AST, facts: ModuleFacts) -> ClassFacts | None:
-    """The class of the file in whose text a node stands."""
-    above: ast.AST | None = node
-    while above is not None and not isinstance(above, ast.ClassDef):
-        above = facts.parents.get(above)
-    return facts.classes.get(above.name) if isinstance(above, ast.ClassDef) else None
-
-
-def _has_no_keys(call: ast.Call, facts: ModuleFacts) -> bool:
-    """Whether what is called is a model of this file that is made of layers without keys alone: no Transformer."""
-    own = _class_around(call, facts)
-    if own is None or not isinstance(call.func, ast.Name | ast.Attribute):
-        return False
-    if ast.unparse(call.func) in ("self", "self.forward"):
-        return _is_without_keys(own, facts)
-    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self":
-        made = own.attributes.get(call.func.attr)
-        return (
-            made is not None and made.op in ("call", "instance") and _WITHOUT_KEYS.search(str(made.value)) is not None
-        )
-    return False
-
-
-def _is_without_keys(class_: ClassFacts, facts: ModuleFacts) -> bool:
-    """Whether a class makes modules of torch alone, of which none has keys."""
-    bases = [last_name(base) for base in class_.node.bases]
-    if any(base not in ("Module", "LightningModule", "object") for base in bases):
-        return False
-    if any(site.event.class_ is class_ for site in facts.sites):
-        return False
-    made = [
-        one
-        for one in class_.attributes.values()
-        if one.op in ("call", "instance", "apply", "unknown") and not _is_of_numbers(one)
-    ]
-    return bool(made) and all(_WITHOUT_KEYS.search(str(one.value)) for one in made)
-
-
-def _is_of_numbers(made: Term) -> bool:
-    """Whether an attribute is an object of the file that is no module, as a configuration is."""
-    class_ = made.value
-    return isinstance(class_, ClassFacts) and not class_.node.bases
-
-
-def _depends_on(appended: list[ast.expr], call: ast.Call, loop: ast.For | ast.While) -> bool:
-    """Whether what is appended to a sequence is computed, within the loop, from the result of a call."""
-    assigned = [node for node in ast.walk(loop) if isinstance(node, ast.Assign)]
-    waiting, seen = list(appended), set()
-    while waiting:
-        for node in ast.walk(waiting.pop()):
-            if node is call:
-                return True
-            if isinstance(node, ast.Name) and node.id not in seen:
-                seen.add(node.id)
-                waiting += [one.value for one in assigned if node.id in target_names(one)]
-    return False
-
-
-def _grown_sequences(loop: ast.For | ast.While) -> Iterator[tuple[str, list[ast.expr]]]:
-    """Names that a loop assigns as themselves joined with something, and what that is."""
-    for node in ast.walk(loop):
-        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
-            continue
-        value, name = node.value, node.targets[0].id
-        if isinstance(value, ast.Call) and last_name(value.func) in ("cat", "concat", "hstack") and value.args:
-            joined = value.args[0]
-            if isinstance(joined, ast.Tuple | ast.List) and any(name in _bound_names(one) for one in joined.elts[:1]):
-                yield name, joined.elts[1:]
-
-
-def _call_of_model(loop: ast.For | ast.While, grown: str, facts: ModuleFacts) -> ast.Call | None:
-    """The call in a loop that gets all of a growing sequence and of whose result the last position is used."""
-    names, results = {grown}, {}
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_tail(node.value, grown):
-            names.add(node.targets[0].id)
-    for node in ast.walk(loop):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and _is_model_call(node.value, names, facts)
-        ):
-            if re.search(r"mems?\b|cache|past|state", " ".join(target_names(node))):
-                continue
-            if target_names(node) & {name for one in node.value.args for name in _bound_names(one)}:
-                continue  # scores = penalized(tokens, scores)
-            for name in (name for target in node.targets for name in _bound_names(target)):
-                results[name] = node.value
-    for node in ast.walk(loop):  # logits = out[0] if isinstance(out, tuple) else out
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp | ast.Attribute | ast.Subscript):
-            used = [one.id for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in results]
-            for name in (name for target in node.targets for name in _bound_names(target)):
-                if used and not isinstance(node.value, ast.Subscript):
-                    results.setdefault(name, results[used[0]])
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Subscript) and _takes_last(node.slice):
-            value = node.value.value if isinstance(node.value, ast.Attribute) else node.value
-            if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
-                continue
-            if isinstance(value, ast.Name) and value.id in results:
-                return results[value.id]
-            if isinstance(value, ast.Call) and _is_model_call(value, names, facts):
-                return value
-    return None
-
-
-def _is_tail(value: ast.expr, grown: str) -> bool:
-    """Whether a value is the sequence cut to the longest context: `tokens if ... else tokens[:, -n:]`."""
-    if isinstance(value, ast.IfExp):
-        return _is_tail(value.body, grown) or _is_tail(value.orelse, grown)
-    if not isinstance(value, ast.Subscript) or not isinstance(value.value, ast.Name) or value.value.id != grown:
-        return False
-    last = value.slice.elts[-1] if isinstance(value.slice, ast.Tuple) else value.slice
-    return isinstance(last, ast.Slice) and last.upper is None
-
-
-def _is_model_call(call: ast.Call, names: set[str], facts: ModuleFacts) -> bool:
-    if isinstance(call.func, ast.Name) and call.func.id in facts.imports:
-        return False  # a function of another file, as einops' rearrange is
-    function, text = last_name(call.func), ast.unparse(call)
-    passed = {name for argument in call.args[:3] for name in _bound_names(argument)}
-    passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
-    plain = function not in (
-        "cat",
-        "hstack",
-        "pad",
-        "len",
-        "print",
-        "append",
-        "softmax",
-        "argmax",
-        "generate",
-        "tuple",
-        "list",
-        "size",
-    )
-    plain = plain and not (function == "decode" and len(call.args) < 2)  # tokenizer.decode(tokens)
-    return (
-        plain
-        and bool(passed & names)
-        and not re.search(r"cache|past|state|hidden|memory_|\bmems?\b|start_pos", text, re.I)
-    )
-
-
-def _takes_last(index: ast.expr) -> bool:
-    """Whether an index takes the last position of axis 1, or of axis 0: `[:, -1]`, `[:, -1, :]`, `[-1]`."""
-    parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    return any(ast.unparse(part) in ("-1", "-1:") for part in parts)
 
 
 @rule(

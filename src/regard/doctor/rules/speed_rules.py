@@ -12,7 +12,7 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..rewriting import AddKeyword, Rewrite
 from ..symbolic_evaluation import Event, Function, Loop, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
-from .base import Report, function_around, rule, tests_around
+from .base import Report, function_around, last_name, rule, tests_around
 from .mask_rules import is_cached, resolved
 
 
@@ -497,6 +497,8 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
         if term.value != "register_buffer" or len(term.items) < 2 or id(event.class_) not in with_attention:
             continue
         values = mask_values(term.items[1])
+        if _is_never_called(function_around(term.node, facts), facts):
+            continue
         if values is None or any(_is_of_old_torch(test, event, facts) for test in tests_around(term.node, facts)):
             continue
         halves = ("future", "past", "future and self", "past and self")
@@ -507,6 +509,14 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
                 "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask",
                 unless=_why_stored(str(term.items[0].value), event, facts),
             )
+
+
+def _is_never_called(method: Function | None, facts: ModuleFacts) -> bool:
+    """Whether a method of the file is no constructor, and nothing in the file names it but its definition."""
+    if method is None or method.name == "__init__":
+        return False
+    used = (*facts.nodes[ast.Attribute], *facts.nodes[ast.Name])
+    return not any(last_name(one) == method.name for one in used)
 
 
 def _why_stored(name: str, event: Event, facts: ModuleFacts) -> str:

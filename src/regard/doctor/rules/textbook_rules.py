@@ -12,9 +12,9 @@ from ..attention_sites import AttentionSite, Step, dimension_power, einsum_axes
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
-from ..symbolic_evaluation import ModuleFacts
+from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, formulas, function_around, rule, target_names
+from .base import Report, formulas, function_around, last_name, rule, target_names
 from .mask_rules import fill_value, is_mask_name
 from .softmax_rules import scores_rank, summed_axis
 
@@ -52,6 +52,8 @@ def textbook_formula(facts: ModuleFacts) -> Iterator[Report]:
             and not _is_beside_fused(site, facts)
             and not _is_over_features(site)
             and not _is_of_weights(site)
+            and not _is_detached(site, facts)
+            and not _says_written_out(site, facts)
         ):
             yield Report(
                 site.output.node,
@@ -66,11 +68,28 @@ _LENGTH_NAME = re.compile(r"^(n|l|t|s|len|length|seq_?len(gth)?|n?_?tokens|num_t
 
 
 def _is_beside_fused(site: AttentionSite, facts: ModuleFacts) -> bool:
-    """Whether the same function calls a fused kernel in another branch, so that the formula is the other path of it."""
+    """Whether the same function calls a fused kernel in another branch, so that the formula is the other path of it.
+
+    The kernel may stand in a function of the file that is called there.
+    """
+    function = function_around(site.output.node, facts)
+    called = [one for one in ast.walk(function) if isinstance(one, ast.Call)] if function is not None else []
+    if any(_FUSED_NAME.search(ast.unparse(one.func)) or _calls_fused(last_name(one.func), facts) for one in called):
+        return True
     return any(
         event.function is site.event.function
         and (event.term.op in ("sdpa", "flex") or _FUSED_NAME.search(str(event.term.value)))
         for event in facts.operations("sdpa", "flex", "call", "method", "apply")
+    )
+
+
+def _calls_fused(name: str, facts: ModuleFacts) -> bool:
+    """Whether all functions and methods of that name in the file call a fused kernel."""
+    methods = [one.methods[name] for one in facts.classes.values() if name in one.methods]
+    found = [*methods, facts.functions[name]] if name in facts.functions else methods
+    return bool(found) and all(
+        any(isinstance(node, ast.Call) and _FUSED_NAME.search(ast.unparse(node.func)) for node in ast.walk(one))
+        for one in found
     )
 
 
@@ -96,6 +115,8 @@ def _is_over_features(site: AttentionSite) -> bool:
             axis = int(order[axis] or 0) - len(order)
         elif term.op == "unbind" and number(term.get("dim")) == -1:
             return True
+        elif term.op == "item" and all(number(one) is not None for one in term.items):
+            pass  # a part along the first axes, as `qkv[0]` is
         elif term.op == "reshape":
             sizes = [ast.unparse(one.node) for one in term.items]
             return len(sizes) >= -axis and bool(_LENGTH_NAME.match(sizes[axis].rpartition(".")[2]))
@@ -108,6 +129,34 @@ def _is_over_features(site: AttentionSite) -> bool:
 def _is_of_weights(site: AttentionSite) -> bool:
     """Whether what is averaged is itself made of weights, as the inverse of a kernel matrix is."""
     return any(one.op == "softmax" for one in walk(site.value, stop=frozenset({"apply"})))
+
+
+_WRITTEN_OUT = re.compile(
+    r"\b(explicit implementation|explicitly written|educational|didactic|for (illustration|teaching))\b"
+)
+
+
+def _says_written_out(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the text of a function or class around says that the formula is written out to be read."""
+    around = facts.parents.get(site.output.node)
+    while around is not None:
+        if isinstance(around, Function | ast.ClassDef) and _WRITTEN_OUT.search(ast.get_docstring(around) or ""):
+            return True
+        around = facts.parents.get(around)
+    return False
+
+
+def _is_detached(site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether the weights are constants for the gradients, which those of a fused function are not."""
+    for term in [site.softmax, *(step.term for step in site.after)]:
+        node = facts.parents.get(term.node) if term is not None else None
+        while node is not None and node is not site.output.node and not isinstance(node, ast.stmt):
+            if isinstance(node, ast.Attribute) and node.attr == "detach":
+                return True
+            node = facts.parents.get(node)
+    product = site.output.node
+    operands = [product.left] if isinstance(product, ast.BinOp) else getattr(product, "args", [])
+    return any(ast.unparse(one).endswith(".detach()") for one in operands[:1])
 
 
 def _is_expressible(site: AttentionSite) -> bool:

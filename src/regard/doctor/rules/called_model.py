@@ -1,0 +1,208 @@
+"""What the text of a model says of its attention: its class, and the classes and functions that this one uses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..project_module import Definition, ProjectModule
+from ..symbolic_evaluation import ClassFacts, Function, ModuleFacts
+from .base import function_around
+
+_MOST = 80
+"""Definitions that are read for one model."""
+_ATTENDS = re.compile(
+    r"^softmax$|^scaled_dot_product_attention$|^MultiheadAttention$|^Transformer((En|De)coder(Layer)?)?$|^flex_attention$"
+    r"|^flash_attn|^memory_efficient_attention$"
+)
+_CAUSAL = re.compile(r"^tri[lu]_?$|subsequent|causal_?(mask|bias|att)|look_?ahead|^Causal", re.I)
+_CACHE = re.compile(r"(^|_)(past|cache|caches|kv)(_|$)|^use_cache$|layer_past", re.I)
+_MASK = re.compile(r"mask", re.I)
+_OF_TRANSFORMERS = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|ForVision2Seq|ForSeq2SeqLM)$")
+_LIBRARIES = frozenset(
+    {"torch", "einops", "numpy", "math", "typing", "dataclasses", "functools", "collections", "__future__", "abc"}
+)
+"""Modules without a model of their own: what is imported from them leaves nothing unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """What is written in a model: that it attends, that its mask is causal, that it has any, that it takes a cache.
+
+    `named`: an annotation or an assignment says which model it is. `complete`: all of it could be read.
+    """
+
+    attends: bool = False
+    causal: bool = False
+    masked: bool = False
+    cached: bool = False
+    named: bool = False
+    complete: bool = False
+
+    @property
+    def can_keep_keys(self) -> bool:
+        """Whether earlier keys may stay as they are when a token is added: not if all of the model was read, and it
+        does not attend, or every token sees all others.
+        """
+        return not self.complete or (self.attends and (self.causal or self.masked)) or self.cached
+
+    @property
+    def is_seen_to_keep_keys(self) -> bool:
+        """Whether the class that is called was read, and its earlier keys stay as they are."""
+        return self.named and not self.doubt
+
+    @property
+    def doubt(self) -> str:
+        """The circumstance under which keys change with each token, where what was read does not exclude it."""
+        if self.cached or (self.attends and self.causal):
+            return ""
+        return "its tokens see later ones" if self.attends else "the model has no keys, or its tokens see later ones"
+
+
+def model_text(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) -> ModelText:
+    """What is written in the model that a call runs; `class_` is the one around the call.
+
+    Where neither an annotation nor an assignment says which model it is, it is read for those that the file defines.
+    """
+    module = _module_of(facts)
+    names = list(_models(call, class_, facts))
+    if any(_OF_TRANSFORMERS.search(name) and _is_of_transformers(name, module) for name in names):
+        return ModelText(attends=True, cached=True, named=True, complete=True)
+    found = [one for name in names if (one := module.definition(name)) is not None]
+    if found:
+        return _common([_text([one]) for one in found])
+    if names and all(facts.imports.get(name) for name in names):
+        return ModelText()  # it is of a file that is not there
+    defined = [Definition(one.node, module) for one in facts.classes.values() if "forward" in one.methods]
+    return replace(_text(defined), complete=False)
+
+
+def _common(models: list[ModelText]) -> ModelText:
+    """What is written in the models that a call may run; nothing, where some keep their keys and others do not."""
+    alike = len({bool(one.doubt) for one in models}) == 1
+    return replace(models[0], named=True) if alike else ModelText(named=True)
+
+
+def _module_of(facts: ModuleFacts) -> ProjectModule:
+    classes = {name: one.node for name, one in facts.classes.items()}
+    return ProjectModule(Path(facts.path), facts.imports, {**facts.functions, **classes})
+
+
+def _is_of_transformers(name: str, module: ProjectModule) -> bool:
+    return module.imports.get(name, "").startswith("transformers.")
+
+
+def _models(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) -> Iterator[str]:
+    """The names of classes that the receiver of a call is annotated with, or made of."""
+    receiver = _receiver(call.func)
+    own = receiver.startswith("self.") and class_ is not None
+    if class_ is not None and (receiver == "self" or (own and receiver.removeprefix("self.") in class_.methods)):
+        yield class_.name
+        return
+    function = function_around(call, facts)
+    if not own and function is not None:
+        yield from _annotated(receiver, function)
+    for node in ast.walk(class_.node if own and class_ is not None else facts.tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if receiver in map(ast.unparse, targets):
+                yield from _assigned(node, facts)
+
+
+def _assigned(node: ast.Assign | ast.AnnAssign, facts: ModuleFacts) -> Iterator[str]:
+    """The classes that an assignment names: by an annotation, its own or its value's, or by what it makes."""
+    if isinstance(node, ast.AnnAssign):
+        yield from _classes(node.annotation)
+    maker = function_around(node, facts)
+    if isinstance(node.value, ast.Call):
+        yield from _made(node.value.func)
+    elif isinstance(node.value, ast.Name) and maker is not None:
+        yield from _annotated(node.value.id, maker)
+
+
+def _receiver(called: ast.expr) -> str:
+    """The model that is called: `model` of `model(x)` and of `model.decode(x)`, `self.net` of `self.net(x)`."""
+    written = ast.unparse(called)
+    if written == "self" or not written.startswith("self."):
+        return written.partition(".")[0]
+    parts = written.split(".")
+    return "self" if len(parts) == 2 and parts[1] in ("forward", "__call__") else ".".join(parts[:2])
+
+
+def _annotated(name: str, function: Function) -> Iterator[str]:
+    arguments = function.args
+    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if one.arg == name and one.annotation is not None:
+            yield from _classes(one.annotation)
+
+
+def _classes(annotation: ast.expr) -> Iterator[str]:
+    """The names in an annotation that are no base class of all models."""
+    for node in ast.walk(annotation):
+        name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
+        if isinstance(name, str) and name.isidentifier() and name not in ("Module", "nn", "torch", "Any", "Callable"):
+            yield name
+
+
+def _made(maker: ast.expr) -> Iterator[str]:
+    """The class of `Model(...)`, `Model.from_pretrained(...)` and `models.Model(...)`."""
+    parts = ast.unparse(maker).split(".")
+    yield from [part for part in parts if part[:1].isupper()][:1]
+
+
+def _text(models: Iterable[Definition]) -> ModelText:
+    """What is written in models and in all that they use, as far as it can be read."""
+    waiting = list(models)
+    cached = any(_CACHE.search(name) for one in waiting for name in _parameters(one.node))
+    seen, words, complete = set(), set(), True
+    for one in waiting:  # grows while it is read
+        if id(one.node) in seen:
+            continue
+        if len(seen) == _MOST:
+            complete = False
+            break
+        seen.add(id(one.node))
+        for word in _words(one.node):
+            words.add(word)
+            used = one.module.definition(word) if word[:1] != "." else None
+            if used is not None:
+                waiting.append(used)
+            elif _is_unknown(word, one.module):
+                complete = False
+    plain = {word.lstrip(".") for word in words}
+    return ModelText(
+        attends=any(map(_ATTENDS.search, plain)),
+        causal=any(map(_CAUSAL.search, plain)) or "is_causal=" in words or "causal=" in words,
+        masked=any(map(_MASK.search, plain)),
+        cached=cached,
+        complete=complete,
+    )
+
+
+def _is_unknown(name: str, module: ProjectModule) -> bool:
+    """Whether a name is imported from a file that is not there, and may be a part of a model."""
+    imported = module.imports.get(name, "")
+    return "." in imported and name[:1].isupper() and imported.partition(".")[0] not in _LIBRARIES
+
+
+def _parameters(node: ast.AST) -> Iterator[str]:
+    """The parameters of the methods that a model is called by."""
+    for one in ast.walk(node):
+        if isinstance(one, Function) and (one is node or one.name in ("forward", "__call__", "decode", "step")):
+            yield from (arg.arg for arg in (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs))
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    """Names in a definition; an attribute begins with a dot, an option that is not switched off ends with `=`."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name):
+            yield one.id
+        elif isinstance(one, ast.Attribute):
+            yield f".{one.attr}"
+        elif isinstance(one, ast.arg):
+            yield f".{one.arg}"
+        elif isinstance(one, ast.keyword) and getattr(one.value, "value", True):
+            yield f"{one.arg}="
