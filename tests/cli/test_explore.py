@@ -242,11 +242,15 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
         (["a.atlas", "--checkpoint", "c"], "--checkpoint chooses a translator, and none was asked for"),
         (["a.atlas", "--save", "b.atlas"], "--save keeps what is recorded, and a.atlas is an atlas already"),
         (["--translate", "  "], "the sentence is empty"),
-        (["--model", "m", "--text", "t"], "the text t cannot be read: No such file"),
+        (["--model", "m", "--text", "t"], "the text 't' cannot be read: No such file"),
         (["a.atlas", "--port", "0"], "Invalid value for '--port'"),
         (["a.atlas", "b.atlas", "a.atlas"], "the atlas a.atlas is there more than once: leave it out but once"),
         (["a.atlas", "b.atlas", "--html", "c"], "--html writes a page of one atlas, and there are 2: write one"),
         (["--translate", "I", "am"], "--translate takes one sentence, and there are 2: put it into quotes"),
+        (
+            ["The animal did not cross"],
+            "there is no atlas 'The animal did not cross'; to look at the translation of a sentence, add --translate",
+        ),
     ],
 )
 def test_misuse_is_told_with_exit_code_2(regard, arguments, message):

@@ -195,13 +195,13 @@ class TestWhatIsLeft:
             "2 of 3 nn.MultiheadAttention replaced by regard.nn.MultiheadAttention",
             "  replaced b.layers.0.self_attn",
             "  replaced b.layers.1.self_attn",
-            f"  skipped a: it is a {where}, a subclass with a meaning of its own",
+            f"  skipped a: it is {where}, a subclass with a meaning of its own",
             "  b: use_nested_tensor is False now",
         ]
         assert repr(done) == (
             "SwapReport(model=<ModuleDict>, kind='MultiheadAttention', "
             "replaced=['b.layers.0.self_attn', 'b.layers.1.self_attn'], "
-            f"skipped={{'a': 'it is a {where}, a subclass with a meaning of its own'}}, "
+            f"skipped={{'a': 'it is {where}, a subclass with a meaning of its own'}}, "
             "notes=['b: use_nested_tensor is False now'])"
         )
 

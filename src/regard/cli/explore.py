@@ -169,8 +169,20 @@ def _check(
         wrong = "--port" if port is not None else "--no-open"
         raise ConfigurationError(f"--html writes a file and serves nothing: leave {wrong} out, or leave --html out")
     _check_several(what, translate, html)
+    if not (translate or model):
+        _check_sentences(what)
     if html is not None and html in (save, *([] if translate else map(Path, what))):
         raise ConfigurationError(f"--html {html} would write the page over the atlas: give it a name of its own")
+
+
+def _check_sentences(what: list[str]) -> None:
+    """A sentence in place of an atlas has spaces, and is no file."""
+    for path in _named(what).values():
+        if " " in str(path) and not Path(path).exists():
+            raise ConfigurationError(
+                f"there is no atlas {str(path)!r}; to look at the translation of a sentence, add --translate, and at "
+                "what a model of your own attends to in it, --model FOLDER --text FILE"
+            )
 
 
 def _check_several(what: list[str], translate: bool, html: Path | None) -> None:

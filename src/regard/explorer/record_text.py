@@ -29,7 +29,9 @@ def read_text(path: str | Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig").strip()
     except OSError as error:
-        raise CorpusError(f"the text {path} cannot be read: {error.strerror or error}") from None
+        raise CorpusError(
+            f"the text {str(path)!r} cannot be read: {error.strerror or error}; it needs to be a file of text"
+        ) from None
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path}: byte 0x{error.object[error.start]:02x} at position {error.start + 1} is not UTF-8 "

@@ -130,7 +130,7 @@ def _why_not(module: nn.Module, name: str, theirs: Kind) -> str:
     """The reason why a layer cannot be replaced; empty if it can."""
     kind = type(module)
     if kind is not theirs:
-        return f"it is a {kind.__module__}.{kind.__qualname__}, a subclass with a meaning of its own"
+        return f"it is {kind.__module__}.{kind.__qualname__}, a subclass with a meaning of its own"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     if vars(module).get("_compiled_call_impl") is not None or name.rpartition(".")[2] == "_orig_mod":
