@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-EQUAL, WITHIN, OUTSIDE, OTHER_MACHINE = "equal", "within the spread", "outside", "times of another processor"
+EQUAL, WITHIN, OUTSIDE, OTHER_MACHINE = "equal", "within the spread", "outside", "of another processor"
 NOT_RUN, SAME_FILE, OTHER_FILE = "not run", "pictures the same file", "pictures another file"
 NUMBER = r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
 INTERVAL = re.compile(
@@ -217,6 +217,11 @@ class Spread:
     def interval(self) -> bool:
         return "interval" in self.text
 
+    @property
+    def one_training(self) -> bool:
+        """Whether the figures are those of one training, which another processor's rounding makes another one."""
+        return self.text == "one training"
+
     @cached_property
     def most(self) -> tuple[float, float]:
         """The largest difference, of a number with a percent sign and of one without."""
@@ -253,6 +258,8 @@ class Spread:
             return OUTSIDE
         if mine.is_that_of(theirs):
             return EQUAL
+        if self.one_training and not self.here:
+            return OTHER_MACHINE
         if self.factor is not None and (self.text.startswith("times") or row.is_measured(mine)):
             if not self.here:
                 return OTHER_MACHINE

@@ -162,7 +162,16 @@ def test_an_interval_that_is_printed_beside_a_figure_counts_too(checked):
 def test_times_of_another_processor_are_not_compared(checked):
     code, text = checked(COMPARED, COMPARED.replace("26.9", "92.6"), "interval, times within 1.5", "another one")
     assert code == 0
-    assert "1 times of another processor" in text
+    assert "1 of another processor" in text
+
+
+def test_one_training_is_another_one_on_another_processor(checked):
+    printed = COMPARED.replace("20.17", "23.10")
+    code, text = checked(COMPARED, printed, "one training", "another one")
+    assert code == 0
+    assert "of another processor" in text
+    assert checked(COMPARED, printed, "one training", figures.this_processor())[0] == 1
+    assert checked(COMPARED, COMPARED, "one training", figures.this_processor())[0] == 0
 
 
 @pytest.mark.parametrize("heading", ["CPU s", "seconds", "words/s", "words a second in training", "memory"])
@@ -231,5 +240,7 @@ def test_every_output_of_the_table_is_of_a_section_that_has_tables():
     for entry in entries:
         rows = figures.rows_of((ROOT / "docs" / entry.page).read_text("utf-8"))
         assert figures.in_section(rows, entry.section), entry
-        assert figures.Spread(entry.spread, here=True).text.startswith(("same digits", "±", "interval", "times within"))
+        assert figures.Spread(entry.spread, here=True).text.startswith(
+            ("same digits", "one training", "±", "interval", "times within")
+        )
         assert Path(entry.output).name in makefile or entry.output.startswith(("bench-", "compare-")), entry.output
