@@ -176,11 +176,11 @@ def _check(
 
 
 def _check_sentences(what: list[str]) -> None:
-    """A sentence in place of an atlas has spaces, and is no file."""
-    for path in _named(what).values():
-        if " " in str(path) and not Path(path).exists():
+    """Refuse a sentence in place of an atlas: it has spaces, and is no file."""
+    for given in what:
+        if " " in given and not Path(given).exists():
             raise ConfigurationError(
-                f"there is no atlas {str(path)!r}; to look at the translation of a sentence, add --translate, and at "
+                f"there is no atlas {given!r}; to look at the translation of a sentence, add --translate, and at "
                 "what a model of your own attends to in it, --model FOLDER --text FILE"
             )
 

@@ -12,7 +12,7 @@ enum { LINE = 64, PAGE = 4096, PAGE_AHEAD = 32768 };
  * be read at half its rate. */
 INLINE void fetch_line(const void *line) { __builtin_prefetch(line, 0, 2); }
 
-/* Begins to find the page that is PAGE_AHEAD bytes behind some bytes, if these are the first ones of theirs. */
+/* Begins to find the page that is PAGE_AHEAD bytes after some bytes, if these are the first ones of their page. */
 INLINE void find_page_ahead(const void *bytes, int64_t count) {
     if ((int64_t)((uintptr_t)bytes % PAGE) < count)
         __builtin_prefetch((const char *)((uintptr_t)bytes + PAGE_AHEAD), 0, 3);

@@ -90,6 +90,19 @@ def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None
     return node
 
 
+def definitions_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[Function | ast.ClassDef]:
+    """The functions and classes in whose text a node stands, the innermost first."""
+    while node is not None:
+        if isinstance(node, Function | ast.ClassDef):
+            yield node
+        node = facts.parents.get(node)
+
+
+def class_around(node: ast.AST | None, facts: ModuleFacts) -> ast.ClassDef | None:
+    """The innermost class in whose text a node stands; None at the level of the module."""
+    return next((one for one in definitions_around(node, facts) if isinstance(one, ast.ClassDef)), None)
+
+
 def tests_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.expr]:
     """The conditions, of the same function, on which it depends whether a node is reached; the innermost first."""
     while node is not None and not isinstance(node, Function):
@@ -129,14 +142,10 @@ def is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
         statement = facts.parents.get(statement)
     if isinstance(statement, ast.Assign) and any(_REFERENCE.search(name) for name in target_names(statement)):
         return True
-    around: ast.AST | None = node
-    while around is not None:
-        if isinstance(around, Function | ast.ClassDef):
-            said = (ast.get_docstring(around) or "").partition("\n")[0]
-            if _REFERENCE.search(around.name) or _SAID_PLAIN.search(said):
-                return True
-        around = facts.parents.get(around)
-    return False
+    return any(
+        _REFERENCE.search(around.name) or _SAID_PLAIN.search((ast.get_docstring(around) or "").partition("\n")[0])
+        for around in definitions_around(node, facts)
+    )
 
 
 _ON_PURPOSE = re.compile(r"(?<!not )\b(deliberate(ly)?|intentional(ly)?|on purpose|by design)\b", re.I)

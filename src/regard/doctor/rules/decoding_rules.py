@@ -10,7 +10,7 @@ from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..symbolic_evaluation import ClassFacts, ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, bound_names, function_around, last_name, rule, target_names
+from .base import Report, bound_names, class_around, function_around, last_name, rule, target_names
 from .called_model import ModelText, model_text
 from .mask_rules import is_cached, is_judged, is_without_cache
 
@@ -352,7 +352,7 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
                 continue  # a text that is source and target, and changes as a whole
             if not _depends_on(appended, call, node):
                 continue
-            model = model_text(call, _class_around(call, facts), facts)
+            model = model_text(call, _own_class(call, facts), facts)
             if model.is_seen_to_keep_keys or (model.can_keep_keys and not _has_no_keys(call, facts)):
                 yield Report(
                     call,
@@ -393,7 +393,7 @@ def _why_without_cache(call: ast.Call, model: ModelText, facts: ModuleFacts) -> 
     """A reason why the model that a loop calls may do without a cache: its tokens are read in orders, or see later
     ones; its steps are trained; or, where nothing says which model it is, a name in the file.
     """
-    around = _class_around(call, facts)
+    around = _own_class(call, facts)
     own = around if ast.unparse(call.func) in ("self", "self.forward") else None
     if own is not None and re.search(r"Encoder(?!.*Decoder)", own.node.name):
         return "an encoder sees the whole text, the later tokens too"
@@ -413,24 +413,22 @@ def _doubt_by_names(call: ast.Call, facts: ModuleFacts) -> str:
     given = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
     if _RECURRENT.search(facts.source) or (given and _TRANSFORMER.search(facts.source) is None):
         return "the model has no keys"
-    around = _class_around(call, facts)
+    around = _own_class(call, facts)
     made = around.attributes.get(last_name(call.func)) if around is not None and given else None
     if made is not None and made.op == "parameter":
         return "the model that the class is given is not causal, or has no keys"
     return ""
 
 
-def _class_around(node: ast.AST, facts: ModuleFacts) -> ClassFacts | None:
-    """The class of the file in whose text a node stands."""
-    above: ast.AST | None = node
-    while above is not None and not isinstance(above, ast.ClassDef):
-        above = facts.parents.get(above)
-    return facts.classes.get(above.name) if isinstance(above, ast.ClassDef) else None
+def _own_class(node: ast.AST, facts: ModuleFacts) -> ClassFacts | None:
+    """What the file says of the class in whose text a node stands."""
+    around = class_around(node, facts)
+    return None if around is None else facts.classes.get(around.name)
 
 
 def _has_no_keys(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether what is called is a model of this file that is made of layers without keys alone: no Transformer."""
-    own = _class_around(call, facts)
+    own = _own_class(call, facts)
     if own is None or not isinstance(call.func, ast.Name | ast.Attribute):
         return False
     if ast.unparse(call.func) in ("self", "self.forward"):

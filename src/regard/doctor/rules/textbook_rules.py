@@ -12,9 +12,9 @@ from ..attention_sites import AttentionSite, Step, dimension_power, einsum_axes
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, number, walk
-from .base import Report, formulas, function_around, last_name, rule, target_names
+from .base import Report, definitions_around, formulas, function_around, last_name, rule, target_names
 from .mask_rules import fill_value, is_mask_name
 from .softmax_rules import scores_rank, summed_axis
 
@@ -138,12 +138,8 @@ _WRITTEN_OUT = re.compile(
 
 def _says_written_out(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the text of a function or class around says that the formula is written out to be read."""
-    around = facts.parents.get(site.output.node)
-    while around is not None:
-        if isinstance(around, Function | ast.ClassDef) and _WRITTEN_OUT.search(ast.get_docstring(around) or ""):
-            return True
-        around = facts.parents.get(around)
-    return False
+    around = definitions_around(site.output.node, facts)
+    return any(_WRITTEN_OUT.search(ast.get_docstring(one) or "") for one in around)
 
 
 def _is_detached(site: AttentionSite, facts: ModuleFacts) -> bool:

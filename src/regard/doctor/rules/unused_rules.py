@@ -10,7 +10,7 @@ from ..attention_sites import path, product
 from ..finding import Severity
 from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import is_none
-from .base import Report, function_around, is_used_as_value, last_name, rule
+from .base import Report, class_around, function_around, is_used_as_value, last_name, rule
 
 _PURE = frozenset(
     {
@@ -298,10 +298,10 @@ def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
     if not facts.sites:
         return
     stored: dict[str, ast.Attribute] = {}
-    attending = {id(_class_around(function, facts)) for function in _weighing_functions(facts)}
+    attending = {id(class_around(function, facts)) for function in _weighing_functions(facts)}
     for node in facts.nodes[ast.Attribute]:
         value = getattr(facts.parents.get(node), "value", None)
-        if not _attends(_class_around(node, facts), attending, facts):
+        if not _attends(class_around(node, facts), attending, facts):
             continue
         made = isinstance(value, ast.Call | ast.Constant)  # a module of that name, or no choice
         option = isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self" and _OPTIONS.match(node.attr)
@@ -328,13 +328,6 @@ def _attends(class_: ast.ClassDef | None, attending: set[int], facts: ModuleFact
             other for other in related if other.name in names or one.name in {last_name(base) for base in other.bases}
         ]
     return any(id(one) in attending for one in family)
-
-
-def _class_around(node: ast.AST, facts: ModuleFacts) -> ast.ClassDef | None:
-    above: ast.AST | None = node
-    while above is not None and not isinstance(above, ast.ClassDef):
-        above = facts.parents.get(above)
-    return above
 
 
 def _unread_buffers(facts: ModuleFacts) -> Iterator[Report]:
