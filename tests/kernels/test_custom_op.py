@@ -120,3 +120,11 @@ def test_without_the_log_sum_exp_there_is_none():
     assert TiledKernel().run(regard.explain(query, query, query).problem).lse is None
     with pytest.raises(AssertionError, match="was computed without it"):
         custom_op.require_lse(None)
+
+
+def test_the_share_beside_a_sink_does_not_depend_on_how_large_the_scores_are():
+    output, lse = torch.ones(1, 1, 3, 1), torch.tensor([[[8000.0, 8000.0, -torch.inf]]])
+    for sink, share in ((7998.0, 0.880797), (8003.0, 0.0474259), (-torch.inf, 1.0)):
+        scaled, total = custom_op.add_sinks(output, lse, torch.tensor([sink]))
+        torch.testing.assert_close(scaled.flatten(), torch.tensor([share, share, 0.0]), rtol=1e-5, atol=0)
+        assert total[0, 0, 2] == sink

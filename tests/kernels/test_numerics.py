@@ -407,6 +407,15 @@ BY_PRODUCTS = ("reference", "sdpa", "block_sparse")
 """The kernels that sum over keys by torch's own products."""
 
 
+class TestLargeScores:
+    @by_every_kernel
+    def test_the_weights_of_the_backward_pass_are_off_by_one_rounding_of_the_log_sum_exp(self, kernel):
+        """They are exp(score - lse), and float32 numbers from 4,096 to 8,192 are 2⁻¹¹ apart."""
+        query, ones = torch.linspace(4100, 8180, 400).reshape(400, 1, 1, 1), torch.ones(400, 1, 3, 1)
+        _, _, _, weights = gradients((query, ones, ones), kernel, scale=1.0)
+        assert (weights.sum(2) - 1).abs().max() < 1.1 * 2**-12
+
+
 def error_of_product(terms: int, rows: int = 1) -> float:
     """The relative error of torch's own product over equal terms: MKL sums in blocks on some processors only."""
     products = torch.full((rows, terms), 1 / terms) @ torch.full((terms, 8), 0.3)

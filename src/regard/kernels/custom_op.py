@@ -105,10 +105,11 @@ def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
 
 def add_sinks(output: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Output (..., heads, M, Dv) and log-sum-exp (..., heads, M) with one more score in each row, of no value."""
-    total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    sinks = sinks.to(lse.dtype)[:, None]
+    # Of the difference, not of lse - total: the total's rounding, 2^-24 |total|, would be in all weights of a row.
     # Where neither a key nor a sink has any weight, the share is 0 and not NaN.
-    finite_total = total.masked_fill(total == float("-inf"), 0.0)
-    return output * (lse - finite_total).exp().unsqueeze(-1), total
+    share = torch.sigmoid(lse - sinks).masked_fill(lse == float("-inf"), 0.0)
+    return output * share.unsqueeze(-1), torch.logaddexp(lse, sinks)
 
 
 def compute_gradients(

@@ -147,7 +147,7 @@ INLINE void write_rows(const struct flash *problem, struct forward_state *state,
         void *target =
             (void *)head_rows(&problem->result, state->batch, state->head, state->begin + row, dtype);
         *row_number(&problem->lse, state->batch, state->head, state->begin + row) =
-            total == 0.0f ? -INFINITY : LN_2 * state->maximum[row] + logf(total);
+            log_sum(state->maximum[row], total);
         for (int64_t a = 0; a < problem->value_dim; a += LANES) {
             lanes output = load(state->output + row * padded + a) * share;
             check_finite(&check, output);

@@ -5,7 +5,8 @@
 
 /* The state of a thread for one key head. */
 struct gradient {
-    float *delta, *lse;            /* [query heads][rows]: sum of grad_output output less grad_lse; lse times log2(e) */
+    float *delta;                  /* [query heads][rows]: sum of grad_output output less grad_lse */
+    float *lse, *lse_rest;         /* likewise: see in_base_2 */
     struct cursor *cursors;        /* [blocks of rows] */
     float *key_columns, *key_rows; /* of the block of keys: [terms][BLOCK], and [terms of rows][padded dim] */
     float *value_columns;          /* [terms][BLOCK] */
@@ -60,6 +61,7 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
     const float *relative_bias = row_bias(problem, tile->head, row, tile->column);
     float *relative_bias_target = row_bias_gradient(problem, state, tile->head, row, tile->column);
     float lse = head_values(problem, state, tile->head, state->lse)[row],
+          lse_rest = head_values(problem, state, tile->head, state->lse_rest)[row],
           delta = head_values(problem, state, tile->head, state->delta)[row];
     uint64_t word = row_word(tile->words, (int)r, tile->count);
     int32_t row_hash = row_hash_at(problem, state->batch, tile->head, row);
@@ -67,7 +69,7 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
         lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + j) * product_factor, &slope);
         if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
         if (extent.partial) score = select_bits(word, j, score, -INFINITY);
-        lanes weight = exp2_lanes(score - lse);
+        lanes weight = exp2_lanes(score - lse - lse_rest);
         lanes dropped = weight, grad_weight = load(grad_scores + j) * weight_factor; /* see row_group_gradient */
         if (problem->row_hashes) {
             bits mask = dropout_mask(problem, load_bits(problem->column_hashes + tile->column + j) + row_hash);
@@ -191,15 +193,16 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
 INLINE void prepare_head(const struct flash *problem, struct gradient *state, int64_t head, const int dtype) {
     int64_t first = (state->batch * problem->heads + head) * problem->rows;
     float *delta_to = head_values(problem, state, head, state->delta),
-          *lse_to = head_values(problem, state, head, state->lse);
+          *lse_to = head_values(problem, state, head, state->lse),
+          *lse_rest_to = head_values(problem, state, head, state->lse_rest);
     for (int64_t row = 0; row < padded_rows(problem); row++) {
-        delta_to[row] = 0.0f, lse_to[row] = INFINITY;
+        delta_to[row] = 0.0f, lse_to[row] = INFINITY, lse_rest_to[row] = 0.0f;
         if (row >= problem->rows) continue;
         const void *output = head_rows(&problem->output, state->batch, head, row, dtype);
         const void *grad_output = head_rows(&problem->grad_output, state->batch, head, row, dtype);
         float product = dot_entries(output, grad_output, problem->value_dim, dtype);
         delta_to[row] = product - (problem->grad_lse ? problem->grad_lse[first + row] : 0.0f);
-        lse_to[row] = *row_number(&problem->lse, state->batch, head, row) * LOG2_E;
+        lse_to[row] = in_base_2(*row_number(&problem->lse, state->batch, head, row), lse_rest_to + row);
     }
 }
 
@@ -280,7 +283,7 @@ INLINE void process_unit(const struct flash *problem, struct band *band, struct 
 void EXPORTED(regard_flash_backward)(struct flash *problem) {
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
-    int64_t floats = 2 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;
+    int64_t floats = 3 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;
     floats += band_floats(problem);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
@@ -289,6 +292,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         problem->failed = 1;
     else {
         state.delta = take_floats(&free_memory, rows), state.lse = take_floats(&free_memory, rows);
+        state.lse_rest = take_floats(&free_memory, rows);
         state.key_columns = take_floats(&free_memory, padded * BLOCK);
         state.key_rows = take_floats(&free_memory, padded * BLOCK);
         state.value_columns = take_floats(&free_memory, value_padded * BLOCK);

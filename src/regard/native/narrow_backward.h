@@ -27,7 +27,8 @@ struct band {
     const float *keys, *values;            /* of a block of rows: from its first column on, packed or in the tensors */
     float *query, *grad_output;            /* of a block of rows: query scaled, [BLOCK][padded] */
     float *query_lanes, *grad_output_lanes; /* of a group of queries, [dim or value dim][QUERIES] */
-    float *lse, *delta;                    /* [BLOCK]: lse times log2(e); sum of grad_output output less grad_lse */
+    float *lse, *lse_rest;                 /* [BLOCK]: see in_base_2 */
+    float *delta;                          /* [BLOCK]: sum of grad_output output less grad_lse */
     float *weights, *grad_scores;          /* [columns][BLOCK]; at first the products of rows with keys and values */
     float *grad_query;                     /* of a group of rows, [GROUP][padded dim] */
     float *bias, *grad_bias; /* [columns + QUERIES]: of a group of queries, from its last column to its first one */
@@ -183,12 +184,12 @@ INLINE void load_block(const struct flash *problem, struct band *band, const str
     pack_rows(grad_output, problem->grad_output.row, count, problem->value_dim, 1.0f / problem->keep_probability,
               band->grad_output, dtype);
     for (int64_t i = 0; i < BLOCK; i++) {
-        band->delta[i] = 0.0f, band->lse[i] = INFINITY;
+        band->delta[i] = 0.0f, band->lse[i] = INFINITY, band->lse_rest[i] = 0.0f;
         if (i >= count) continue;
         float product = dot_entries(row_at(output, i, problem->output.row, dtype),
                                     row_at(grad_output, i, problem->grad_output.row, dtype), problem->value_dim, dtype);
         band->delta[i] = product - (problem->grad_lse ? problem->grad_lse[first + i] : 0.0f);
-        band->lse[i] = *row_number(&problem->lse, range->batch, head, row + i) * LOG2_E;
+        band->lse[i] = in_base_2(*row_number(&problem->lse, range->batch, head, row + i), band->lse_rest + i);
     }
 }
 
@@ -210,7 +211,7 @@ INLINE void pair_gradients(const struct flash *problem, const struct band *band,
         lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + lane), &slope);
         if (problem->relative_bias) score += load(band->bias + diagonal);
         if (halves) score = select_where(load_bits(halves + lane), bit, score, -INFINITY);
-        lanes weight = exp2_lanes(score - load(band->lse + r + lane));
+        lanes weight = exp2_lanes(score - load(band->lse + r + lane) - load(band->lse_rest + r + lane));
         lanes dropped = weight, grad_weight = load(grad_scores + lane);
         if (problem->row_hashes) {
             bits mask = dropout_mask(problem, row_hashes[v] + problem->column_hashes[column]);
@@ -449,7 +450,7 @@ INLINE int process_bands(const struct flash *problem, struct band *band, const s
 /* How many floats a thread needs. */
 INLINE int64_t band_floats(const struct flash *problem) {
     int64_t both = padded_dim(problem->dim) + padded_dim(problem->value_dim);
-    return 2 * (WINDOW + BLOCK) * both + (BLOCK + QUERIES) * both + GROUP * padded_dim(problem->dim) + 2 * BLOCK +
+    return 2 * (WINDOW + BLOCK) * both + (BLOCK + QUERIES) * both + GROUP * padded_dim(problem->dim) + 3 * BLOCK +
            2 * (NARROW + BLOCK) * BLOCK + 2 * (NARROW + QUERIES) + 16 * 16;
 }
 
@@ -462,7 +463,8 @@ INLINE struct band take_band(const struct flash *problem, float **memory) {
     band.query = take_floats(memory, BLOCK * padded), band.grad_output = take_floats(memory, BLOCK * value_padded);
     band.query_lanes = take_floats(memory, QUERIES * padded);
     band.grad_output_lanes = take_floats(memory, QUERIES * value_padded);
-    band.lse = take_floats(memory, BLOCK), band.delta = take_floats(memory, BLOCK);
+    band.lse = take_floats(memory, BLOCK), band.lse_rest = take_floats(memory, BLOCK);
+    band.delta = take_floats(memory, BLOCK);
     band.weights = take_floats(memory, (NARROW + BLOCK) * BLOCK);
     band.grad_scores = take_floats(memory, (NARROW + BLOCK) * BLOCK);
     band.grad_query = take_floats(memory, GROUP * padded);

@@ -78,7 +78,7 @@ INLINE void finish_rows(const struct flash *problem, const struct narrow *narrow
         share[r] = sums[r] == 0.0f ? 0.0f : 1.0f / (sums[r] * problem->keep_probability);
         rest[r] = before[r] * share[r] * problem->keep_probability;
         *row_number(&problem->lse, narrow->unit.batch, narrow->unit.head, group->row + r) =
-            sums[r] == 0.0f ? -INFINITY : LN_2 * limits[r] + logf(sums[r]);
+            log_sum(limits[r], sums[r]);
     }
 }
 

@@ -343,11 +343,11 @@ INLINE void forward_unit(const struct short_attention *problem, struct short_sta
 /* Backward: scores become exp(score - log-sum-exp), 0 outside of their spans; a log-sum-exp of -infinity: no part. */
 INLINE void weights_count(const float *lse, float *scores, int64_t width, const struct key_span all,
                           const struct key_span *spans, const int count) {
-    float own[MOST_AT_ONCE];
-    for (int r = 0; r < count; r++) own[r] = lse[r] == -INFINITY ? INFINITY : lse[r] * LOG2_E;
+    float own[MOST_AT_ONCE], rest[MOST_AT_ONCE];
+    for (int r = 0; r < count; r++) own[r] = in_base_2(lse[r] == -INFINITY ? INFINITY : lse[r], rest + r);
     for (int64_t j = all.first; j < all.last; j += LANES)
         UNROLL for (int r = 0; r < count; r++) {
-            lanes weight = exp2_lanes(load(scores + r * width + j) - own[r]);
+            lanes weight = exp2_lanes(load(scores + r * width + j) - own[r] - rest[r]);
             store(scores + r * width + j, select_span(spans[r], j, weight, 0.0f));
         }
 }

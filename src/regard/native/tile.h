@@ -45,6 +45,20 @@ INLINE float *row_number(const struct rows *rows, int64_t batch, int64_t head, i
     return (float *)rows->data + batch * rows->batch + head * rows->head + row * rows->row;
 }
 
+/* A log-sum-exp times log2(e), and `rest`, what rounding it to a float takes away. Where scores are large the rounding
+ * would change all weights of a row by as much as all other errors together. */
+INLINE float in_base_2(float lse, float *rest) {
+    double exact = lse * 1.4426950408889634;
+    float rounded = (float)exact;
+    *rest = isinf(rounded) ? 0.0f : (float)(exact - rounded);
+    return rounded;
+}
+
+/* The log-sum-exp of a row whose sum is relative to 2^maximum, rounded once. */
+INLINE float log_sum(float maximum, float total) {
+    return total == 0.0f ? -INFINITY : (float)(0.6931471805599453 * maximum + logf(total));
+}
+
 /* 2^x for x <= 0, and 0 from -127 on down; NaN stays. 2^x = 2^n 2^r with |r| <= 1/2; the latter by a fit of least
  * relative error, 2e-9 before rounding. */
 INLINE lanes exp2_lanes(lanes x) {
