@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-from regard import masks
+from regard import biases, masks
 from regard.kernels import dispatch, sdpa
 from regard.kernels.validation import AttentionOptions
 
@@ -45,6 +46,15 @@ def test_anything_more_is_spelled_out(calls, options):
     regard.attention(query, query, query, **{"mask": masks.causal(), **options}, kernel="sdpa")
     assert not calls[0]["causal"]
     assert calls[0]["mask"] is not None
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+@pytest.mark.parametrize("leading", [(2,), (2, 3)])
+def test_a_bias_for_each_head_has_the_axes_with_which_torch_keeps_no_weights(calls, mask, leading):
+    query = torch.randn(*leading, 4, 5, 8)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        regard.attention(query, query, query, mask=mask, bias=biases.alibi(4), kernel="sdpa")
+    assert calls[0]["mask"].shape == (1, 4, 5, 5)
 
 
 def test_keys_of_a_group_are_not_repeated(calls):

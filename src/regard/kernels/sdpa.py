@@ -73,7 +73,7 @@ class SdpaKernel:
             flash = replace(flash, torch=work, moved=bytes_read(problem))
         return replace(
             flash,
-            bytes=one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
+            bytes=flash.bytes + one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
             passes=flash.passes
             + WEIGHTS * pairs * bool(refusal)
             + evaluated(problem, one * (MASK * masks + VALUE * biases)),
@@ -164,6 +164,8 @@ def _attend(problem: Problem) -> Result:
         batched = BatchedProblem.from_problem(problem)
         query, key, value = batched.pairs.query, batched.pairs.key, batched.value
         attn_mask = None if attn_mask is None else batched.as_4d(attn_mask)
+    elif attn_mask is not None and attn_mask.ndim == 3:  # with which torch would compute all weights
+        attn_mask = attn_mask.unsqueeze(0)
     rows, query = query.shape[-2], without_single_row(query)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask, 0.0, causal, scale=pairs.scale, enable_gqa=grouped
