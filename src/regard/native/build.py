@@ -75,9 +75,10 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-c
 
 MACHINE = platform.machine().lower()
 FOR_ARM = {"neonbf16": ("-march=armv8.2-a+bf16",)}
+AVX512 = "-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma"
 FOR_X86 = {
-    "avx512bf16": ("-mavx512f", "-mfma", "-mavx512bf16"),
-    "avx512": ("-mavx512f", "-mfma"),
+    "avx512bf16": (*AVX512, "-mavx512bf16"),
+    "avx512": AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }
 

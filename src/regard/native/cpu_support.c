@@ -17,8 +17,9 @@ EXPORT const char *regard_digest(void) { return DIGEST; }
 EXPORT int regard_runs(const char *variant) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!strcmp(variant, "avx512bf16")) return __builtin_cpu_supports("avx512bf16") != 0;
-    if (!strcmp(variant, "avx512")) return __builtin_cpu_supports("avx512f") != 0;
+    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (!strcmp(variant, "avx512bf16")) return avx512 && __builtin_cpu_supports("avx512bf16");
+    if (!strcmp(variant, "avx512")) return avx512;
     if (!strcmp(variant, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); /* those have F16C, too */
 #elif defined(__aarch64__) && defined(__linux__)
     if (!strcmp(variant, "neonbf16")) return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;

@@ -18,7 +18,7 @@ enum { ROWS = LANES == 4 ? 2 : 4 };
  * for beside what is read. The sums of keys fill one vector. */
 enum { KEYS = LANES / ROWS, VECTORS = LANES == 16 ? 4 : 2 };
 
-/* Constants that the compiler specialises the code for: the dtype of keys and values, dims of whole groups of vectors,
+/* Constants that the compiler specialises the code for: the dtype of keys and values, dims of whole vectors of pairs,
  * how many rows there are with those of padding, and whether bfloat16 is multiplied in pairs (see load_terms). */
 struct kind {
     int dtype, whole, rows, paired;
@@ -121,37 +121,49 @@ INLINE void prefetch_terms(const struct next next, int64_t term, int64_t begin, 
     for (int i = 0; i < rows; i++) prefetch_entries(next, rows * term + i, begin, end, kind);
 }
 
-/* output = rescale * output + weights . values, for all rows and the `count` values of a chunk. */
-INLINE void add_values(const struct decode *problem, const float *weights, lanes rescale, const void *value,
-                       int64_t count, float *output, const struct next next, const struct kind kind) {
-    int64_t dim = problem->value_dim;
-    const int vectors = at_once(VECTORS, kind);
-    float factors[LANES];
-    store(factors, rescale);
-    for (int64_t a = 0; a < dim; a += vectors * LANES) {
-        int64_t next_end = a + vectors * LANES < dim ? a + vectors * LANES : next.entries;
-        next_end = next_end < next.entries ? next_end : next.entries;
-        lanes sum[ROWS * VECTORS] = {{0}}; /* (rows, vectors) of this chunk alone: rounded once per chunk */
-        for (int64_t j = 0; j < term_count(count, kind.paired); j++) {
-            lanes entry[VECTORS];
-            prefetch_terms(next, j, a, next_end, kind);
-            UNROLL for (int v = 0; v < vectors; v++) entry[v] =
-                load_terms_of_rows(value, j, problem->value_row, count, a + v * LANES, dim, kind);
-            UNROLL for (int r = 0; r < kind.rows; r++) {
-                lanes own = broadcast_bits(weights + place_of(r, j, kind.rows, kind.paired));
-                UNROLL for (int v = 0; v < vectors; v++) {
-                    lanes *one = sum + r * vectors + v;
-                    *one = kind.paired ? add_pairs(*one, own, entry[v]) : *one + entry[v] * own;
-                }
+/* output = rescale * output + weights . values, for all rows, some vectors of columns and the `count` values of a
+ * chunk. factors: rescale, in memory. */
+INLINE void add_columns(const struct decode *problem, const float *weights, const float *factors, const void *value,
+                        int64_t count, float *output, int64_t column, const int vectors, const struct next next,
+                        const struct kind kind) {
+    int64_t dim = problem->value_dim, end = column + vectors * LANES;
+    int64_t next_end = end < dim && end < next.entries ? end : next.entries;
+    lanes sum[ROWS * VECTORS] = {{0}}; /* (rows, vectors) of this chunk alone: rounded once per chunk */
+    for (int64_t j = 0; j < term_count(count, kind.paired); j++) {
+        lanes entry[VECTORS];
+        prefetch_terms(next, j, column, next_end, kind);
+        UNROLL for (int v = 0; v < vectors; v++) entry[v] =
+            load_terms_of_rows(value, j, problem->value_row, count, column + v * LANES, dim, kind);
+        UNROLL for (int r = 0; r < kind.rows; r++) {
+            lanes own = broadcast_bits(weights + place_of(r, j, kind.rows, kind.paired));
+            UNROLL for (int v = 0; v < vectors; v++) {
+                lanes *one = sum + r * vectors + v;
+                *one = kind.paired ? add_pairs(*one, own, entry[v]) : *one + entry[v] * own;
             }
         }
-        UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
-            int64_t begin = a + v * LANES;
-            lanes earlier = load_entries(output + r * dim, begin, dim, 0, kind.whole);
-            lanes now = earlier * factors[r * (LANES / kind.rows)] + sum[r * vectors + v];
-            if (begin < dim) store_partial(output + r * dim + begin, now, kind.whole ? LANES : dim - begin);
-        }
     }
+    UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
+        int64_t begin = column + v * LANES;
+        lanes earlier = load_entries(output + r * dim, begin, dim, 0, kind.whole);
+        lanes now = earlier * factors[r * (LANES / kind.rows)] + sum[r * vectors + v];
+        store_partial(output + r * dim + begin, now, kind.whole ? LANES : dim - begin);
+    }
+}
+
+/* The same for all columns. */
+INLINE void add_values(const struct decode *problem, const float *weights, lanes rescale, const void *value,
+                       int64_t count, float *output, const struct next next, const struct kind kind) {
+    int64_t dim = problem->value_dim, column = 0;
+    const int most = at_once(VECTORS, kind);
+    float factors[LANES];
+    store(factors, rescale);
+    for (; column + (most - 1) * LANES < dim; column += most * LANES)
+        add_columns(problem, weights, factors, value, count, output, column, most, next, kind);
+    if (most > 2 && column + LANES < dim) {
+        add_columns(problem, weights, factors, value, count, output, column, 2, next, kind);
+        column += 2 * LANES;
+    }
+    if (column < dim) add_columns(problem, weights, factors, value, count, output, column, 1, next, kind);
 }
 
 /* Adds the bias of the pairs of a chunk to their scores; where there is no pair, the score is -inf. */
@@ -266,7 +278,7 @@ INLINE void process_unit_in_lanes(const struct decode *problem, const struct lan
 
 /* Takes one part of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_decode)(struct decode *problem) {
-    const int64_t group = VECTORS * LANES;
+    const int64_t group = 2 * LANES; /* the entries of a vector of pairs */
     const int whole = problem->dim % group == 0 && problem->value_dim % group == 0;
     int64_t rows = problem->rows == 1 ? 1 : problem->rows > ROWS ? 2 * ROWS : ROWS,
             query = rows * round_up_to_lanes(problem->dim), unit;

@@ -92,8 +92,26 @@ INLINE halves load_halves(const uint16_t *source, int64_t count) {
     if (count >= LANES)
         memcpy(&half, source, sizeof(half)); /* of a size that the compiler knows */
     else if (count > 0)
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+        half = (halves)_mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), source);
+#else
         memcpy(&half, source, (size_t)count * sizeof(uint16_t));
+#endif
     return half;
+}
+
+/* The first `count` halves, as many as there are in pairs of halves in all lanes; the others are 0. */
+INLINE lanes load_pairs(const uint16_t *source, int64_t count) {
+    lanes pairs = {0};
+    if (count >= 2 * LANES)
+        memcpy(&pairs, source, sizeof(pairs));
+    else if (count > 0)
+#if defined(__AVX512BW__)
+        pairs = (lanes)_mm512_maskz_loadu_epi16((__mmask32)((1u << count) - 1), source);
+#else
+        memcpy(&pairs, source, (size_t)count * sizeof(uint16_t));
+#endif
+    return pairs;
 }
 
 /* LANES entries of a row of `dim` from a column on, 0 beyond. whole: there are LANES of them for certain. */
@@ -115,14 +133,7 @@ INLINE int64_t term_count(int64_t dim, const int paired) { return paired ? (dim 
 INLINE lanes load_terms(const void *row, int64_t term, int64_t dim, float factor, const int dtype, const int whole,
                         const int paired) {
     if (!paired) return load_entries(row, term, dim, dtype, whole) * factor;
-    int64_t count = whole ? 2 * LANES : dim - 2 * term;
-    const uint16_t *source = (const uint16_t *)row + 2 * term;
-    lanes terms = {0};
-    if (count >= 2 * LANES)
-        memcpy(&terms, source, sizeof(terms));
-    else if (count > 0)
-        memcpy(&terms, source, (size_t)count * sizeof(uint16_t));
-    return terms;
+    return load_pairs((const uint16_t *)row + 2 * term, whole ? 2 * LANES : dim - 2 * term);
 }
 
 /* A term of a sum over `count` rows, in pairs: LANES entries of row 2 term and of the next one, from a column on; zeros
