@@ -110,10 +110,46 @@ class TestSeconds:
 
     def test_memory_takes_time_where_the_system_has_to_hand_it_out(self):
         within, beyond = (
-            MEASURED.seconds(Cost(0.0, size, calls=0), torch.float32) for size in (REUSED_BYTES, 2.0 * REUSED_BYTES)
+            MEASURED.seconds(Cost(0.0, size, calls=0), torch.float32)
+            for size in (REUSED_BYTES - 1.0, 2.0 * REUSED_BYTES)
         )
         assert within == 0
         assert beyond == pytest.approx(2 * REUSED_BYTES / MEASURED.fresh)
+
+
+class TestDefaults:
+    @pytest.mark.parametrize(
+        ("capability", "processor", "expected"),
+        [
+            ("AVX512", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n", cost_model.ZEN_4),
+            ("AVX512", "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n", cost_model.ZEN_5),
+            ("AVX512", "vendor_id\t: GenuineIntel\ncpu family\t: 6\n", "AVX512"),
+            ("AVX2", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 33\n", "AVX2"),
+        ],
+    )
+    def test_rates_of_the_processor_that_the_system_names(self, capability, processor, expected, monkeypatch):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr(Path, "read_text", lambda *_: processor)
+        assert cost_model._torch_instructions.__wrapped__() == expected
+
+    @pytest.mark.parametrize("processor", cost_model.MEASURED)
+    def test_each_variant_of_the_native_code_has_rates_of_its_own(self, processor):
+        rates = {
+            variant: cost_model.default_rates("cpu", variant, processor).native for variant in (None, "plain", "avx512")
+        }
+        assert rates[None] == cost_model.default_rates("cpu", None, processor).torch
+        assert rates["plain"]["float32"].flops < rates["avx512"]["float32"].flops
+
+    def test_few_rows_multiply_and_read_their_keys(self):
+        assert cost_model.product_work(800.0, 8, 64) == (2 * 800 * 64, 100 * 64)
+        assert cost_model.product_work(800.0, 16, 64) == (2 * 800 * 64, 0.0)
+
+    def test_widened_keys_take_fresh_memory_where_one_tensor_is_large(self):
+        keys = REUSED_BYTES // (4 * 64)
+        for length, fresh in ((keys - 1, 0.0), (keys, 2.0 * REUSED_BYTES)):
+            one = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 1, length, 64)
+            posed = regard.explain(one[:, :, :1], one, one).problem
+            assert cost_model.widened_bytes(posed) == fresh
 
 
 class TestInUse:

@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, PairForm
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import widening_passes
+from .cost_model import WIDEN, widened_bytes, widened_numbers
 from .custom_op import apply_kernel, register
 from .mask_tiles import BlockRow, batch_layouts, split_slice
 from .online_softmax import (
@@ -63,7 +63,8 @@ class AdditiveKernel:
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs, plus a share of a pass for each feature."""
         cost = add_feature_cost(self._tiled.cost(problem), problem, NATIVE_FEATURE)
-        return replace(cost, passes=cost.passes - widening_passes(problem))  # it widens in registers
+        passes = cost.passes - WIDEN * widened_numbers(problem)  # it widens in registers
+        return replace(cost, passes=passes, bytes=cost.bytes - widened_bytes(problem))
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""

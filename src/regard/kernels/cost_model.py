@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import platform
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -100,7 +101,7 @@ class Rates:
         streaming = [rates.moved for rates, work in kernels if work.streamed]
         moved = cost.moved / min(streaming, default=self.moved) if cost.moved > self.cache else 0.0
         read = max(sum(work.streamed / rates.streamed for rates, work in kernels) / threads, moved)
-        fresh = cost.bytes / self.fresh if cost.bytes > REUSED_BYTES else 0.0
+        fresh = cost.bytes / self.fresh if cost.bytes >= REUSED_BYTES else 0.0
         return (
             (flash + other * (1 + cost.backward * training)) / threads
             + (read + fresh) * (1 + cost.backward * training)
@@ -146,7 +147,8 @@ DEFAULT_FLASH = {
     "float16": FlashRates(flops=1.2e11, pairs=9e8, packed=3e9, streamed=2.5e9, backward=60.0),
 }
 """Torch's flash kernel with AVX-512, measured likewise."""
-AVX512_ON_AMD = "AVX512 on AMD"
+ZEN_4, ZEN_5 = "AVX512 on Zen 4", "AVX512 on Zen 5"
+"""AMD's processors with AVX-512, where MKL uses half of each vector: families 25, and 26 or later."""
 DEFAULT_TORCH = {
     "AVX512": (8e10, 1e10, 1.0),
     "AVX2": (4e10, 7.5e9, 0.5),
@@ -156,45 +158,86 @@ DEFAULT_TORCH = {
 flash kernel by that with AVX-512. Measured likewise, but for the last."""
 DEFAULT_OTHER_TORCH = DEFAULT_TORCH["AVX2"]
 """The same for other instruction sets, such as ARM's: estimated."""
-AMD_TORCH = Rates(
-    flops=9.9e10,
-    passes=1.4e10,
-    torch={
-        "float32": FlashRates(1.0e11, 2.8e9, 2.4e10, 2.0e10, 2.4, moved=1.3e10),
-        "float64": FlashRates(6.1e10, 5.5e8, 2.5e9, 8.5e9, 2.8, moved=1.8e10),
-        "bfloat16": FlashRates(1.1e11, 2.1e9, 8.2e9, 7.8e9, 1.9, tiles=26000.0, moved=6.9e9),
-        "float16": FlashRates(1.0e11, 7.5e8, 9.3e8, 9.8e8, 12.0, moved=2.1e9),
+MEASURED = {
+    ZEN_5: Rates(
+        flops=9.9e10,
+        passes=1.4e10,
+        torch={
+            "float32": FlashRates(1.0e11, 2.8e9, 2.4e10, 2.0e10, 2.4, moved=1.3e10),
+            "float64": FlashRates(6.1e10, 5.5e8, 2.5e9, 8.5e9, 2.8, moved=1.8e10),
+            "bfloat16": FlashRates(1.1e11, 2.1e9, 8.2e9, 7.8e9, 1.9, tiles=26000.0, moved=6.9e9),
+            "float16": FlashRates(1.0e11, 7.5e8, 9.3e8, 9.8e8, 12.0, moved=2.1e9),
+        },
+        native={},
+        moved=4e10,
+        fresh=2.7e9,
+        call=1.8e-6,
+        cache=2.0**24,
+    ),
+    ZEN_4: Rates(
+        flops=9.1e10,
+        passes=8.8e9,
+        torch={
+            "float32": FlashRates(1.0e11, 1.8e9, 1.6e10, 1.1e10, 2.5, moved=7.2e9),
+            "float64": FlashRates(5.3e10, 3.2e8, 1.5e9, 4.5e9, 2.9, moved=8.8e9),
+            "bfloat16": FlashRates(1.0e11, 1.4e9, 7.0e9, 5.0e9, 2.2, tiles=22000.0, moved=5.4e9),
+            "float16": FlashRates(1.0e11, 5.7e8, 7.6e8, 7.7e8, 12.0, moved=1.8e9),
+        },
+        native={},
+        moved=3.2e10,
+        fresh=2.3e9,
+        call=2.4e-6,
+        cache=2.0**24,
+    ),
+}
+MEASURED_NATIVE = {
+    ZEN_5: {
+        "avx512": {
+            "float32": FlashRates(2.3e11, 6.0e9, 1.1e10, 2.0e10, 2.4, moved=2.9e10),
+            "bfloat16": FlashRates(2.4e11, 7.1e9, 1.1e10, 3.3e10, 2.5, moved=3.3e10),
+            "float16": FlashRates(2.3e11, 7.1e9, 1.2e10, 3.4e10, 2.4, moved=2.9e10),
+        },
+        "avx512bf16": {
+            "float32": FlashRates(2.4e11, 5.3e9, 1.1e10, 2.1e10, 2.5, moved=2.9e10),
+            "bfloat16": FlashRates(4.8e11, 4.8e9, 1.6e10, 3.2e10, 2.6, moved=3.2e10),
+            "float16": FlashRates(2.4e11, 6.4e9, 1.2e10, 3.7e10, 2.5, moved=3.1e10),
+        },
+        "avx2": {
+            "float32": FlashRates(1.1e11, 4.0e9, 1.1e10, 1.7e10, 2.5, moved=2.3e10),
+            "bfloat16": FlashRates(1.1e11, 4.2e9, 8.0e9, 1.6e10, 2.6, moved=2.3e10),
+            "float16": FlashRates(1.1e11, 4.5e9, 8.9e9, 2.3e10, 2.5, moved=2.7e10),
+        },
+        "plain": {
+            "float32": FlashRates(4.4e10, 1.5e9, 5.0e9, 1.6e10, 2.5, moved=1.8e10),
+            "bfloat16": FlashRates(4.4e10, 1.4e9, 4.0e9, 7.0e9, 2.5, moved=1.0e10),
+            "float16": FlashRates(4.4e10, 1.4e9, 2.7e9, 3.3e9, 2.5, moved=5.6e9),
+        },
     },
-    native={},
-    moved=4e10,
-    fresh=2.7e9,
-    call=1.8e-6,
-    cache=2.0**24,
-)
-AMD_NATIVE = {
-    "avx512": {
-        "float32": FlashRates(2.3e11, 6.0e9, 1.1e10, 2.0e10, 2.4, moved=2.9e10),
-        "bfloat16": FlashRates(2.4e11, 7.1e9, 1.1e10, 3.3e10, 2.5, moved=3.3e10),
-        "float16": FlashRates(2.3e11, 7.1e9, 1.2e10, 3.4e10, 2.4, moved=2.9e10),
-    },
-    "avx512bf16": {
-        "float32": FlashRates(2.4e11, 5.3e9, 1.1e10, 2.1e10, 2.5, moved=2.9e10),
-        "bfloat16": FlashRates(4.8e11, 4.8e9, 1.6e10, 3.2e10, 2.6, moved=3.2e10),
-        "float16": FlashRates(2.4e11, 6.4e9, 1.2e10, 3.7e10, 2.5, moved=3.1e10),
-    },
-    "avx2": {
-        "float32": FlashRates(1.1e11, 4.0e9, 1.1e10, 1.7e10, 2.5, moved=2.3e10),
-        "bfloat16": FlashRates(1.1e11, 4.2e9, 8.0e9, 1.6e10, 2.6, moved=2.3e10),
-        "float16": FlashRates(1.1e11, 4.5e9, 8.9e9, 2.3e10, 2.5, moved=2.7e10),
-    },
-    "plain": {
-        "float32": FlashRates(4.4e10, 1.5e9, 5.0e9, 1.6e10, 2.5, moved=1.8e10),
-        "bfloat16": FlashRates(4.4e10, 1.4e9, 4.0e9, 7.0e9, 2.5, moved=1.0e10),
-        "float16": FlashRates(4.4e10, 1.4e9, 2.7e9, 3.3e9, 2.5, moved=5.6e9),
+    ZEN_4: {
+        "avx512": {
+            "float32": FlashRates(1.1e11, 3.3e9, 6.7e9, 1.8e10, 2.3, moved=1.8e10),
+            "bfloat16": FlashRates(1.1e11, 3.4e9, 6.2e9, 2.6e10, 2.4, moved=2.5e10),
+            "float16": FlashRates(1.1e11, 3.9e9, 6.6e9, 2.6e10, 2.4, moved=2.5e10),
+        },
+        "avx512bf16": {
+            "float32": FlashRates(1.1e11, 3.2e9, 6.7e9, 1.8e10, 2.4, moved=1.8e10),
+            "bfloat16": FlashRates(2.2e11, 2.7e9, 9.0e9, 2.2e10, 2.6, moved=2.5e10),
+            "float16": FlashRates(1.1e11, 3.8e9, 6.8e9, 2.8e10, 2.4, moved=2.8e10),
+        },
+        "avx2": {
+            "float32": FlashRates(9.8e10, 3.8e9, 6.7e9, 1.1e10, 2.5, moved=1.2e10),
+            "bfloat16": FlashRates(9.6e10, 3.5e9, 4.8e9, 9.3e9, 2.5, moved=1.5e10),
+            "float16": FlashRates(1.0e11, 3.4e9, 5.4e9, 1.0e10, 2.5, moved=1.6e10),
+        },
+        "plain": {
+            "float32": FlashRates(3.4e10, 1.4e9, 4.5e9, 7.3e9, 2.4, moved=1.7e10),
+            "bfloat16": FlashRates(3.5e10, 1.2e9, 3.2e9, 4.9e9, 2.5, moved=7.4e9),
+            "float16": FlashRates(3.4e10, 1.2e9, 2.1e9, 2.4e9, 2.5, moved=4.2e9),
+        },
     },
 }
-"""Rates of AMD's processors with AVX-512, where MKL uses half of each vector, and of the native code there, by variant
-and dtype: as `calibration.measure` found them on one thread of a Zen 5, rounded to two digits."""
+"""Rates of these processors, and of the native code there, by variant and dtype: as `calibration.measure` found them on
+one thread, rounded to two digits."""
 GPU_FLASH = FlashRates(flops=3e13, pairs=2e12, packed=1e13, streamed=5e12, backward=3.0, moved=2e12)
 DEFAULT_GPU = Rates(
     flops=3e13,
@@ -212,13 +255,14 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, capabi
     """Rates assumed for a kind of device that was not measured.
 
     device: as `torch.device.type`. native_variant: of the native code, None where there is none. capability: the vector
-    instructions that torch uses, a key of DEFAULT_TORCH or AVX512_ON_AMD; without it those in use here.
+    instructions that torch uses, a key of DEFAULT_TORCH or MEASURED; without it those in use here.
     """
     if device != "cpu":
         return DEFAULT_GPU
     capability = _torch_instructions() if capability is None else capability
-    if capability == AVX512_ON_AMD:
-        return replace(AMD_TORCH, native=AMD_NATIVE.get(native_variant or "", AMD_TORCH.torch))
+    if capability in MEASURED:
+        rates = MEASURED[capability]
+        return replace(rates, native=MEASURED_NATIVE[capability].get(native_variant or "", rates.torch))
     is_arm = platform.machine().lower() in ("aarch64", "arm64")
     flops, passes, speed = DEFAULT_OTHER_TORCH if is_arm else DEFAULT_TORCH.get(capability, DEFAULT_OTHER_TORCH)
     flash = {dtype: _scaled(rates, speed) for dtype, rates in DEFAULT_FLASH.items()}
@@ -238,7 +282,7 @@ PAIRED_PRODUCTS = 1.9
 
 
 REUSED_BYTES = 2**25
-"""The bytes that the allocator reuses; where a problem takes more, the system has to clear new pages."""
+"""From so many bytes on the allocator reuses none: the system has to clear new pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,11 +445,14 @@ def _unwritten(path: Path, error: OSError) -> ConfigurationError:
 
 @cache
 def _torch_instructions() -> str:
-    """The vector instructions that torch uses here, and whether they are those of AMD, as in DEFAULT_TORCH."""
+    """The vector instructions that torch uses here, and which of AMD's processors has them, as in DEFAULT_TORCH and
+    MEASURED.
+    """
     capability = torch.backends.cpu.get_cpu_capability()
     with contextlib.suppress(OSError):  # only Linux has it
-        if capability == "AVX512" and "AuthenticAMD" in Path("/proc/cpuinfo").read_text("utf-8", "replace"):
-            return AVX512_ON_AMD
+        processor = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+        if capability == "AVX512" and "AuthenticAMD" in processor:
+            return ZEN_4 if re.search(r"^cpu family\s*: 25$", processor, re.MULTILINE) else ZEN_5
     return capability
 
 
@@ -418,7 +465,7 @@ def _processor() -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} CPUs"
 
 
-ROW = 1000.0
+ROW = 700.0
 """Passes per row, up to OVERHEAD_ROWS rows, of a dense kernel for one batch and head, in addition to its products."""
 TRAINED_STARTUP = 2.0
 """The factor on that overhead in training: the backward pass has more and smaller products."""
@@ -432,8 +479,8 @@ TILEWISE = 12.0
 """Passes per pair in the online softmax of tiles: maximum, difference, exponential, sum."""
 WEIGHTS = 19.0
 """Passes per pair where all weights are in memory at once."""
-WIDEN = 5.0
-"""Passes per number of 16 bits that is converted to float32 in new memory."""
+WIDEN = 1.5
+"""Passes per number of 16 bits that is converted to float32."""
 SELECT = 18.0
 """Passes per number selected by a boolean, which torch does not vectorise."""
 MASK = 30.0
@@ -507,10 +554,8 @@ def torch_flash_work(problem: Problem, pairs: float, rows: int, columns: float |
 
 
 def product_work(pairs: float, rows: int, width: int) -> tuple[float, float]:
-    """Flops of torch's products over so many pairs, in rectangles of so many rows; or numbers that few rows stream."""
-    if rows >= MIN_PACKED_ROWS:
-        return 2.0 * pairs * width, 0.0
-    return 0.0, pairs / max(rows, 1) * width
+    """Flops of torch's products over so many pairs, in rectangles of so many rows, and numbers that few rows stream."""
+    return 2.0 * pairs * width, pairs / max(rows, 1) * width if rows < MIN_PACKED_ROWS else 0.0
 
 
 def evaluated(problem: Problem, passes: float, *, times: int = 2, backward: float = BACKWARD) -> float:
@@ -522,19 +567,26 @@ def evaluated(problem: Problem, passes: float, *, times: int = 2, backward: floa
     return passes * times / (1 + backward) if problem.inputs_require_grad() else passes
 
 
-def widening_passes(problem: Problem) -> float:
-    """Passes that convert keys and values of 16 bits to float32."""
+def widened_numbers(problem: Problem) -> float:
+    """Numbers of keys and values that are converted to float32, in new memory: all of those of 16 bits."""
     numbers = problem.value.shape[:-2].numel() * problem.keys * total_width(problem)
-    return WIDEN * numbers if problem.value.element_size() < 4 else 0.0
+    return float(numbers) if problem.value.element_size() < 4 else 0.0
+
+
+def widened_bytes(problem: Problem) -> float:
+    """Bytes of fresh memory for them: keys and values have one tensor each, whose memory may be used again."""
+    size = 4.0 * widened_numbers(problem)
+    return size if size / 2 >= REUSED_BYTES else 0.0
 
 
 def torch_flash_cost(problem: Problem, *, causal: bool) -> Cost:
     """The cost of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
     pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
+    result = float(problem.value.element_size() * leading * problem.queries * problem.value.shape[-1])
     share = min(0.5 + TORCH_COLUMNS / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
     return Cost(
         flops=0.0,
-        bytes=0.0,
+        bytes=result if result >= REUSED_BYTES else 0.0,
         passes=torch_flash_startup(problem, problem.queries, leading),
         moved=bytes_read(problem),
         torch=torch_flash_work(problem, pairs * share, problem.queries),

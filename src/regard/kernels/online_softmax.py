@@ -26,12 +26,14 @@ from .cost_model import (
     RESULT,
     TILEWISE,
     VALUE,
+    WIDEN,
     bytes_read,
     evaluated,
     product_work,
     startup_passes,
     total_width,
-    widening_passes,
+    widened_bytes,
+    widened_numbers,
 )
 from .mask_tiles import (
     BatchLayout,
@@ -87,11 +89,12 @@ class TiledAttention:
         return Cost(
             flops=flops,
             streamed=streamed,
-            bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel()),
+            bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel())
+            + widened_bytes(problem),
             passes=(TILEWISE + extras) * pairs
             + tiles * (startup_passes(many, at_once / many) + RESULT * numbers)
             + evaluated(problem, asked)
-            + widening_passes(problem),
+            + WIDEN * widened_numbers(problem),
             moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
             calls=OPERATOR + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
         )

@@ -17,12 +17,14 @@ from .cost_model import (
     SELECT,
     VALUE,
     WEIGHTS,
+    WIDEN,
     bytes_read,
     evaluated,
     heads_per_key,
     product_work,
     startup_passes,
-    widening_passes,
+    widened_bytes,
+    widened_numbers,
 )
 from .dense_block import LONG_ROW
 from .mask_tiles import distinct_matrices
@@ -115,13 +117,13 @@ class ReferenceKernel:
             flops=flops,
             streamed=streamed,
             backward=BACKWARD_STORED,
-            bytes=size * pairs * (3.0 + steps / 2 + 2.0 * features * additive),
+            bytes=size * pairs * (3.0 + steps / 2 + 2.0 * features * additive) + widened_bytes(problem),
             passes=startup_passes(rows, problem.weights_shape[:-1].numel() / max(rows, 1))
             + pairs * (WEIGHTS + FEATURE * features * additive)
             + pairs
             * (SELECT * bool(masks) + CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None))
             + evaluated(problem, one * (MASK * masks + VALUE * biases), times=1, backward=BACKWARD_STORED)
-            + widening_passes(problem),
+            + WIDEN * widened_numbers(problem),
             moved=bytes_read(problem),
             calls=40.0 + 20.0 * bool(masks) + 10.0 * steps,
             note="it computes all pairs, and keeps them in memory",

@@ -39,10 +39,13 @@ CALLS = 8.0
 """Overhead of a forward pass, in calls."""
 OWN_GRADIENT = 8.0
 """Overhead of a gradient that needs nothing but native code, in calls."""
-LAID_OUT = 2.0
-"""Passes per number of keys and values that are brought into the order of the products, once for each key head."""
-LANES, ROWS_AT_ONCE = 16, 8
-"""Keys are computed in whole vectors, of so many at most; and for so many rows at once, all that one of them reads."""
+LAID_OUT = 1.5
+"""Keys and values that `cpu_flash` packs in the time in which this kernel brings one into the order of its products,
+once for each key head."""
+LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
+"""Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
+ROWS_AT_ONCE = 8
+"""For so many rows at once, all that one of them reads is computed."""
 
 
 class ShortKernel:
@@ -91,9 +94,10 @@ class ShortKernel:
             native=FlashWork(
                 2.0 * idle * pairs * width,
                 idle * pairs,
+                packed=LAID_OUT * idle * laid_out,
             ),
             bytes=0.0,
-            passes=RESULT * rows * problem.value.shape[-1] + LAID_OUT * idle * laid_out,
+            passes=RESULT * rows * problem.value.shape[-1],
             moved=bytes_read(problem),
             calls=CALLS,
             gradient=OWN_GRADIENT if has_short_tensors(problem) else GRADIENT,
@@ -216,17 +220,17 @@ def key_spans(problem: Problem) -> Tensor | None:
 
 def _mean_columns(problem: Problem) -> float:
     """The keys that a row computes on average, in whole vectors and together with the rows beside it."""
-    spans = key_spans(problem)
+    spans, lanes = key_spans(problem), LANES.get(native.variant_in_use() or "", 4)
     if spans is None or not spans.numel():
-        return -(-problem.keys // LANES) * LANES
+        return -(-problem.keys // lanes) * lanes
     first, last = spans.unbind(-1)
     empty, missing = first >= last, (0, -problem.queries % ROWS_AT_ONCE)
     first = pad(first.masked_fill(empty, problem.keys), missing, value=problem.keys)
     last = pad(last.masked_fill(empty, 0), missing)
     first, last = (limit.unflatten(-1, (-1, ROWS_AT_ONCE)) for limit in (first, last))
     first, last = first.amin(-1), last.amax(-1)
-    vectors = (last + LANES - 1) // LANES - first // LANES
-    return LANES * float((vectors * (first < last)).float().mean())
+    vectors = (last + lanes - 1) // lanes - first // lanes
+    return lanes * float((vectors * (first < last)).float().mean())
 
 
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:
