@@ -93,7 +93,24 @@ def by_queries(keys: int = KEYS) -> None:
     )
 
 
+def by_dim(keys: int = KEYS) -> None:
+    """Heads of other dims, whole vectors or not: numbers that are read in a second, beside those of heads of 128."""
+    dims, rows = (DIM, 64, 72, 80, 96, 120, 32), []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        works, numbers = {}, {}
+        for dim in dims:
+            query, cache = torch.randn(1, HEADS, 1, dim).to(dtype), torch.randn(2, 1, KEY_HEADS, keys, dim).to(dtype)
+            works[str(dim)], numbers[str(dim)] = partial(regard.attention, query, *cache), cache.numel()
+        with torch.no_grad():
+            spent = _timing.in_turn(works, rounds=ROUNDS)
+        rates = {dim: numbers[dim] / spent[dim] / 1e9 for dim in works}
+        rows.append([str(dtype).removeprefix("torch."), *(f"{rates[dim]:.1f}" for dim in works)])
+    title = f"10⁹ numbers a second by the dim of a head, {HEADS} query and {KEY_HEADS} key heads, {keys:,} keys"
+    table(title, ["dtype", *(str(dim) for dim in dims)], rows)
+
+
 if __name__ == "__main__":
     main()
     by_key_heads()
     by_queries()
+    by_dim()
