@@ -497,6 +497,8 @@ TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
 """From so many rows on, torch's flash kernel computes blocks of so many."""
 TORCH_COLUMNS = 512
 """The keys of its blocks; with a causal mask it skips those that are masked."""
+NARROW_PRODUCT = 8.0
+"""The columns that a product of torch's with a block of keys takes as long as, in addition to those that it has."""
 REREAD, REREAD_WIDENED = 0.25, 0.7
 """The time to read numbers again that are in a core's own cache, of that to read them first; and of 16 bits, which are
 widened again."""
@@ -550,7 +552,8 @@ def torch_flash_work(problem: Problem, pairs: float, rows: int, columns: float |
         group = heads_per_key(problem)
         again = REREAD if problem.value.element_size() >= 4 else REREAD_WIDENED
         numbers *= (1 + again * (group - 1)) / group
-    return FlashWork(2.0 * pairs * width, pairs, 0.0 if few else numbers, numbers if few else 0.0, tiles)
+    flops = 2.0 * pairs * width * (1 + NARROW_PRODUCT / max(min(columns or problem.keys, TORCH_COLUMNS), 1))
+    return FlashWork(flops, pairs, 0.0 if few else numbers, numbers if few else 0.0, tiles)
 
 
 def product_work(pairs: float, rows: int, width: int) -> tuple[float, float]:
@@ -573,6 +576,13 @@ def widened_numbers(problem: Problem) -> float:
     return float(numbers) if problem.value.element_size() < 4 else 0.0
 
 
+def result_bytes(problem: Problem) -> float:
+    """Bytes of fresh memory for the output of torch's operators, whose memory may be used again where it is small."""
+    value = problem.value
+    size = float(value.element_size() * problem.weights_shape[:-1].numel() * value.shape[-1])
+    return size if size >= REUSED_BYTES else 0.0
+
+
 def widened_bytes(problem: Problem) -> float:
     """Bytes of fresh memory for them: keys and values have one tensor each, whose memory may be used again."""
     size = 4.0 * widened_numbers(problem)
@@ -582,11 +592,10 @@ def widened_bytes(problem: Problem) -> float:
 def torch_flash_cost(problem: Problem, *, causal: bool) -> Cost:
     """The cost of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
     pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
-    result = float(problem.value.element_size() * leading * problem.queries * problem.value.shape[-1])
     share = min(0.5 + TORCH_COLUMNS / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
     return Cost(
         flops=0.0,
-        bytes=result if result >= REUSED_BYTES else 0.0,
+        bytes=result_bytes(problem),
         passes=torch_flash_startup(problem, problem.queries, leading),
         moved=bytes_read(problem),
         torch=torch_flash_work(problem, pairs * share, problem.queries),

@@ -30,6 +30,7 @@ from .cost_model import (
     bytes_read,
     evaluated,
     product_work,
+    result_bytes,
     startup_passes,
     total_width,
     widened_bytes,
@@ -90,7 +91,8 @@ class TiledAttention:
             flops=flops,
             streamed=streamed,
             bytes=4.0 * 4 * min(max(self.tile, heads * size[0] * size[1]), problem.weights_shape.numel())
-            + widened_bytes(problem),
+            + widened_bytes(problem)
+            + result_bytes(problem),
             passes=(TILEWISE + extras) * pairs
             + tiles * (startup_passes(many, at_once / many) + RESULT * numbers)
             + evaluated(problem, asked)

@@ -22,6 +22,7 @@ from .cost_model import (
     evaluated,
     heads_per_key,
     product_work,
+    result_bytes,
     startup_passes,
     widened_bytes,
     widened_numbers,
@@ -117,7 +118,9 @@ class ReferenceKernel:
             flops=flops,
             streamed=streamed,
             backward=BACKWARD_STORED,
-            bytes=size * pairs * (3.0 + steps / 2 + 2.0 * features * additive) + widened_bytes(problem),
+            bytes=size * pairs * (3.0 + steps / 2 + 2.0 * features * additive)
+            + widened_bytes(problem)
+            + result_bytes(problem),
             passes=startup_passes(rows, problem.weights_shape[:-1].numel() / max(rows, 1))
             + pairs * (WEIGHTS + FEATURE * features * additive)
             + pairs

@@ -84,10 +84,15 @@ class ShortKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """The pairs of the spans, in whole vectors of keys; keys and values are laid out once for each key head."""
+        """The pairs of the spans, in whole vectors of keys; keys and values are laid out once for each key head.
+
+        Values of float32 are read as they are in the forward pass.
+        """
         rows, width = problem.weights_shape[:-1].numel(), total_width(problem)
         pairs = rows * _mean_columns(problem)
-        laid_out, units = problem.value.shape[:-1].numel() * width, problem.value.shape[:-2].numel()
+        value, units = problem.value, problem.value.shape[:-2].numel()
+        as_they_are = value.element_size() == 4 and not problem.inputs_require_grad()
+        laid_out = value.shape[:-1].numel() * (width - as_they_are * value.shape[-1])
         idle = torch.get_num_threads() / max(min(units, torch.get_num_threads()), 1)  # a key head has one thread
         return Cost(
             flops=0.0,
