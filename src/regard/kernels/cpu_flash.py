@@ -19,6 +19,8 @@ from .tile_scores import distances
 
 EXTRA = 2.0
 """The cost of softcap, dropout or a bias on a pair, in passes (`Cost.passes`)."""
+BIAS_CALLS = 60.0
+"""Overhead of a bias, in calls: its numbers by distance."""
 GROUP, NARROW = 16, 5 * TILE_SIZE[1]
 """Rows of a group where a block of rows has so many columns at most, as QUERIES and NARROW of native/narrow.h."""
 
@@ -57,7 +59,7 @@ class CpuFlashKernel:
             bytes=share * sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
             passes=EXTRA * extras * pairs + RESULT * numbers,
             moved=bytes_read(problem),
-            calls=OPERATOR,
+            calls=OPERATOR + BIAS_CALLS * (problem.bias is not None),
         )
 
     def run(self, problem: Problem) -> Result:

@@ -98,7 +98,7 @@ class TiledAttention:
             + evaluated(problem, asked)
             + WIDEN * widened_numbers(problem),
             moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
-            calls=OPERATOR + 20.0 + 35.0 * tiles + 30.0 * bool(masks or biases),
+            calls=OPERATOR + 20.0 + 35.0 * tiles + 30.0 * bool(masks) + 120.0 * bool(biases),
         )
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:

@@ -94,6 +94,10 @@ BACKWARD_STORED = 2.0
 """Backward over forward: two gradients for each product, by weights that are in memory."""
 
 
+LONG_ROW_WIDENED = 9.0
+"""How many times as long keys of 16 bits take to be converted where one long row is multiplied by them, as measured."""
+
+
 class ReferenceKernel:
     """`formula`, for any score, mask, bias, dtype and derivative."""
 
@@ -126,7 +130,7 @@ class ReferenceKernel:
             + pairs
             * (SELECT * bool(masks) + CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None))
             + evaluated(problem, one * (MASK * masks + VALUE * biases), times=1, backward=BACKWARD_STORED)
-            + WIDEN * widened_numbers(problem),
+            + WIDEN * widened_numbers(problem) * (LONG_ROW_WIDENED if _is_long_row(problem) else 1.0),
             moved=bytes_read(problem),
             calls=40.0 + 20.0 * bool(masks) + 10.0 * steps,
             note="it computes all pairs, and keeps them in memory",
@@ -134,8 +138,11 @@ class ReferenceKernel:
 
     def run(self, problem: Problem) -> Result:
         """The output, and the log-sum-exp if it was requested."""
-        long = problem.queries == 1 and problem.keys > LONG_ROW
-        return run_nan_safe(problem, _formula_of_one_row if long else formula)
+        return run_nan_safe(problem, _formula_of_one_row if _is_long_row(problem) else formula)
+
+
+def _is_long_row(problem: Problem) -> bool:
+    return problem.queries == 1 and problem.keys > LONG_ROW
 
 
 def _formula_of_one_row(problem: Problem) -> Result:
