@@ -6,9 +6,14 @@
  * that of these keys alone. */
 #include "short.h"
 #include "tile.h"
+#include "transpose.h"
 
 /* So many rows times two vectors of columns are summed at once; as many sums as there are registers for. */
 enum { MOST_AT_ONCE = AT_ONCE };
+
+/* For at most so many rows, keys are multiplied as they are, as it would take longer to bring them into columns; for half
+ * as many where the terms of a row are at most one vector. */
+enum { FEW_ROWS = LANES == 16 ? 4 : 2 };
 
 /* Backward: the weights of a block of rows, in numbers, and their gradients; both stay in the core's cache. */
 enum { BLOCK_NUMBERS = 1 << 14 };
@@ -44,10 +49,19 @@ struct key_span {
     int64_t first, last;
 };
 
+/* The keys of all heads, or their values, as right factors, whose products are multiplied by a number. */
+struct right_factor {
+    const struct rows *rows;
+    int64_t dim;
+    const float *factor; /* the number, for each row on the left */
+    float *columns;      /* of the key head [terms][width], in floats times the number; unused for few rows */
+};
+
 /* The state of a thread. */
 struct short_state {
     int64_t batch, key_head, width; /* width: the columns, whole vectors of them */
-    float *key_columns, *value_columns; /* [terms][width], floats of keys times scale log2(e); of values backward */
+    int few_rows;                   /* whether the key head has at most FEW_ROWS */
+    struct right_factor key, value; /* keys times scale log2(e); values backward */
     float *packed[6];                   /* copies of keys, values, queries and grad_output, where one is needed, and
                                            backward of the latter two as terms of rows */
     struct floats keys, values;
@@ -141,6 +155,77 @@ static void multiply(const struct product *product, float *target, int64_t targe
     else
         BY_COUNT(count, multiply_rows(product, target, target_row, factor, add, &found, COUNT, 0))
     *check = found;
+}
+
+static const float ONES[MOST_AT_ONCE] = {1, 1, 1, 1,
+#if defined(__AVX512F__)
+                                         1, 1, 1, 1,
+#endif
+};
+
+/* The products of a row of terms with some rows of entries, 0 beyond them. */
+INLINE lanes row_products(const float *own, const void *rows, int64_t stride, int64_t count, int64_t dim,
+                          const int dtype) {
+    const int paired = in_pairs(dtype);
+    int64_t terms = term_count(dim, paired);
+    if (4 * count > LANES) { /* the last row stands for those that are missing */
+        lanes sum[LANES] = {{0}};
+        for (int64_t a = 0; a < terms; a += LANES) {
+            lanes entry = load_partial(own + a, terms - a);
+            FOR_ALL_LANES for (int i = 0; i < LANES; i++) {
+                const void *row = row_at(rows, i < count ? i : count - 1, stride, dtype);
+                lanes other = load_terms(row, a, dim, 1.0f, dtype, 0, paired);
+                sum[i] = paired ? add_pairs(sum[i], entry, other) : sum[i] + entry * other;
+            }
+        }
+        return sum_vectors(sum);
+    }
+    float products[LANES] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        lanes sum = {0};
+        for (int64_t a = 0; a < terms; a += LANES) {
+            lanes entry = load_partial(own + a, terms - a);
+            lanes other = load_terms(row_at(rows, i, stride, dtype), a, dim, 1.0f, dtype, 0, paired);
+            sum = paired ? add_pairs(sum, entry, other) : sum + entry * other;
+        }
+        products[i] = sum_lanes(sum);
+    }
+    return load(products);
+}
+
+INLINE void multiply_as_they_are(struct short_state *state, const struct floats left, const struct right_factor *right,
+                                 const struct key_span span, float *target, int64_t count, const int dtype) {
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t j = span.first; j < span.last; j += LANES) {
+            const void *rows = head_rows(right->rows, state->batch, state->key_head, j, dtype);
+            lanes products = row_products(left.data + r * left.stride, rows, right->rows->row,
+                                          min_int(span.last - j, LANES), right->dim, dtype);
+            products *= right->factor[r];
+            check_finite(&state->check, products);
+            store(target + r * state->width + j, products);
+        }
+}
+
+/* The products of some rows of terms with the keys of a span, or with their values: target[row][column]. */
+static void multiply_keys(struct short_state *state, const struct floats left, const struct right_factor *right,
+                          const struct key_span span, float *target, int64_t count, int64_t dtype) {
+    if (state->few_rows) {
+        BY_DTYPE(dtype, multiply_as_they_are(state, left, right, span, target, count, DTYPE));
+        return;
+    }
+    const int paired = in_pairs((int)dtype);
+    struct product product = {left.data, left.stride, 1, right->columns + span.first, state->width,
+                              term_count(right->dim, paired), round_up_to_lanes(span.last - span.first), paired};
+    multiply(&product, target + span.first, state->width, paired ? right->factor : ONES, 0, &state->check, count);
+}
+
+/* Brings the keys of a head, or its values, into columns, unless few rows attend to them. */
+INLINE void lay_out(const struct short_state *state, const struct right_factor *right, int64_t columns,
+                    const int dtype) {
+    const void *rows = head_rows(right->rows, state->batch, state->key_head, 0, dtype);
+    if (state->few_rows) return;
+    pack_transposed_terms(rows, right->rows->row, columns, right->dim, right->factor[0], right->columns, state->width,
+                          dtype, in_pairs(dtype));
 }
 
 /* Some rows of a head as floats in whole vectors: where they are, or a copy. */
@@ -266,21 +351,13 @@ INLINE void note_maximum(struct short_state *state, const float *maximum, int64_
     }
 }
 
-static const float ONES[MOST_AT_ONCE] = {1, 1, 1, 1,
-#if defined(__AVX512F__)
-                                         1, 1, 1, 1,
-#endif
-};
-
 static void forward_group(const struct short_attention *problem, struct short_state *state, int64_t head, int64_t row,
                           const struct floats query, const struct written *output, int64_t count, int paired) {
     struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, row, spans, count);
     int64_t value_dim = round_up_to_lanes(problem->value_dim), width = state->width, columns = all.last - all.first;
     float maximum[MOST_AT_ONCE] = {0}, total[MOST_AT_ONCE] = {0}, share[MOST_AT_ONCE];
     int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
-    struct product scores = {query.data, query.stride, 1, state->key_columns + all.first, width,
-                             term_count(problem->dim, paired), round_up_to_lanes(columns), paired};
-    multiply(&scores, state->weights + all.first, width, paired ? state->score_scale : ONES, 0, &state->check, count);
+    multiply_keys(state, query, &state->key, all, state->weights, count, problem->dtype);
     softmax_rows(state->weights, width, all, spans, maximum, total, count, paired);
     for (int64_t r = 0; r < count; r++) share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
     struct product values = {state->weights + first, width, 1, state->values.data + first * state->values.stride,
@@ -323,8 +400,7 @@ INLINE void forward_unit(const struct short_attention *problem, struct short_sta
                          const struct next_unit next, const int dtype) {
     int64_t batch = state->batch, key_head = state->key_head, end = (key_head + 1) * problem->group;
     const int paired = in_pairs(dtype);
-    pack_transposed_terms(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, problem->columns,
-                          problem->dim, (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype, paired);
+    lay_out(state, &state->key, problem->columns, dtype);
     state->values = as_terms_of_rows(&problem->value, batch, key_head, 0, problem->columns, problem->value_dim,
                                      state->packed[1], dtype, paired);
     for (int64_t head = key_head * problem->group; head < end; head++)
@@ -418,22 +494,18 @@ static void backward_group(const struct short_attention *problem, struct short_s
                            const struct row_block *block, int64_t row, const struct written *gradient, int64_t count,
                            int paired) {
     struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, block->first + row, spans, count);
-    int64_t width = state->width, columns = round_up_to_lanes(all.last - all.first), dim = round_up_to_lanes(problem->dim);
+    int64_t width = state->width, dim = round_up_to_lanes(problem->dim);
     float *weights = state->weights + row * width, *grad_scores = state->grad_scores + row * width;
-    struct floats query = block->query, grad_output = block->grad_output;
-    struct product scores = {query.data + row * query.stride, query.stride, 1, state->key_columns + all.first, width,
-                             term_count(problem->dim, paired), columns, paired};
-    struct product grad_weights = {grad_output.data + row * grad_output.stride, grad_output.stride, 1,
-                                   state->value_columns + all.first, width, term_count(problem->value_dim, paired), columns,
-                                   paired};
+    struct floats query = {block->query.data + row * block->query.stride, block->query.stride};
+    struct floats grad_output = {block->grad_output.data + row * block->grad_output.stride, block->grad_output.stride};
     int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
     struct product grad_query = {(paired ? state->score_terms : grad_scores) + first, width, 1,
                                  state->keys.data + first * state->keys.stride, state->keys.stride,
                                  term_count(all.last - all.first, paired), dim, paired};
     int64_t number = (state->batch * problem->heads + block->head) * problem->rows + block->first + row;
     note_rows(state, row, count, all);
-    multiply(&scores, weights + all.first, width, paired ? state->score_scale : ONES, 0, &state->check, count);
-    multiply(&grad_weights, grad_scores + all.first, width, ONES, 0, &state->check, count);
+    multiply_keys(state, query, &state->key, all, weights, count, problem->dtype);
+    multiply_keys(state, grad_output, &state->value, all, grad_scores, count, problem->dtype);
     gradient_rows(problem, state, number, weights, grad_scores, all, spans, problem->output.data ? block->delta : 0,
                   count);
     for (int64_t r = 0; paired && r < count; r++)
@@ -479,10 +551,8 @@ INLINE void backward_unit(const struct short_attention *problem, struct short_st
             value_dim = problem->value_dim, end = (key_head + 1) * problem->group;
     const int paired = in_pairs(dtype);
     int begun = 0;
-    pack_transposed_terms(head_rows(&problem->key, batch, key_head, 0, dtype), problem->key.row, columns, dim,
-                          (float)(problem->scale * LOG2_E), state->key_columns, state->width, dtype, paired);
-    pack_transposed_terms(head_rows(&problem->value, batch, key_head, 0, dtype), problem->value.row, columns, value_dim,
-                          1.0f, state->value_columns, state->width, dtype, paired);
+    lay_out(state, &state->key, columns, dtype);
+    lay_out(state, &state->value, columns, dtype);
     state->keys = as_terms_of_rows(&problem->key, batch, key_head, 0, columns, dim, state->packed[0], dtype, paired);
     struct written key = rows_to_write(&problem->grad_key, batch, key_head, 0, dim, state->grad_key, dtype);
     struct written value = rows_to_write(&problem->grad_value, batch, key_head, 0, value_dim, state->grad_value, dtype);
@@ -533,6 +603,7 @@ INLINE void backward_unit(const struct short_attention *problem, struct short_st
 INLINE float *take_state(const struct short_attention *problem, struct short_state *state, const int backward) {
     int64_t columns = problem->columns, width = round_up_to_lanes(columns), dim = round_up_to_lanes(problem->dim),
             value_dim = round_up_to_lanes(problem->value_dim), at_once = MOST_AT_ONCE;
+    const int paired = in_pairs((int)problem->dtype);
     int64_t block = BLOCK_NUMBERS / (width ? width : 1) / at_once * at_once;
     block = block < at_once ? at_once : block;
     block = backward ? min_int(block, (problem->rows + at_once - 1) / at_once * at_once) : at_once;
@@ -541,7 +612,7 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
                        at_once * (dim > value_dim ? dim : value_dim), backward ? columns * dim : 0,
                        backward ? columns * value_dim : 0, backward ? block * dim : 0, backward ? block * value_dim : 0,
                        backward ? at_once * width : 0};
-    float **targets[] = {&state->key_columns, &state->value_columns, state->packed, state->packed + 1,
+    float **targets[] = {&state->key.columns, &state->value.columns, state->packed, state->packed + 1,
                          state->packed + 2, state->packed + 3, &state->weights, &state->grad_scores, &state->result,
                          &state->grad_key, &state->grad_value, state->packed + 4, state->packed + 5,
                          &state->score_terms};
@@ -552,6 +623,10 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     if (!memory) return 0;
     for (int i = 0; i < MATRICES; i++) *targets[i] = take_floats(&rest, sizes[i]);
     state->width = width, state->block = block;
+    int64_t least_terms = min_int(term_count(problem->dim, paired), term_count(problem->value_dim, paired));
+    state->few_rows = problem->group * problem->rows <= (least_terms > LANES ? FEW_ROWS : FEW_ROWS / 2);
+    state->key.rows = &problem->key, state->key.dim = problem->dim, state->key.factor = state->score_scale;
+    state->value.rows = &problem->value, state->value.dim = problem->value_dim, state->value.factor = ONES;
     state->check = state->largest = broadcast(0.0f);
     for (int r = 0; r < MOST_AT_ONCE; r++)
         state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)(problem->scale * LOG2_E);
