@@ -14,7 +14,7 @@ from .cost_model import (
     MASK,
     OPERATOR,
     RESULT,
-    VALUE,
+    bias_passes,
     bytes_read,
     evaluated,
     torch_flash_cost,
@@ -82,7 +82,7 @@ class BlockSparseKernel:
             pairs += batches * heads * part.layout.visited_pairs
             if not alike:
                 masked = part.layout.masked_pairs * MASK * min(masks, part.batch.stop - part.batch.start)
-                added += share * (masked + part.layout.visited_pairs * VALUE * biases)
+                added += share * (masked + part.layout.visited_pairs * bias_passes(problem) * biases)
         rows = max((row.rows.stop - row.rows.start for part in found for row in part.layout.rows), default=0)
         every = problem.weights_shape[:-2].numel() * problem.keys
         return Cost(

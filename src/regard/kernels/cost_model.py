@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 
 from .. import native
+from ..biases.base import TensorBias
+from ..biases.relative import RelativeBias
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from .base import BACKWARD, Cost, FlashWork
@@ -98,7 +100,7 @@ class Rates:
         other = cost.flops * slower / self.flops + cost.passes / self.passes
         flash = sum(rates.seconds(work) + rates.backward_seconds(work) * training for rates, work in kernels)
         # Keys and values that are read once arrive from memory while others are multiplied.
-        streaming = [rates.moved for rates, work in kernels if work.streamed]
+        streaming = [rates.moved for rates, work in kernels if work.streamed or (work.packed and work is cost.native)]
         moved = cost.moved / min(streaming, default=self.moved) if cost.moved > self.cache else 0.0
         read = max(sum(work.streamed / rates.streamed for rates, work in kernels) / threads, moved)
         fresh = cost.bytes / self.fresh if cost.bytes >= REUSED_BYTES else 0.0
@@ -479,14 +481,15 @@ TILEWISE = 12.0
 """Passes per pair in the online softmax of tiles: maximum, difference, exponential, sum."""
 WEIGHTS = 19.0
 """Passes per pair where all weights are in memory at once."""
-WIDEN = 1.5
+WIDEN = 3.0
 """Passes per number of 16 bits that is converted to float32."""
 SELECT = 18.0
 """Passes per number selected by a boolean, which torch does not vectorise."""
 MASK = 30.0
 """Passes per pair on which a mask is evaluated, once for equal batches and heads, and converted to a float."""
-VALUE = 80.0
-"""Passes per pair on which a bias is evaluated, once for equal batches and heads."""
+VALUE, COPIED_VALUE = 80.0, 2.0
+"""Passes per pair on which a bias is evaluated, once for equal batches and heads; and on which its values are copied,
+from those of the diagonals or from a tensor."""
 CAP = 25.0
 """Passes per pair for softcap, a hyperbolic tangent."""
 DROP = 20.0
@@ -561,6 +564,11 @@ def torch_flash_work(problem: Problem, pairs: float, rows: int, columns: float |
 def product_work(pairs: float, rows: int, width: int) -> tuple[float, float]:
     """Flops of torch's products over so many pairs, in rectangles of so many rows, and numbers that few rows stream."""
     return 2.0 * pairs * width, pairs / max(rows, 1) * width if rows < MIN_PACKED_ROWS else 0.0
+
+
+def bias_passes(problem: Problem) -> float:
+    """Passes per pair on which the bias is evaluated."""
+    return COPIED_VALUE if isinstance(problem.bias, RelativeBias | TensorBias) else VALUE
 
 
 def evaluated(problem: Problem, passes: float, *, times: int = 2, backward: float = BACKWARD) -> float:

@@ -19,7 +19,7 @@ from .cost_model import (
     MASK,
     OPERATOR,
     RESULT,
-    VALUE,
+    bias_passes,
     bytes_read,
     evaluated,
     heads_per_key,
@@ -94,7 +94,7 @@ class DecodeKernel:
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 if natively else 1 + wide / self.part),
             passes=(0.0 if natively else torch_flash_startup(problem, rows, leading / max(group, 1)))
             + RESULT * leading * problem.queries * problem.value.shape[-1]
-            + evaluated(problem, visited * (MASK * masks + VALUE * biases)),
+            + evaluated(problem, visited * (MASK * masks + bias_passes(problem) * biases)),
             moved=bytes_read(problem, again=wide / max(problem.keys, 1)),
             calls=(STEP_CALLS if step else OPERATOR)
             + (STEP_MASK_CALLS if step else MASK_CALLS) * bool(masks or biases),

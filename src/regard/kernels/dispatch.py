@@ -76,9 +76,9 @@ STREAMED, MOST_STREAMING = {torch.float32: 2**18, torch.bfloat16: 2**15, torch.f
 they are, is faster than `SHORT`, which lays them out, but where each head has as many queries as keys. Numbers of 16
 bits are widened to be laid out."""
 
-MAX_PLAIN_PAIRS = 2**16
-"""The most query-key pairs of a plain problem on the CPU that `PLAIN_KERNEL` computes without a comparison: up to
-there it is done before another kernel has started."""
+MAX_PLAIN_PAIRS, MAX_PLAIN_NUMBERS = 2**16, 2**17
+"""The most query-key pairs, and numbers of all values, of a plain problem on the CPU that `PLAIN_KERNEL` computes
+without a comparison: up to there it is done before another kernel has started."""
 
 UNVECTORISED = "plain"
 """The variant of the native code without vector instructions, beside which torch's operator may be the faster one at
@@ -285,8 +285,8 @@ def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
 def uncompared_kernel(problem: Problem) -> Kernel | None:
     """The kernel that `choose` takes without comparing times; None where it compares them.
 
-    The first row that fits decides; small (at most 256 queries and keys) and few (at most 2^16 pairs) as in the
-    constants of this file. Plain is what torch's operator computes on its fast path, `_is_plain`.
+    The first row that fits decides; small (at most 256 queries and keys) and few (at most 2^16 pairs, and 2^17 numbers
+    of values) as in the constants of this file. Plain is what torch's operator computes on its fast path, `_is_plain`.
 
         | problem, not traced by torch.compile or torch.func   | gradient | kernel    |
         | ---------------------------------------------------- | -------- | --------- |
@@ -312,7 +312,8 @@ def uncompared_kernel(problem: Problem) -> Kernel | None:
         return None if problem.inputs_require_grad() else PLAIN_KERNEL
     if problem.value.dtype in (torch.bfloat16, torch.float16) and problem.inputs_require_grad():
         return None  # of which torch's backward pass takes up to sixty times as long as the forward pass
-    return PLAIN_KERNEL if problem.pairs.query.shape[:-1].numel() * problem.keys <= MAX_PLAIN_PAIRS else None
+    pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
+    return PLAIN_KERNEL if pairs <= MAX_PLAIN_PAIRS and problem.value.numel() <= MAX_PLAIN_NUMBERS else None
 
 
 def _is_small(problem: Problem) -> bool:

@@ -23,10 +23,9 @@ from .cost_model import (
     DROP,
     MASK,
     OPERATOR,
-    RESULT,
     TILEWISE,
-    VALUE,
     WIDEN,
+    bias_passes,
     bytes_read,
     evaluated,
     product_work,
@@ -53,6 +52,8 @@ MAX_PENDING = 8
 """Parts of some rows that wait in memory until they are merged."""
 SCORES_PER_TILE = 2**18
 """The number of scores in a tile, over all batches and heads: a megabyte, which fits into a core's cache."""
+TILE_RESULT = 12.0
+"""Passes per number of the output for each tile: scaled by the new maximum, added to, checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class TiledAttention:
         """The work over the tiles with unmasked pairs, some eight passes over each."""
         size, heads = tile_size(problem, self.tile), problem.weights_shape[-3] if problem.heads else 1
         (masks, biases), alike = distinct_matrices(problem), isinstance(problem.bias, RelativeBias)
+        of_bias = 0.0 if alike else bias_passes(problem) * biases
         pairs = tiles = at_once = asked = 0.0
         share, found = sampled_layouts(problem, (size[0], MIN_TILE_SIDE), 1)
         for batch, rows in self._batches(problem, found):
@@ -81,7 +83,7 @@ class TiledAttention:
                     tiles += math.ceil(width / size[1])
                     at_once = max(at_once, height)
                     of_mask = MASK * min(masks, heads * (batch.stop - batch.start)) * run.masked
-                    asked += (row.rows.stop - row.rows.start) * width * (of_mask + VALUE * biases * (not alike))
+                    asked += (row.rows.stop - row.rows.start) * width * (of_mask + of_bias)
         pairs, tiles, asked = share * pairs, share * tiles, share * asked
         numbers = at_once * problem.value.shape[-1]
         extras = CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None) + 2.0 * bool(biases)
@@ -94,7 +96,7 @@ class TiledAttention:
             + widened_bytes(problem)
             + result_bytes(problem),
             passes=(TILEWISE + extras) * pairs
-            + tiles * (startup_passes(many, at_once / many) + RESULT * numbers)
+            + tiles * (startup_passes(many, at_once / many) + TILE_RESULT * numbers)
             + evaluated(problem, asked)
             + WIDEN * widened_numbers(problem),
             moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),

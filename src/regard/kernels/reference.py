@@ -14,10 +14,11 @@ from .cost_model import (
     DROP,
     FEATURE,
     MASK,
+    RESULT,
     SELECT,
-    VALUE,
     WEIGHTS,
     WIDEN,
+    bias_passes,
     bytes_read,
     evaluated,
     heads_per_key,
@@ -114,7 +115,7 @@ class ReferenceKernel:
         masks, biases = distinct_matrices(problem)
         additive = isinstance(problem.pairs, AdditivePairs)
         steps = (masks > 0) + (biases > 0) + 3 * (problem.softcap is not None) + 3 * (problem.dropout is not None)
-        one = problem.queries * problem.keys
+        evaluations = problem.queries * problem.keys * (MASK * masks + bias_passes(problem) * biases)
         width = problem.value.shape[-1] + features * (not additive)
         rows = heads_per_key(problem) * problem.queries
         flops, streamed = product_work(pairs, rows, width)
@@ -126,10 +127,11 @@ class ReferenceKernel:
             + widened_bytes(problem)
             + result_bytes(problem),
             passes=startup_passes(rows, problem.weights_shape[:-1].numel() / max(rows, 1))
+            + RESULT * problem.weights_shape[:-1].numel() * width
             + pairs * (WEIGHTS + FEATURE * features * additive)
             + pairs
             * (SELECT * bool(masks) + CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None))
-            + evaluated(problem, one * (MASK * masks + VALUE * biases), times=1, backward=BACKWARD_STORED)
+            + evaluated(problem, evaluations, times=1, backward=BACKWARD_STORED)
             + WIDEN * widened_numbers(problem) * (LONG_ROW_WIDENED if _is_long_row(problem) else 1.0),
             moved=bytes_read(problem),
             calls=40.0 + 20.0 * bool(masks) + 10.0 * steps,

@@ -15,7 +15,16 @@ from ..core.torch_modes import under_transform
 from ..native import all_finite
 from .base import Cost, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import MASK, VALUE, WEIGHTS, bytes_read, evaluated, heads_per_key, torch_flash_cost, torch_flash_work
+from .cost_model import (
+    MASK,
+    WEIGHTS,
+    bias_passes,
+    bytes_read,
+    evaluated,
+    heads_per_key,
+    torch_flash_cost,
+    torch_flash_work,
+)
 from .custom_op import apply_kernel, register
 from .dense_block import (
     EXPONENTIAL,
@@ -30,6 +39,9 @@ from .dense_block import (
 )
 from .mask_tiles import count_visited_pairs, distinct_matrices
 from .nan_safety import run_nan_safe
+
+BIAS_CALLS, BIAS_GRADIENT = 40.0, 80.0
+"""Overhead of a bias, in calls: of its values and of the tensor of all pairs, and of a gradient in addition."""
 
 
 class SdpaKernel:
@@ -76,8 +88,9 @@ class SdpaKernel:
             bytes=flash.bytes + one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
             passes=flash.passes
             + WEIGHTS * pairs * bool(refusal)
-            + evaluated(problem, one * (MASK * masks + VALUE * biases)),
-            calls=10.0 + 10.0 * bool(masks) + 10.0 * bool(biases) + 10.0 * bool(refusal),
+            + evaluated(problem, one * (MASK * masks + bias_passes(problem) * biases)),
+            calls=10.0 + 10.0 * bool(masks) + BIAS_CALLS * bool(biases) + 10.0 * bool(refusal),
+            gradient=flash.gradient + BIAS_GRADIENT * bool(biases),
             note=refusal or _waste(problem, causal),
         )
 

@@ -30,7 +30,7 @@ from ..native.short_attention import (
 from ..utils.pytree import tree_tensors
 from .base import GRADIENT, Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, bytes_read, total_width
+from .cost_model import RESULT, bytes_read, heads_per_key, total_width
 from .custom_op import apply_kernel, compute_forward, differentiate, register
 from .dense_block import is_one_causal_query
 from .mask_tiles import memoize
@@ -39,11 +39,14 @@ CALLS = 8.0
 """Overhead of a forward pass, in calls."""
 OWN_GRADIENT = 8.0
 """Overhead of a gradient that needs nothing but native code, in calls."""
-LAID_OUT = 1.5
+LAID_OUT, AS_THEY_ARE = 1.5, 0.8
 """Keys and values that `cpu_flash` packs in the time in which this kernel brings one into the order of its products,
-once for each key head."""
+once for each key head; and in which it multiplies one with few rows as it is."""
 LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
 """Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
+FEW_ROWS = {16: 4, 8: 2, 4: 2}
+"""By the keys of a vector the most rows of a key head for which it brings none into order, of terms that are more than
+a vector; half as many for others: as in short.c."""
 ROWS_AT_ONCE = 8
 """For so many rows at once, all that one of them reads is computed."""
 
@@ -93,13 +96,14 @@ class ShortKernel:
         value, units = problem.value, problem.value.shape[:-2].numel()
         as_they_are = value.element_size() == 4 and not problem.inputs_require_grad()
         laid_out = value.shape[:-1].numel() * (width - as_they_are * value.shape[-1])
+        few = heads_per_key(problem) * problem.queries <= _few_rows(problem)
         idle = torch.get_num_threads() / max(min(units, torch.get_num_threads()), 1)  # a key head has one thread
         return Cost(
             flops=0.0,
             native=FlashWork(
                 2.0 * idle * pairs * width,
                 idle * pairs,
-                packed=LAID_OUT * idle * laid_out,
+                packed=(AS_THEY_ARE if few else LAID_OUT) * idle * laid_out,
             ),
             bytes=0.0,
             passes=RESULT * rows * problem.value.shape[-1],
@@ -223,9 +227,20 @@ def key_spans(problem: Problem) -> Tensor | None:
     )
 
 
+def _lanes() -> int:
+    """The keys of a vector."""
+    return LANES.get(native.variant_in_use() or "", 4)
+
+
+def _few_rows(problem: Problem) -> int:
+    """The most rows of a key head for which keys are multiplied as they are."""
+    lanes, dim = _lanes(), min(problem.pairs.query.shape[-1], problem.value.shape[-1])
+    return FEW_ROWS[lanes] if dim > lanes else FEW_ROWS[lanes] // 2
+
+
 def _mean_columns(problem: Problem) -> float:
     """The keys that a row computes on average, in whole vectors and together with the rows beside it."""
-    spans, lanes = key_spans(problem), LANES.get(native.variant_in_use() or "", 4)
+    spans, lanes = key_spans(problem), _lanes()
     if spans is None or not spans.numel():
         return -(-problem.keys // lanes) * lanes
     first, last = spans.unbind(-1)
