@@ -30,6 +30,13 @@ SIZES = [  # batch, heads, key heads, queries, keys, dim, value dim
     (2, 3, 3, 512, 37, 24, 64),
     (1, 2, 1, 300, 131, 33, 17),
     (2, 2, 2, 17, 16, 16, 32),
+    # Few rows of a key head, of which keys are multiplied as they are, with more terms than a vector has.
+    (3, 4, 4, 1, 37, 67, 40),
+    (2, 6, 3, 2, 19, 40, 72),
+    (2, 2, 2, 4, 83, 64, 64),
+    (1, 3, 3, 3, 2, 96, 96),
+    (1, 2, 2, 2, LONGEST, 13, 16),
+    (1, 1, 1, 5, 37, 64, 64),
 ]
 
 
@@ -118,6 +125,21 @@ def test_without_log_sum_exps(variant, sizes, kind, dtype):
     tolerance = 8 * torch.finfo(dtype).eps if dtype is not torch.float32 else 1e-5
     for has, one in zip(gradients, attend_short_backward(*tensors, SCALE, spans, lse, above, None), strict=True):
         assert (has - one).abs().max() <= tolerance * one.abs().max().clamp(min=1.0)
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("keys", range(1, 20))
+def test_few_rows_read_no_key_beyond_the_last(variant, keys, dtype):
+    """Keys and values stand before NaN in memory, which a row of a vector that is read too far would meet."""
+    query, key, value = inputs((1, 2, 2, 2, keys, 40, 56), dtype)
+    fenced = [torch.cat([tensor, torch.full_like(tensor[:, :, :1], math.nan)], dim=2) for tensor in (key, value)]
+    key, value = (tensor[:, :, :keys] for tensor in fenced)
+    agrees((query, key, value), None)
+    rows = attend_short(query, key, value, SCALE)
+    above = torch.randn_like(rows[0])
+    gradients = attend_short_backward(query, key, value, SCALE, None, rows[1], above, None)
+    assert isinstance(rows, FiniteRows)
+    assert isinstance(gradients, FiniteShortGradients)
 
 
 def test_a_log_sum_exp_of_more_keys(variant):
