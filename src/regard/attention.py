@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .biases import Bias
 from .core.grid import from_zero
@@ -96,9 +95,10 @@ def attention(
             [1.5379, 2.5379]])
     """
     plain = score is bias is softcap is sinks is query_positions is key_positions is kernel is None and not dropout_p
-    if plain and _is_small(query, key, value):
-        output = attend_repeatedly(query, key, value, mask, scale)
-        if output is not None:
+    # Where torch traces the call, no length is compared.
+    if plain and not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+        short = query.ndim == 4 and query.shape[2] <= LONGEST
+        if short and (output := attend_repeatedly(query, key, value, mask, scale)) is not None:
             return output
     problem = make_problem(
         query,
@@ -127,19 +127,6 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
     if torch.compiler.is_compiling() or (hook := CURRENT_HOOK.get()) is None or functorch_active():
         return chosen.run(problem)
     return run_with_hook(problem, chosen, hook)
-
-
-def _is_small(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether a call is one that `attend_repeatedly` may know; where torch traces it, no shape is compared."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and type(query) in (Tensor, Parameter)
-        and type(key) is type(value) is Tensor
-        and query.ndim == key.ndim == value.ndim == 4
-        and query.shape[2] <= LONGEST
-        and value.shape[2] <= LONGEST
-    )
 
 
 def attention_with_lse(

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .. import native
 from ..core.problem import Problem
@@ -21,7 +22,7 @@ from ..core.score_forms import DotPairs
 from ..core.torch_modes import no_mode_active
 from ..masks import Mask
 from ..native.decode_rows import LEAST_WORK, StepLayout, attend_step, step_layout
-from ..native.short_attention import ShortLayout, layout_of
+from ..native.short_attention import LONGEST, ShortLayout, layout_of
 from ..utils.pytree import tree_tensors
 from . import cost_model
 from .dense_block import is_one_causal_query
@@ -33,6 +34,8 @@ from .validation import make_problem
 FEW_QUERIES = 8
 """Fewer queries over more keys, without gradients and padding, are a step of decoding: each has another length. What
 is known of one query is of all steps with about as many keys; of more, nothing is."""
+PLAIN_TYPES = (Tensor, Parameter)
+"""The types of queries, which may be learned themselves; keys and values follow from an input."""
 MAX_CALLS = 4096
 """The number of memoized calls at which the memo is cleared."""
 
@@ -56,22 +59,31 @@ def attend_repeatedly(
 ) -> Tensor | None:
     """The output of a call whose like was computed before by the kernel `short`, or `decode`; None for any other call.
 
-    Only where nothing of torch's or ours watches the call. The tensors have four axes and at most LONGEST rows, and are
-    neither traced nor of a subclass.
+    Only tensors of four axes, of no subclass and of at most LONGEST rows, where nothing of torch's or ours watches the
+    call, and it is not compiled.
 
     Raises:
         ShapeError, DtypeError, MaskError, ConfigurationError: as `attention`.
     """
+    if not no_mode_active() or CURRENT_HOOK.get() is not None:
+        return None
+    if not (
+        type(query) in PLAIN_TYPES and type(key) is type(value) is Tensor and (mask is None or isinstance(mask, Mask))
+    ):
+        return None
+    shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    if not len(shape) == len(key_shape) == len(value_shape) == 4:
+        return None
+    queries, keys = shape[2], value_shape[2]
+    if queries > LONGEST or keys > LONGEST:
+        return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     tensors = () if mask is None else tree_tensors(mask)
-    queries, keys = query.shape[2], value.shape[2]
     step = queries < FEW_QUERIES and not learned and not tensors and (queries < keys or queries == keys == 1)
-    if step and (queries != 1 or key.shape[2] != keys):
-        return None
-    if not no_mode_active() or CURRENT_HOOK.get() is not None or not (mask is None or isinstance(mask, Mask)):
+    if step and (queries != 1 or key_shape[2] != keys):
         return None
     calls, of_mask = _calls, mask
-    if mask is not None and tensors:
+    if tensors:
         if any(tensor.is_inference() for tensor in tensors):  # whose versions do not count what is written
             return None
         calls, of_mask = _calls_of_mask.setdefault(mask, {}), tuple(tensor._version for tensor in tensors)
@@ -81,9 +93,9 @@ def attend_repeatedly(
     else:  # `_described` without its calls, which take a microsecond
         known = (
             *settings,
-            *(query.shape, query.stride(), query.dtype, query.is_cpu),
-            *(key.shape, key.stride(), key.dtype, key.is_cpu),
-            *(value.shape, value.stride(), value.dtype, value.is_cpu),
+            *(shape, query.stride(), query.dtype, query.is_cpu),
+            *(key_shape, key.stride(), key.dtype, key.is_cpu),
+            *(value_shape, value.stride(), value.dtype, value.is_cpu),
         )
     try:
         call = calls[known]
@@ -96,9 +108,9 @@ def attend_repeatedly(
     if isinstance(call, StepLayout):
         return attend_step(call, query, key, value)
     if learned:
-        problem = Problem(DotPairs(query, key, call.scale), value, mask)  # type: ignore[arg-type]
+        problem = Problem(DotPairs(query, key, call.scale), value, mask)
         return attend_with_gradient(problem, call.layout, call.spans)
-    return attend_without_gradient(mask, call.layout, call.spans, query, key, value)  # type: ignore[arg-type]
+    return attend_without_gradient(mask, call.layout, call.spans, query, key, value)
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Callable
 from ctypes import c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from . import library
 from .flash import FiniteRows, RowsStruct
+from .large_results import LARGE_BYTES
 from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, new_large, new_large_like, places_of
 from .threads import no_memory, run_units, thread_count
 
@@ -91,7 +93,7 @@ def _forward(
     layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, lse: Tensor | None = None
 ) -> tuple[Tensor, array[int]]:
     """The output, and the numbers of the structure after the pass; the log-sum-exps are written if there is room."""
-    output = new_large_like(query) if layout.like_query else new_large(value, *query.shape[:3], value.shape[3])
+    output = layout.empty_like(query) if layout.like_query else new_large(value, *query.shape[:3], value.shape[3])
     numbers = layout.with_inputs(spans, query, key, value)
     numbers[OUTPUT] = output.data_ptr()
     if lse is not None:
@@ -152,11 +154,13 @@ def _backward(
     layout: ShortLayout, numbers: array[int], query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value, for numbers with all addresses but theirs and that of grad_output."""
-    of_query, of_key, of_value = new_large_like(query), new_large_like(key), new_large_like(value)
+    of_query, of_key, of_value = layout.empty_like(query), layout.empty_like(key), layout.empty_like(value)
     if grad_output.dtype is not value.dtype:
         grad_output = grad_output.to(value.dtype)
-    grad_output = last_contiguous(grad_output)
-    numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
+    numbers[GRAD_OUTPUT] = grad_output.data_ptr()
+    if not grad_output.is_contiguous():  # as the layout has it
+        grad_output = last_contiguous(grad_output)
+        numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
     numbers[GRAD_QUERY], numbers[GRAD_KEY] = of_query.data_ptr(), of_key.data_ptr()
     numbers[GRAD_VALUE] = of_value.data_ptr()
     _run(library.current().short_backward, numbers, 2 * layout.flops)
@@ -168,14 +172,17 @@ class ShortLayout:
     """What all calls with tensors of the same shapes, strides and dtypes have in common, so that it is made once.
 
     numbers: the structure as 64-bit numbers, all addresses 0; a gradient has the strides of its tensor where these
-    leave no gaps, as after a projection. flops: of a forward pass. copies: whether the last axis of an input is not
-    contiguous: it needs copies, whose layout is another. like_query: whether the output is contiguous as the query is.
+    leave no gaps, as after a projection, and that of the output is contiguous. flops: of a forward pass. copies:
+    whether the last axis of an input is not contiguous: it needs copies, whose layout is another. like_query: whether
+    the output is contiguous as the query is. empty_like: makes a result like an input, of those that are small in fewer
+    steps.
     """
 
     numbers: array[int]
     flops: int
     copies: bool
     like_query: bool
+    empty_like: Callable[[Tensor], Tensor]
 
     def with_inputs(self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> array[int]:
         """The numbers of a call, with the addresses of its inputs."""
@@ -222,10 +229,17 @@ def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, 
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         setattr(work, name, RowsStruct(0, *tensor.stride()[:3]))
         setattr(work, f"grad_{name}", RowsStruct(0, *torch.empty_like(tensor).stride()[:3]))
-    work.output = RowsStruct(0, heads * rows * value_dim, rows * value_dim, value_dim)
+    work.output = work.grad_output = RowsStruct(0, heads * rows * value_dim, rows * value_dim, value_dim)
     flops = 2 * batch * heads * rows * columns * (dim + value_dim)
     copies = any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in (query, key, value))
-    return ShortLayout(array("q", bytes(work)), flops, copies, dim == value_dim and query.is_contiguous())
+    largest = max(query.nbytes, key.nbytes, value.nbytes)
+    return ShortLayout(
+        array("q", bytes(work)),
+        flops,
+        copies,
+        dim == value_dim and query.is_contiguous(),
+        torch.empty_like if largest < LARGE_BYTES else new_large_like,
+    )
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> None:
