@@ -269,10 +269,10 @@ def _weights_requested(module: nn.Module, keywords: Mapping[str, Any]) -> bool:
     """Whether the model returns its weights: by `output_attentions`, or by transformers' output collector."""
     if keywords.get("output_attentions"):
         return True
-    from transformers.utils import output_capturing
+    import transformers.utils.output_capturing as output_capturing  # "from" would take as long as all the rest
 
     collector = getattr(output_capturing, "_active_collector", None)
     if torch.compiler.is_compiling() and not getattr(collector, "compiling", False) and not module._forward_hooks:
         return False  # a compiled submodule cannot read the collector of its model, which collects by hooks
     collected = collector.get() if collector is not None else None
-    return any("attentions" in name for name in collected or ())
+    return bool(collected) and any("attentions" in name for name in collected)

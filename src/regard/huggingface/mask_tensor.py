@@ -219,13 +219,12 @@ def symbolic_mask(
     key kv_offset; attention_mask is bool (batch, positions), True = token. The result is bool, or an additive mask
     of `dtype` where the models of this `config` expect one.
     """
-    from transformers.utils.import_utils import is_tracing
-
     if mask_function is None:
         from transformers.masking_utils import causal_mask_function
 
         mask_function = causal_mask_function
-    if is_tracing(attention_mask) or (isinstance(q_offset, Tensor) and is_tracing(q_offset)):
+    device = torch.device(device)
+    if _is_traced(attention_mask, q_offset, device):
         return _traced_mask(
             needs_additive_masks(type(config)),
             batch_size,
@@ -239,16 +238,25 @@ def symbolic_mask(
             dtype=dtype,
             **options,
         )
-    extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), torch.device(device))
+    extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), device)
     mask = convert(mask_function, extent)
     reachable = extent
-    if is_causal_mask(mask) and extent.last_query + 1 < extent.keys:
+    if extent.last_query + 1 < extent.keys and is_causal_mask(mask):
         reachable = replace(extent, keys=max(extent.last_query + 1, 0))
         mask = convert(mask_function, reachable)
     if attention_mask is not None:
         mask = intersection([mask, padding_mask(attention_mask, reachable)])
     additive = _running_model_needs_additive_masks(type(config))
     return LazyMaskTensor(MaskContents(mask, extent, reachable, dtype if additive else torch.bool))
+
+
+def _is_traced(attention_mask: Any, q_offset: Any, device: torch.device) -> bool:
+    """Whether a graph is traced, as transformers asks it; of a step of decoding on the CPU in a tenth of its time."""
+    if attention_mask is None and type(q_offset) is int and device.type == "cpu":
+        return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    from transformers.utils.import_utils import is_tracing
+
+    return is_tracing(attention_mask) or (isinstance(q_offset, Tensor) and is_tracing(q_offset))
 
 
 def _traced_mask(additive: bool, *lengths: Any, **options: Any) -> Tensor:

@@ -83,7 +83,7 @@ def attend_repeatedly(
     if step and (queries != 1 or key_shape[2] != keys):
         return None
     calls, of_mask = _calls, mask
-    if tensors:
+    if mask is not None and tensors:
         if any(tensor.is_inference() for tensor in tensors):  # whose versions do not count what is written
             return None
         calls, of_mask = _calls_of_mask.setdefault(mask, {}), tuple(tensor._version for tensor in tensors)
