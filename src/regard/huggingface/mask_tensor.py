@@ -253,7 +253,7 @@ def symbolic_mask(
 def _is_traced(attention_mask: Any, q_offset: Any, device: torch.device) -> bool:
     """Whether a graph is traced, as transformers asks it; of a step of decoding on the CPU in a tenth of its time."""
     if attention_mask is None and type(q_offset) is int and device.type == "cpu":
-        return torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return torch.compiler.is_compiling() or torch._C._is_tracing()
     from transformers.utils.import_utils import is_tracing
 
     return is_tracing(attention_mask) or (isinstance(q_offset, Tensor) and is_tracing(q_offset))
