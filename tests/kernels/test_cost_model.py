@@ -73,6 +73,11 @@ class TestSeconds:
         assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(2)
         assert MEASURED.seconds(replace(cost, moved=1e10), torch.float32, threads=1) == pytest.approx(1)
 
+    def test_keys_that_native_code_packs_arrive_at_its_own_rate(self):
+        cost = Cost(0.0, 0.0, moved=2.0 * MEASURED.cache, calls=0.0, native=FlashWork(packed=1e-3))
+        arriving = cost.moved / FLASH.moved
+        assert replace(MEASURED, moved=1e20).seconds(cost, torch.float32, threads=1) == pytest.approx(arriving)
+
     def test_what_the_cache_keeps_does_not_arrive_from_memory(self):
         cost = Cost(0.0, 0.0, moved=MEASURED.cache, calls=0.0, native=FlashWork(streamed=3.0))
         assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(1e-9)

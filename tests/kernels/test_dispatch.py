@@ -381,6 +381,14 @@ def test_as_many_queries_as_keys_are_no_steps_of_decoding():
         assert dispatch.uncompared_kernel(make_problem(many, many, many)) is dispatch.SHORT
 
 
+def test_few_queries_over_many_values_are_compared():
+    """They are few pairs, but reading the values takes longer than whatever stands around it."""
+    query, key = torch.zeros(8, 8, 2, 64), torch.zeros(8, 8, 300, 64)
+    assert dispatch.uncompared_kernel(make_problem(query, key, key)) is None
+    one = query[:1, :1], key[:1, :1], key[:1, :1]
+    assert dispatch.uncompared_kernel(make_problem(*one)) is dispatch.PLAIN_KERNEL
+
+
 def test_without_vector_instructions_small_problems_are_compared():
     if "plain" not in native.variants():
         pytest.skip("the variant plain does not run here")
