@@ -39,7 +39,9 @@ def test_the_n_best_of_a_translation_each_have_their_maps(translator):
     search = translator.search.model_copy(update={"n_best": 3})
     expected = translator.translate([SENTENCE], search=search)[0].candidates
     found = {of.hypothesis.rank: of.hypothesis for of in atlas.maps if of.hypothesis is not None}
-    assert [(of.text, of.score) for of in found.values()] == [(of.text, pytest.approx(of.score)) for of in expected]
+    # Recorded or not, float32 rounds a score by up to 2e-6 of what it is in float64.
+    scores = [(of.text, pytest.approx(of.score, abs=1e-5)) for of in expected]
+    assert [(of.text, of.score) for of in found.values()] == scores
     cross = [of for of in atlas.maps if of.kind == "cross"]
     assert len(cross) == 3 * expected[0].weights.shape[1]
     for number, of in enumerate(cross):
