@@ -108,11 +108,19 @@ def test_steps_of_groups_and_of_any_strides():
     assert known() == [True, False, True, True, False, True, True, False, True, False, True]  # 33 keys are as 64
 
 
-def test_several_queries_and_windows_of_a_growing_cache_are_not_remembered():
+def test_steps_with_a_window_of_a_growing_cache_are_not_remembered():
     for length in range(2, 20):
         agrees(inputs(1, 2, 1, 8, keys=length), mask=masks.causal() & masks.window(before=3))
-    agrees(inputs(1, 2, 5, 8, keys=16))
     assert not any(known())
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.causal() & masks.window(before=3)])
+def test_several_queries_of_a_growing_cache_are_remembered_for_each_length(mask):
+    """All layers of a model ask for the same lengths."""
+    for length in (16, 17, 18):
+        for _ in range(2):
+            agrees(inputs(1, 2, 5, 8, keys=length), mask=mask)
+    assert known() == [True] * 3
 
 
 def test_what_a_step_leaves_out_of_its_memo_is_checked():

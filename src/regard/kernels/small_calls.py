@@ -31,9 +31,6 @@ from .hooks import CURRENT_HOOK
 from .short import attend_with_gradient, attend_without_gradient, has_short_tensors, key_spans
 from .validation import make_problem
 
-FEW_QUERIES = 8
-"""Fewer queries over more keys, without gradients and padding, are a step of decoding: each has another length. What
-is known of one query is of all steps with about as many keys; of more, nothing is."""
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
 MAX_CALLS = 4096
@@ -79,8 +76,8 @@ def attend_repeatedly(
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     tensors = () if mask is None else tree_tensors(mask)
-    step = queries < FEW_QUERIES and not learned and not tensors and (queries < keys or queries == keys == 1)
-    if step and (queries != 1 or key_shape[2] != keys):
+    step = queries == 1 <= keys and not learned and not tensors
+    if step and key_shape[2] != keys:
         return None
     calls, of_mask = _calls, mask
     if mask is not None and tensors:
