@@ -283,6 +283,11 @@ PAIRED_PRODUCTS = 1.9
 """How many times more products they compute in a second then."""
 
 
+def multiplies_in_pairs(native_variant: str | None, dtype: torch.dtype) -> bool:
+    """Whether a variant of the native code multiplies numbers of a dtype in pairs."""
+    return dtype == torch.bfloat16 and (native_variant or "").endswith(PAIRED)
+
+
 REUSED_BYTES = 2**25
 """From so many bytes on the allocator reuses none: the system has to clear new pages."""
 

@@ -193,7 +193,7 @@ def _reasons_against(kernel: Kernel, problem: Problem, *, forward_mode: bool) ->
 
 def _native_arithmetic(variant: str, dtype: torch.dtype) -> str:
     """The variant of the native code, and how it multiplies numbers of a dtype."""
-    if dtype == torch.bfloat16 and variant.endswith(cost_model.PAIRED):
+    if cost_model.multiplies_in_pairs(variant, dtype):
         return f"{variant}, bfloat16 multiplied in pairs, summed in float32"
     if dtype in (torch.bfloat16, torch.float16):
         return f"{variant}, {_word(dtype)} widened to float32 in registers"

@@ -30,7 +30,7 @@ from ..native.short_attention import (
 from ..utils.pytree import tree_tensors
 from .base import GRADIENT, Cost, FlashWork, Result
 from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import PAIRED, RESULT, bytes_read, heads_per_key, total_width
+from .cost_model import RESULT, bytes_read, heads_per_key, multiplies_in_pairs, total_width
 from .custom_op import apply_kernel, compute_forward, differentiate, register
 from .dense_block import is_one_causal_query
 from .mask_tiles import memoize
@@ -235,7 +235,7 @@ def _lanes() -> int:
 def _few_rows(problem: Problem) -> int:
     """The most rows of a key head for which keys are multiplied as they are."""
     lanes, terms = _lanes(), min(problem.pairs.query.shape[-1], problem.value.shape[-1])
-    if problem.value.dtype is torch.bfloat16 and (native.variant_in_use() or "").endswith(PAIRED):
+    if multiplies_in_pairs(native.variant_in_use(), problem.value.dtype):
         terms = -(-terms // 2)
     return FEW_ROWS[lanes] if terms > lanes else FEW_ROWS[lanes] // 2
 
