@@ -38,10 +38,14 @@ def test_the_n_best_of_a_translation_each_have_their_maps(translator):
     atlas = atlas_of_translation(translator, SENTENCE, n_best=3)
     search = translator.search.model_copy(update={"n_best": 3})
     expected = translator.translate([SENTENCE], search=search)[0].candidates
+    exact = Translator.load(ENGLISH_FRENCH)
+    exact.model.double()
+    true = exact.translate([SENTENCE], search=search)[0].candidates
     found = {of.hypothesis.rank: of.hypothesis for of in atlas.maps if of.hypothesis is not None}
-    # Recorded or not, float32 rounds a score by up to 2e-6 of what it is in float64.
-    scores = [(of.text, pytest.approx(of.score, abs=1e-5)) for of in expected]
+    # Recorded or not, a score in float32 is up to 3.2e-6 off, over variants of the native code and numbers of threads.
+    scores = [(of.text, pytest.approx(of.score, abs=5e-6, rel=0)) for of in true]
     assert [(of.text, of.score) for of in found.values()] == scores
+    assert [(of.text, of.score) for of in expected] == scores
     cross = [of for of in atlas.maps if of.kind == "cross"]
     assert len(cross) == 3 * expected[0].weights.shape[1]
     for number, of in enumerate(cross):
