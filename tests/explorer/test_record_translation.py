@@ -1,6 +1,7 @@
 """Atlases of translations: n best hypotheses, given translations, gold links, and which tokens make which word."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def test_the_n_best_of_a_translation_each_have_their_maps(translator):
     search = translator.search.model_copy(update={"n_best": 3})
     expected = translator.translate([SENTENCE], search=search)[0].candidates
     exact = Translator.load(ENGLISH_FRENCH)
-    exact.model.double()
+    model: Any = exact.model
+    model.double()
     true = exact.translate([SENTENCE], search=search)[0].candidates
     found = {of.hypothesis.rank: of.hypothesis for of in atlas.maps if of.hypothesis is not None}
     # Recorded or not, a score in float32 is up to 3.2e-6 off, over variants of the native code and numbers of threads.
