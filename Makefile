@@ -115,7 +115,7 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks
-	rm -f src/regard/native/libregard.so* src/regard/native/not_built.txt
+	rm -f src/regard/backends/cpu/libregard.so* src/regard/backends/cpu/not_built.txt
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -127,7 +127,7 @@ $(CREATED):
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-NATIVE := hatch_build.py src/regard/native/build.py $(wildcard src/regard/native/*.[ch])
+NATIVE := hatch_build.py src/regard/backends/cpu/build.py $(wildcard src/regard/backends/cpu/*.[ch])
 
 $(DEMO): $(CREATED) pyproject.toml constraints.txt $(NATIVE)
 	$(INSTALL) --editable '.[demo]'

@@ -11,7 +11,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-NATIVE = "src/regard/native"
+NATIVE = "src/regard/backends/cpu"
 
 
 class NativeCode(BuildHookInterface):
@@ -27,7 +27,7 @@ class NativeCode(BuildHookInterface):
         reason = builder.build(folder)
         self._say(reason)
         name = builder.REASON if reason else builder.LIBRARY
-        build_data["force_include"][str(folder / name)] = f"regard/native/{name}"
+        build_data["force_include"][str(folder / name)] = f"regard/backends/cpu/{name}"
         if reason is None:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform()}"

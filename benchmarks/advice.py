@@ -21,8 +21,8 @@ from _report import met, milliseconds, table
 import regard
 from regard.advisor import Price, Workload
 from regard.advisor.prices import linear_price, softmax_price
-from regard.kernels.calibration import measure
-from regard.kernels.cost_model import cache_file, save_rates
+from regard.kernels.planning.calibration import measure
+from regard.kernels.planning.rates import cache_file, save_rates
 from regard.masks import Mask, causal, window
 
 ROUNDS, LEAST = 3, 0.02

@@ -18,7 +18,7 @@ from _report import agree, gradients, met, milliseconds, table, times
 from torch import Tensor
 
 import regard
-from regard import masks, native
+from regard import masks
 from regard.linear import FavorPlus, Identity, LinearState, linear_attention, linear_attention_with_state, naive
 from regard.linear.linear_problem import LinearOptions
 from regard.linear.recurrence import recurrence
@@ -55,7 +55,7 @@ def in_mapped_memory(work: Work) -> Work:
                 memory.append(tensor.new_empty(shape))
             return memory[number]
 
-        with mock.patch("regard.native.linear_recurrence.new_large", stored):
+        with mock.patch("regard.backends.cpu.linear_recurrence.new_large", stored):
             return work()
 
     return run
@@ -239,7 +239,7 @@ def microseconds(spent: float) -> str:
 
 def least_call() -> float:
     """Seconds of a call of C that does nothing, with a tensor for its output."""
-    output, code = torch.empty(1, 8, 1, 64), native.library.current()
+    output, code = torch.empty(1, 8, 1, 64), library.current()
     work = lambda: (torch.empty_like(output), code.finite(output.data_ptr(), 0, 0))  # noqa: E731
     return _timing.in_turn({"call": work}, rounds=31, calls=16)["call"]
 

@@ -1,6 +1,6 @@
 """The same calls by this checkout and by another one, in two processes that take turns: what a change makes slower.
 
-    git worktree add ../before <commit> && (cd ../before && python src/regard/native/build.py)
+    git worktree add ../before <commit> && (cd ../before && python src/regard/backends/cpu/build.py)
     python benchmarks/versions.py ../before [words of the cases to run]
 
 A case is slower if the median over rounds of the ratio within a round is above 1.03, twice in a row: a case above it is

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from regard.kernels import KERNELS, Kernel, mask_tiles
+from regard.kernels import KERNELS, Kernel
 from regard.kernels.additive import AdditiveKernel
 from regard.kernels.block_sparse import BlockSparseKernel
 from regard.kernels.decode import DecodeKernel
 from regard.kernels.tiled import TiledKernel
 from regard.testing import Case, assert_agrees, cases, long_cases, random_cases, suite
 from regard.testing.cases import AXES
+from regard.tiles import mask_tiles
 
 # Of these `flex` is for CUDA alone: tests/kernels/test_flex.py holds its logic to the oracle on the CPU.
 ON_CPU = tuple(kernel for kernel in KERNELS if kernel.name != "flex")

@@ -8,12 +8,13 @@ from itertools import islice
 
 import pytest
 
-from regard.kernels import KERNELS, mask_tiles
+from regard.kernels import KERNELS
 from regard.kernels.additive import AdditiveKernel
 from regard.kernels.block_sparse import BlockSparseKernel
 from regard.kernels.decode import DecodeKernel
 from regard.kernels.tiled import TiledKernel
 from regard.testing import Case, assert_agrees, random_cases, suite
+from regard.tiles import mask_tiles
 
 COUNT, CHUNK, SEED = 10_000, 100, 20_170_612
 FEW = 1

@@ -10,8 +10,8 @@ from regard import biases, masks
 from regard.core.symbolic_positions import Positions
 from regard.errors import ConfigurationError
 from regard.kernels import KERNELS
-from regard.kernels.mask_tiles import memoize
 from regard.nn import Attention, Projections
+from regard.tiles.mask_tiles import memoize
 
 LENGTH, HEADS, DIM = 211, 4, 16
 CUTS = (0, 64, 130, LENGTH)

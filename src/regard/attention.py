@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from .backends.cpu.short_rows import LONGEST
 from .biases import Bias
 from .core.grid import from_zero
 from .core.log_sum_exp import merge_softmax
@@ -18,14 +19,13 @@ from .core.torch_modes import functorch_active, generator_restored, is_causal_bi
 from .errors import ConfigurationError, ShapeError
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
-from .kernels.small_calls import attend_repeatedly
-from .kernels.tile_weights import run_reductions, start_lenses
+from .kernels.lens_pass import run_reductions, start_lenses
 from .kernels.validation import AttentionOptions, ScoreLike, draw_dropout, make_problem
 from .lenses import Lens
 from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
-from .native.short_attention import LONGEST
+from .small_calls import attend_repeatedly
 
 
 def attention(

@@ -12,7 +12,7 @@ from regard.advisor import Change, Workload, advise, decision_table
 from regard.advisor.prices import describe_problem, linear_price, softmax_price
 from regard.advisor.workload import parse_bytes
 from regard.errors import ConfigurationError, DeviceError
-from regard.kernels.cost_model import predicted_seconds
+from regard.kernels.planning.rates import predicted_seconds
 from regard.masks import causal, window
 
 

@@ -11,9 +11,9 @@ import regard
 from regard import biases, masks, scores
 from regard.approximations import Linearized, Linformer, Masked, RandomProjection, Rounded, SegmentMeans
 from regard.approximations.methods import as_method
+from regard.core.batched_problem import BatchedProblem
 from regard.errors import ConfigurationError, DtypeError, ShapeError
 from regard.kernels import zero_nonfinite_inputs
-from regard.kernels.batched_problem import BatchedProblem
 from regard.kernels.validation import make_problem
 from regard.linear import Elu, FavorPlus, Identity, Relu, Softmax
 

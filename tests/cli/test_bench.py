@@ -7,8 +7,9 @@ import torch
 
 from regard import masks, native
 from regard.cli import kernel_choices, kernel_tables
-from regard.kernels import KERNELS, Result, calibration, cost_model
-from regard.kernels.cost_model import FlashRates, Rates, cache_file, save_rates
+from regard.kernels import KERNELS, Result
+from regard.kernels.planning import calibration, rates
+from regard.kernels.planning.rates import FlashRates, Rates, cache_file, save_rates
 from regard.kernels.reference import ReferenceKernel
 
 FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5)
@@ -22,9 +23,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_tables, "BUDGET", 0.0)
     monkeypatch.setattr(kernel_tables, "benchmark_cases", lambda: iter([small()]))
     monkeypatch.setattr(calibration, "measure", lambda: MEASURED)
-    cost_model._rates_in_use.cache_clear()
+    rates._rates_in_use.cache_clear()
     yield tmp_path / "cache"
-    cost_model._rates_in_use.cache_clear()
+    rates._rates_in_use.cache_clear()
 
 
 def small() -> kernel_tables.BenchmarkCase:
@@ -44,7 +45,7 @@ def test_defaults_and_how_well_they_predict(regard):
     lines = result.stdout.splitlines()
     assert lines[0] == "defaults: nothing was measured here; `regard bench --calibrate` measures them"
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}" in lines[1]
-    call = cost_model.rates_in_use().rates.call
+    call = rates.rates_in_use().rates.call
     assert lines[6].split() == ["a", "call", f"{call * 1e6:.2f}", "µs"]
     assert lines[8].split()[:2] == ["torch's", "float32"]
     first = next(number for number, line in enumerate(lines) if line.startswith("problem"))
@@ -79,7 +80,7 @@ def test_calibration_is_printed_and_kept(regard):
     assert "   40.0 GFLOP/s a thread" in result.stdout
     assert result.stdout.endswith(f"written to {cache_file()}\n")
     assert "other work on this machine" in result.stderr
-    assert cost_model.load_rates(cache_file())[0] == MEASURED
+    assert rates.load_rates(cache_file())[0] == MEASURED
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(regard, cache, monkeypatch):

@@ -16,20 +16,22 @@ from torch import Tensor
 import regard
 from regard import biases, lenses, masks, scores
 from regard.attention import observe_problem, run_problem
+from regard.backends.torch.tile_loop import ScoredTiles, TiledAttention
+from regard.core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from regard.core.operator import Operator, operator_named
 from regard.core.problem import Problem
 from regard.core.score_forms import at_least_float32, per_head, per_key_head
 from regard.errors import ConfigurationError, KernelError
 from regard.kernels import Cost, Plan, Result, choose
-from regard.kernels.batched_problem import BatchedProblem, ProblemGradients, Saved
+from regard.kernels.base import EVERY_GRADIENT
 from regard.kernels.custom_op import apply_kernel, register
-from regard.kernels.dispatch import register_operator
 from regard.kernels.hooks import attention_hook
-from regard.kernels.online_softmax import SCORES_PER_TILE, ScoredTiles, TiledAttention
-from regard.kernels.tile_scores import make_tile_scores
+from regard.kernels.planning.choice import register_operator
+from regard.kernels.planning.unit_costs import tilewise_cost
 from regard.kernels.validation import make_problem
 from regard.testing import Case, assert_agrees, suite
 from regard.testing.oracle import Oracle
+from regard.tiles.tile_size import SCORES_PER_TILE, block_rows
 
 
 def log_relu(scores: Tensor) -> Tensor:
@@ -58,14 +60,17 @@ class ReluTiled:
     name = "relu_tiled"
 
     def __init__(self) -> None:
-        self.tiled = TiledAttention(make_tile_scores, SCORES_PER_TILE)
+        self.tiled = TiledAttention(SCORES_PER_TILE)
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
         return ["it has no sinks"] if problem.sinks is not None else []
 
     def cost(self, problem: Problem) -> Cost:
-        return self.tiled.cost(problem)
+        return tilewise_cost(problem, SCORES_PER_TILE)
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        return EVERY_GRADIENT
 
     def run(self, problem: Problem) -> Result:
         return apply_kernel(problem, self)
@@ -74,9 +79,9 @@ class ReluTiled:
         output, lse = batched.empty_results()
         output.zero_()
         lse.fill_(-math.inf)
-        for batch, rows in self.tiled.block_rows(batched.problem):
+        for batch, rows in block_rows(batched.problem, SCORES_PER_TILE):
             tiles, value = (
-                ScoredTiles(batched.part(batch), make_tile_scores, SCORES_PER_TILE),
+                ScoredTiles(batched.part(batch), SCORES_PER_TILE),
                 at_least_float32(batched.value[batch]),
             )
             for row in rows:
@@ -96,9 +101,9 @@ class ReluTiled:
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """dS = [s > 0] / total · (dP - delta), where softmax has dS = P · (dP - delta)."""
         gradients = batched.zero_gradients(bias=saved.needs_bias_grad)
-        for batch, rows in self.tiled.block_rows(batched.problem, together=saved.needs_bias_grad):
+        for batch, rows in block_rows(batched.problem, SCORES_PER_TILE, together=saved.needs_bias_grad):
             tiles, value = (
-                ScoredTiles(batched.part(batch), make_tile_scores, SCORES_PER_TILE),
+                ScoredTiles(batched.part(batch), SCORES_PER_TILE),
                 at_least_float32(batched.value[batch]),
             )
             into = gradients.part(batch)

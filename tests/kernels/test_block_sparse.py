@@ -7,9 +7,9 @@ import torch
 
 import regard
 from regard import biases, masks
+from regard.backends.torch.dense_block import Rectangle
 from regard.errors import ShapeError
 from regard.kernels.block_sparse import BlockSparseKernel
-from regard.kernels.dense_block import Rectangle
 from regard.kernels.reference import ReferenceKernel
 
 Called = list[tuple[int, int, bool]]

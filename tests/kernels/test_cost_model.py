@@ -11,9 +11,10 @@ import torch
 import regard
 from regard import masks, native
 from regard.errors import ConfigurationError
-from regard.kernels import Cost, calibration, cost_model
+from regard.kernels import Cost
 from regard.kernels.base import GRADIENT, FlashWork
-from regard.kernels.cost_model import (
+from regard.kernels.planning import calibration, rates
+from regard.kernels.planning.rates import (
     REUSED_BYTES,
     FlashRates,
     Machine,
@@ -24,8 +25,9 @@ from regard.kernels.cost_model import (
     rates_in_use,
     save_rates,
 )
+from regard.kernels.planning.unit_costs import product_work, widened_bytes
 
-DEFAULTS = cost_model.default_rates("cpu", native.variant() if native.available() else None)
+DEFAULTS = rates.default_rates("cpu", native.variant() if native.available() else None)
 FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5, moved=2e10)
 MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, fresh=3e9, call=4e-6)
 
@@ -34,9 +36,9 @@ MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, 
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, and nothing remembered of another."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cost_model._rates_in_use.cache_clear()
+    rates._rates_in_use.cache_clear()
     yield tmp_path / "cache"
-    cost_model._rates_in_use.cache_clear()
+    rates._rates_in_use.cache_clear()
 
 
 def changed(path: Path, part: str, **values: object) -> None:
@@ -126,8 +128,8 @@ class TestDefaults:
     @pytest.mark.parametrize(
         ("capability", "processor", "expected"),
         [
-            ("AVX512", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n", cost_model.ZEN_4),
-            ("AVX512", "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n", cost_model.ZEN_5),
+            ("AVX512", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n", rates.ZEN_4),
+            ("AVX512", "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n", rates.ZEN_5),
             ("AVX512", "vendor_id\t: GenuineIntel\ncpu family\t: 6\n", "AVX512"),
             ("AVX2", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 33\n", "AVX2"),
         ],
@@ -135,26 +137,26 @@ class TestDefaults:
     def test_rates_of_the_processor_that_the_system_names(self, capability, processor, expected, monkeypatch):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setattr(Path, "read_text", lambda *_: processor)
-        assert cost_model._torch_instructions.__wrapped__() == expected
+        assert rates._torch_instructions.__wrapped__() == expected
 
-    @pytest.mark.parametrize("processor", cost_model.MEASURED)
+    @pytest.mark.parametrize("processor", rates.MEASURED)
     def test_each_variant_of_the_native_code_has_rates_of_its_own(self, processor):
-        rates = {
-            variant: cost_model.default_rates("cpu", variant, processor).native for variant in (None, "plain", "avx512")
+        found = {
+            variant: rates.default_rates("cpu", variant, processor).native for variant in (None, "plain", "avx512")
         }
-        assert rates[None] == cost_model.default_rates("cpu", None, processor).torch
-        assert rates["plain"]["float32"].flops < rates["avx512"]["float32"].flops
+        assert found[None] == rates.default_rates("cpu", None, processor).torch
+        assert found["plain"]["float32"].flops < found["avx512"]["float32"].flops
 
     def test_few_rows_multiply_and_read_their_keys(self):
-        assert cost_model.product_work(800.0, 8, 64) == (2 * 800 * 64, 100 * 64)
-        assert cost_model.product_work(800.0, 16, 64) == (2 * 800 * 64, 0.0)
+        assert product_work(800.0, 8, 64) == (2 * 800 * 64, 100 * 64)
+        assert product_work(800.0, 16, 64) == (2 * 800 * 64, 0.0)
 
     def test_widened_keys_take_fresh_memory_where_one_tensor_is_large(self):
         keys = REUSED_BYTES // (4 * 64)
         for length, fresh in ((keys - 1, 0.0), (keys, 2.0 * REUSED_BYTES)):
             one = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 1, length, 64)
             posed = regard.explain(one[:, :, :1], one, one).problem
-            assert cost_model.widened_bytes(posed) == fresh
+            assert widened_bytes(posed) == fresh
 
 
 class TestInUse:
@@ -187,7 +189,7 @@ class TestInUse:
         if len(variants) < 2:
             pytest.skip("fewer than two variants of the native code run here")
         slow = replace(FLASH, flops=1e8)
-        monkeypatch.setitem(cost_model.DEFAULT_NATIVE, variants[-1], slow)
+        monkeypatch.setitem(rates.DEFAULT_NATIVE, variants[-1], slow)
         query = torch.zeros(1, 8, 4096, 64)
         names = []
         for variant in (variants[0], variants[-1], variants[0]):
@@ -223,7 +225,7 @@ class TestInUse:
     def test_another_variant_of_the_native_code_has_rates_of_its_own(self):
         for variant in native.variants():
             with native.using(variant):
-                assert rates_in_use().rates == cost_model.default_rates("cpu", variant)
+                assert rates_in_use().rates == rates.default_rates("cpu", variant)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"rates": {}, "machine": {}}', "\x00"])
     def test_a_damaged_file_is_told_of_and_not_in_the_way(self, text):
@@ -250,7 +252,7 @@ class TestInUse:
 
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(Path, "home", homeless)
-        assert rates_in_use() == cost_model.RatesInUse(DEFAULTS, "defaults: could not determine home directory")
+        assert rates_in_use() == rates.RatesInUse(DEFAULTS, "defaults: could not determine home directory")
 
 
 class TestFile:
@@ -289,7 +291,7 @@ class TestFile:
             save_rates(MEASURED, tmp_path / "file" / "kept.json")
 
     def test_a_folder_that_is_closed(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(cost_model.os, "access", lambda *_: False)
+        monkeypatch.setattr(rates.os, "access", lambda *_: False)
         with pytest.raises(
             ConfigurationError, match=r"cannot write .*kept.json: Permission denied; set XDG_CACHE_HOME"
         ):

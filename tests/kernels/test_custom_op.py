@@ -7,8 +7,8 @@ import torch
 
 import regard
 from regard import biases, masks
+from regard.core.batched_problem import BatchedProblem, Saved
 from regard.kernels import custom_op
-from regard.kernels.batched_problem import BatchedProblem, Saved
 from regard.kernels.tiled import TiledKernel
 
 NAMES = ("query", "key", "value", "bias", "sinks")

@@ -7,8 +7,10 @@ import torch
 
 import regard
 from regard import biases, masks, native
+from regard.backends.cpu.few_queries import attend_few_queries
+from regard.backends.cpu.library import DTYPES
+from regard.backends.torch.dense_block import Rectangle
 from regard.kernels.decode import PART, DecodeKernel
-from regard.kernels.dense_block import Rectangle
 from regard.kernels.reference import ReferenceKernel
 
 
@@ -101,8 +103,8 @@ def test_a_causal_mask_is_a_limit_of_each_query(monkeypatch, queries, options):
         seen.append((bias, limits))
         return original(query, key, value, scale, bias, limits)
 
-    original = native.attend_few_queries
-    monkeypatch.setattr(native, "attend_few_queries", attend)
+    original = attend_few_queries
+    monkeypatch.setattr("regard.backends.cpu.few_queries.attend_few_queries", attend)
     options = {
         name: range(given.start, given.start + queries) if name == "query_positions" else given
         for name, given in options.items()
@@ -132,7 +134,7 @@ STEP_MASKS = {
 
 @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 @pytest.mark.parametrize("name", STEP_MASKS)
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_step_is_one_native_call(monkeypatch, name, dtype):
     """Grouped heads and strided keys; no problem in another shape is made, and what is masked reaches nothing."""
     query, key, value = (

@@ -11,8 +11,8 @@ from torch import Tensor
 import regard
 from regard import biases, masks
 from regard.errors import KernelError
-from regard.kernels.decomposed import ResidueClasses, residue_classes
 from regard.masks import Mask
+from regard.tiles.selections import ResidueClasses, residue_classes
 
 CAUSAL = masks.causal()
 MASKS: dict[str, Mask] = {

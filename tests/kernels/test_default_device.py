@@ -6,7 +6,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, lenses, masks, scores
-from regard.kernels.dispatch import KERNELS
+from regard.kernels.planning.choice import KERNELS
 
 ELSEWHERE = torch.device("meta")  # it has no numbers: what is made there by mistake fails, or is empty
 

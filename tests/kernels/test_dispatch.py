@@ -13,7 +13,8 @@ from regard.attention import run_problem
 from regard.core.operator import OPERATORS, Operator
 from regard.core.torch_modes import generator_restored
 from regard.errors import KernelError
-from regard.kernels import KERNELS, Cost, dispatch, make_problem
+from regard.kernels import KERNELS, Cost, make_problem
+from regard.kernels.planning import choice
 from regard.kernels.reference import formula
 
 
@@ -68,7 +69,7 @@ class TestExplain:
         assert "the mask keeps 48% of 300 × 400 pairs, and this would compute all" in text
 
     def test_why_there_is_no_native_code(self, monkeypatch):
-        monkeypatch.setattr("regard.native.why_not", lambda: "it was never built")
+        monkeypatch.setattr("regard.backends.cpu.library._found", "it was never built")
         text = str(regard.explain(*whole(), score=scores.Additive(11, 11, 3)))
         assert "   additive     cannot: there is no native code: it was never built" in text
 
@@ -122,11 +123,11 @@ class TestExplain:
         assert "takes the least time" in text
 
     def test_a_remembered_choice_for_rounded_lengths(self, monkeypatch):
-        monkeypatch.setattr(dispatch, "_chosen", {})
+        monkeypatch.setattr(choice, "_chosen", {})
         plan = regard.explain(rand(1, 2, 300, 8), rand(1, 2, 310, 8), rand(1, 2, 310, 8), mask=masks.causal())
-        (key,) = dispatch._chosen
+        (key,) = choice._chosen
         slower = next(kernel for kernel in KERNELS if kernel.name == "reference")
-        monkeypatch.setattr(dispatch, "_chosen", {key: slower})
+        monkeypatch.setattr(choice, "_chosen", {key: slower})
         lines = str(
             regard.explain(*(plan.problem.pairs.query, plan.problem.pairs.key), plan.problem.value, mask=masks.causal())
         )
@@ -332,7 +333,7 @@ class TestWhereNoKernelCan:
     def operator(self, monkeypatch):
         kernels = WithoutSinks("simple", masks=False), WithoutSinks("general", masks=True)
         monkeypatch.setitem(OPERATORS, "refusing", Operator("refusing", lambda scores: scores, formula, kernels))
-        monkeypatch.setitem(dispatch._deferred_choices, "refusing", dispatch._DeferredChoice("refusing"))
+        monkeypatch.setitem(choice._deferred_choices, "refusing", choice._DeferredChoice("refusing"))
 
     def problem(self, **options):
         return replace(make_problem(*whole(), **options), operator="refusing")
@@ -348,9 +349,9 @@ class TestWhereNoKernelCan:
 
     def test_the_last_is_checked_under_forward_mode(self):
         with forward_ad.dual_level():
-            assert dispatch.choose(self.problem(mask=masks.causal())).name == "general"
+            assert choice.choose(self.problem(mask=masks.causal())).name == "general"
             with pytest.raises(KernelError, match=r"general: it has no sinks\."):
-                dispatch.choose(self.problem(sinks=torch.zeros(3)))
+                choice.choose(self.problem(sinks=torch.zeros(3)))
 
     def test_under_vmap_one_needs_a_backward(self):
         query, key, value = whole()
@@ -376,17 +377,17 @@ def test_as_many_queries_as_keys_are_no_steps_of_decoding():
     if not native.available():
         pytest.skip(native.why_not() or "")
     many, few = torch.zeros(64, 4, 16, 128, dtype=torch.float16), torch.zeros(64, 4, 4, 128, dtype=torch.float16)
-    assert dispatch.uncompared_kernel(make_problem(few, many, many)) is dispatch.DECODE
+    assert choice.uncompared_kernel(make_problem(few, many, many)) is choice.DECODE
     with native.using(native.variants()[0]):
-        assert dispatch.uncompared_kernel(make_problem(many, many, many)) is dispatch.SHORT
+        assert choice.uncompared_kernel(make_problem(many, many, many)) is choice.SHORT
 
 
 def test_few_queries_over_many_values_are_compared():
     """They are few pairs, but reading the values takes longer than whatever stands around it."""
     query, key = torch.zeros(8, 8, 2, 64), torch.zeros(8, 8, 300, 64)
-    assert dispatch.uncompared_kernel(make_problem(query, key, key)) is None
+    assert choice.uncompared_kernel(make_problem(query, key, key)) is None
     one = query[:1, :1], key[:1, :1], key[:1, :1]
-    assert dispatch.uncompared_kernel(make_problem(*one)) is dispatch.PLAIN_KERNEL
+    assert choice.uncompared_kernel(make_problem(*one)) is choice.PLAIN_KERNEL
 
 
 def test_without_vector_instructions_small_problems_are_compared():
@@ -394,4 +395,4 @@ def test_without_vector_instructions_small_problems_are_compared():
         pytest.skip("the variant plain does not run here")
     query = torch.zeros(1, 8, 32, 64)
     with native.using("plain"):
-        assert dispatch.uncompared_kernel(make_problem(query, query, query, mask=masks.padding([9]))) is None
+        assert choice.uncompared_kernel(make_problem(query, query, query, mask=masks.padding([9]))) is None

@@ -19,16 +19,20 @@ from torch.nn.attention import flex_attention as torchs
 
 import regard
 from regard import biases, masks
+from regard.backends.torch import flex_tiles
 from regard.biases import Bias
+from regard.core.batched_problem import BatchedProblem
 from regard.core.grid import Grid
 from regard.core.problem import Problem
 from regard.errors import ConfigurationError, DeviceError, KernelError, MaskError, ShapeError
-from regard.kernels import KERNELS, dispatch, flex, make_problem, mask_tiles, self_check
+from regard.kernels import KERNELS, make_problem
 from regard.kernels.flex import FlexKernel
+from regard.kernels.planning import choice, self_check
 from regard.kernels.reference import ReferenceKernel
 from regard.masks import Mask
 from regard.testing import Case, assert_agrees, cases, long_cases, suite
 from regard.testing.cases import AXES
+from regard.tiles import mask_tiles
 
 UNFUSED = FlexKernel(None, ("cpu",))
 TRACED = FlexKernel("aot_eager", ("cpu",))
@@ -69,7 +73,7 @@ def formula(query, key, value, score_mod, block_mask, scale, grouped) -> tuple[T
 @pytest.fixture
 def dense(monkeypatch) -> None:
     """The formula in the place of FlexAttention."""
-    monkeypatch.setattr(flex, "_flex", formula)
+    monkeypatch.setattr(flex_tiles, "attend_by_flex", formula)
 
 
 @pytest.fixture
@@ -113,13 +117,13 @@ class TestAgreement:
         assert_agrees(kernel, case)
 
     def test_it_agrees_with_the_oracle(self, short, divided, assert_all, monkeypatch):
-        monkeypatch.setattr(flex, "BLOCK", 4)
+        monkeypatch.setattr(flex_tiles, "BLOCK", 4)
         assert_all(self.check, divided(short)[0])
 
     @pytest.mark.slow
     @pytest.mark.parametrize("group", range(GROUPS))
     def test_it_agrees_with_the_oracle_on_the_other_cases(self, group: int, short, divided, assert_all, monkeypatch):
-        monkeypatch.setattr(flex, "BLOCK", 4)
+        monkeypatch.setattr(flex_tiles, "BLOCK", 4)
         assert_all(self.check, divided(short)[1][group::GROUPS])
 
     def test_it_agrees_over_many_blocks(self, long, divided, assert_all):
@@ -201,12 +205,12 @@ def test_compiled_code_computes_what_the_reference_does(example):
     problem = EXAMPLES[example]()
     if problem.bias is not None:
         problem.bias = problem.bias.with_parameters([each.detach() for each in problem.bias.parameters()])
-    batched = flex.BatchedProblem.from_problem(problem)
+    batched = BatchedProblem.from_problem(problem)
     with torch.no_grad():
         output = torch.compile(torchs.flex_attention, fullgraph=True)(
             *(tensor.detach() for tensor in (batched.pairs.query, batched.pairs.key, batched.value)),
-            flex.BiasTables(batched).score_mod(problem.bias),
-            flex.block_mask(batched),
+            flex_tiles.BiasTables(batched).score_mod(problem.bias),
+            flex_tiles.block_mask(batched),
             problem.pairs.scale,  # type: ignore[union-attr]
             enable_gqa=True,
         )
@@ -243,7 +247,7 @@ class TestCompilation:
             counted.append(len(inputs))
             return lookup_backend("eager")(graph, inputs)
 
-        flex._compiled.cache_clear()
+        flex_tiles.compiled_flex.cache_clear()
         torch._dynamo.reset()
         self.kernel = FlexKernel(cast(str, backend), ("cpu",))
         return counted
@@ -298,7 +302,7 @@ class TestReasons:
         table = many(1, 40)[0]
         bias = biases.from_mod(lambda s, b, h, q, k: s + table[q] + table[k])
         assert "no gradient for a tensor that a function may index twice" in names(posed(bias=bias))[0]
-        assert not flex.differentiates(biases.alibi(4) + bias)
+        assert not flex_tiles.differentiates(biases.alibi(4) + bias)
         with torch.no_grad():
             assert names(posed(bias=bias)) == []
 
@@ -326,7 +330,7 @@ class TestReasons:
         assert FlexKernel("inductor", ("cpu",)).why_not(problem) == ["FlexAttention's kernels have no float64"]
 
     def test_tensors_that_are_too_large(self, monkeypatch):
-        monkeypatch.setattr(flex, "MOST_NUMBERS", 100)
+        monkeypatch.setattr("regard.kernels.flex.MOST_NUMBERS", 100)
         problem = posed(masks.where(keep=torch.ones(40, 40, dtype=torch.bool)))
         assert names(problem) == ["FlexAttention's kernels index no tensor of more than 100 numbers"]
 
@@ -380,9 +384,9 @@ def test_the_tensors_of_a_mask_are_freed_with_it():
 
 def test_the_blocks_are_listed_once(monkeypatch):
     query, seen = drawn(1, 1, 400, 16), []
-    listed = flex.BlockLists.from_verdicts
-    monkeypatch.setattr(flex.BlockLists, "from_verdicts", lambda *given: seen.append(1) or listed(*given))
-    monkeypatch.setattr(flex, "_flex", formula)
+    listed = flex_tiles.BlockLists.from_verdicts
+    monkeypatch.setattr(flex_tiles.BlockLists, "from_verdicts", lambda *given: seen.append(1) or listed(*given))
+    monkeypatch.setattr(flex_tiles, "attend_by_flex", formula)
     mask = masks.causal() & masks.window(before=77)
     for _ in range(3):
         UNFUSED.run(flex_problem(query, mask=mask))
@@ -394,7 +398,7 @@ class TestPlan:
 
     @pytest.fixture(autouse=True)
     def fake(self, monkeypatch):
-        monkeypatch.setattr(flex, "_has_triton", lambda: True)
+        monkeypatch.setattr("regard.kernels.flex.has_triton", lambda: True)
         with FakeTensorMode():
             yield
 
@@ -430,7 +434,7 @@ class TestPlan:
         assert self.plan(masks.causal() & masks.window(before=5), n=64).kernel.name == "sdpa"
 
     def test_without_triton(self, monkeypatch):
-        monkeypatch.setattr(flex, "_has_triton", lambda: False)
+        monkeypatch.setattr("regard.kernels.flex.has_triton", lambda: False)
         plan = self.plan(masks.causal() & masks.window(before=333))
         assert plan.kernel.name != "flex"
         assert "   flex         cannot: FlexAttention is compiled by Triton, which is not installed" in str(plan)
@@ -446,15 +450,15 @@ class TestSelfCheck:
         """A kernel for the CPU in the place of that for CUDA, the fastest of all, and a cache directory of its own."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         kernel = FlexKernel(None, ("cpu",))
-        monkeypatch.setattr(kernel, "cost", lambda problem: dispatch.Cost(0.0, 0.0, calls=0.0, gradient=0.0))
+        monkeypatch.setattr(kernel, "cost", lambda problem: choice.Cost(0.0, 0.0, calls=0.0, gradient=0.0))
         kernels = tuple(kernel if each.name == "flex" else each for each in KERNELS)
-        monkeypatch.setattr(dispatch, "KERNELS", kernels)
-        monkeypatch.setattr(dispatch, "uncompared_kernel", lambda problem: None)  # small problems are compared, too
+        monkeypatch.setattr(choice, "KERNELS", kernels)
+        monkeypatch.setattr(choice, "uncompared_kernel", lambda problem: None)  # small problems are compared, too
         monkeypatch.setattr(kernel, "name", "flex")
-        monkeypatch.setitem(dispatch.apply_kernel.__globals__["_COMPUTATIONS"], "flex", kernel)
-        dispatch._chosen.clear()
+        monkeypatch.setitem(choice.apply_kernel.__globals__["_COMPUTATIONS"], "flex", kernel)
+        choice._chosen.clear()
         yield kernel
-        dispatch._chosen.clear()
+        choice._chosen.clear()
 
     def explained(self, **options: Any):
         query = drawn(1, 4, 40, 16, gradient=options.pop("gradient", False))
@@ -465,7 +469,7 @@ class TestSelfCheck:
             output, lse = formula(*given)
             return output * factor, lse
 
-        monkeypatch.setattr(flex, "_flex", scaled)
+        monkeypatch.setattr(flex_tiles, "attend_by_flex", scaled)
 
     def test_what_agrees_is_chosen_and_stored(self, kernel, tmp_path):
         assert self.explained().kernel is kernel
@@ -485,7 +489,7 @@ class TestSelfCheck:
     def test_it_is_compared_once(self, kernel, monkeypatch):
         assert self.explained().kernel is kernel
         monkeypatch.setattr(self_check, "compare", lambda *_: pytest.fail("it was compared again"))
-        dispatch._chosen.clear()
+        choice._chosen.clear()
         assert self.explained().kernel is kernel
 
     def test_another_process_reads_what_agreed(self, kernel, monkeypatch):
@@ -515,7 +519,7 @@ class TestSelfCheck:
     def test_other_features_are_compared_by_themselves(self, kernel, monkeypatch):
         self.wrong(monkeypatch, 2.0)
         assert self.explained().kernel is not kernel
-        monkeypatch.setattr(flex, "_flex", formula)
+        monkeypatch.setattr(flex_tiles, "attend_by_flex", formula)
         assert self.explained(softcap=5.0).kernel is kernel
         assert self.explained().kernel is not kernel
 
@@ -523,7 +527,7 @@ class TestSelfCheck:
         def broken(*_):
             raise RuntimeError("no such instruction\nand more")
 
-        monkeypatch.setattr(flex, "_flex", broken)
+        monkeypatch.setattr(flex_tiles, "attend_by_flex", broken)
         plan = self.explained()
         assert plan.kernel is not kernel
         assert "it fails on a small problem (cpu" in str(plan)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from regard import biases, masks, native
-from regard.kernels.cost_model import ZEN_4, default_rates
-from regard.kernels.dispatch import KERNELS
+from regard.kernels.planning.choice import KERNELS
+from regard.kernels.planning.rates import ZEN_4, default_rates
 from regard.kernels.validation import make_problem
 
 TOLERATED = 1.4
@@ -341,7 +341,7 @@ def test_the_choice_with_native_code(name, variant):
 @pytest.mark.parametrize("name", MEASURED)
 @pytest.mark.usefixtures("one_thread")
 def test_the_choice_without_native_code(name, monkeypatch):
-    monkeypatch.setattr("regard.native.library._found", "it is switched off")
+    monkeypatch.setattr("regard.backends.cpu.library._found", "it is switched off")
     check(name, "")
 
 

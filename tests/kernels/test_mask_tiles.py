@@ -9,8 +9,8 @@ import torch
 import regard
 from regard import masks
 from regard.core.problem import Problem
-from regard.kernels import mask_tiles
 from regard.masks import Mask
+from regard.tiles import mask_tiles
 
 SIZE = (2, 2)
 

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from regard import masks
+from regard.core.batched_problem import BatchedProblem
 from regard.core.problem import Problem
 from regard.core.score_forms import DotPairs
-from regard.kernels import native_inputs
-from regard.kernels.batched_problem import BatchedProblem
-from regard.kernels.native_inputs import BLOCK, masked_pairs, packed_tiles
 from regard.masks import Mask
-from regard.native import FlashTiles
+from regard.tiles import tile_bits
+from regard.tiles.tile_bits import BLOCK, TileBits, masked_pairs, packed_tiles
 
 
 def problem(mask: Mask | None, queries: int, keys: int, **placed: Any) -> Problem:
@@ -21,7 +20,7 @@ def problem(mask: Mask | None, queries: int, keys: int, **placed: Any) -> Proble
     return Problem(DotPairs(query, key, 1.0), key, mask, **placed)
 
 
-def dense(tiles: FlashTiles, queries: int, keys: int) -> np.ndarray:
+def dense(tiles: TileBits, queries: int, keys: int) -> np.ndarray:
     """(B or 1, H or 1, M, N): how often each pair is in the tiles."""
     seen = np.zeros((*tiles.bits.shape[:2], -(-queries // BLOCK) * BLOCK, -(-keys // BLOCK) * BLOCK), dtype=int)
     for block in range(len(tiles.first) - 1):
@@ -93,7 +92,7 @@ class TestRemembered:
         assert packed_tiles(BatchedProblem.from_problem(problem(mask, 149, 150))) is not first
 
     def test_not_where_they_are_many(self, monkeypatch):
-        monkeypatch.setattr(native_inputs, "MAX_MEMO_BYTES", 10)
+        monkeypatch.setattr(tile_bits, "MAX_MEMO_BYTES", 10)
         mask = masks.causal() & masks.documents(torch.arange(150) // 40)
         assert packed_tiles(BatchedProblem.from_problem(problem(mask, 150, 150))) is not packed_tiles(
             BatchedProblem.from_problem(problem(mask, 150, 150))

@@ -15,7 +15,7 @@ import regard
 from regard import biases, lenses, masks, native
 from regard.core.problem import Problem
 from regard.errors import ConfigurationError, KernelError
-from regard.kernels.dispatch import KERNELS
+from regard.kernels.planning.choice import KERNELS
 from regard.scores import Additive, ScaledDot
 
 BOTH = [(False, False), (False, True), (True, False), (True, True)]

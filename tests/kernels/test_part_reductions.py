@@ -6,7 +6,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, lenses, masks, native
-from regard.kernels import make_problem, part_reductions, tile_weights
+from regard.kernels import lens_pass, make_problem, part_reductions
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=f"there is no native code: {native.why_not()}")
 
@@ -48,17 +48,17 @@ def flat(result: object) -> list[Tensor]:
 def forced(monkeypatch):
     """Choose whether parts are used, and count how often they were."""
     calls = []
-    reduce_parts = tile_weights.reduce_parts
+    reduce_parts = lens_pass.reduce_parts
 
     def counted(*arguments):
         calls.append(arguments)
         reduce_parts(*arguments)
 
-    monkeypatch.setattr(tile_weights, "reduce_parts", counted)
+    monkeypatch.setattr(lens_pass, "reduce_parts", counted)
 
     def choose(parts: bool) -> list:
         calls.clear()
-        monkeypatch.setattr(tile_weights, "prefers_parts", lambda problem: parts)
+        monkeypatch.setattr(lens_pass, "prefers_parts", lambda problem: parts)
         return calls
 
     return choose

@@ -7,7 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard import biases, masks
-from regard.kernels import dispatch, sdpa
+from regard.kernels import sdpa
+from regard.kernels.planning import choice
 from regard.kernels.validation import AttentionOptions
 
 
@@ -151,7 +152,7 @@ def test_small_plain_problems_are_not_compared(monkeypatch, options, grad):
     def refuse(problem):
         raise AssertionError("the times of kernels were compared")
 
-    monkeypatch.setattr(dispatch, "_signature", refuse)
+    monkeypatch.setattr(choice, "_signature", refuse)
     query = torch.randn(1, 2, 16, 8, requires_grad=grad)
     regard.attention(query, query, query, **options)
 

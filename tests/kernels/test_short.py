@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard import masks, native
 from regard.errors import KernelError, MaskError
-from regard.kernels.short import key_spans
 from regard.masks.padding import Padding
+from regard.tiles.row_spans import key_spans
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import masks, native
+from regard import masks, native, small_calls
 from regard.errors import ConfigurationError, ShapeError
-from regard.kernels import small_calls
 from regard.kernels.hooks import attention_hook
 from regard.masks.padding import Padding
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.core.intervals import EMPTY, FULL, PARTIAL
-from regard.kernels.mask_tiles import BlockRow, Run, TileLayout, split_slice
+from regard.tiles.mask_tiles import BlockRow, Run, TileLayout, split_slice
 
 
 def layout_of(line: str, *, width: int = 2, apart: int = 1, keys: int | None = None) -> tuple[Run, ...]:

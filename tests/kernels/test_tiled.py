@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import biases, masks, scores
-from regard.kernels.online_softmax import MIN_TILE_SIDE, SCORES_PER_TILE, batches_per_tile, tile_size
 from regard.kernels.tiled import TiledKernel
+from regard.tiles.tile_size import MIN_TILE_SIDE, SCORES_PER_TILE, batches_per_tile, tile_size
 
 LONG = 2048
 

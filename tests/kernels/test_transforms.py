@@ -9,8 +9,9 @@ from torch.func import grad, vmap
 
 import regard
 from regard import biases, masks, scores
-from regard.kernels import KERNELS, Kernel, dispatch
+from regard.kernels import KERNELS, Kernel
 from regard.kernels.custom_op import apply_kernel
+from regard.kernels.planning import choice
 from regard.kernels.tiled import TiledKernel
 from regard.utils.pytree import tree_flatten
 
@@ -193,7 +194,7 @@ class TestCompile:
 
     def test_a_plain_problem_of_any_size_is_one_graph(self):
         query = torch.randn(1, 4, 160, 8)
-        assert dispatch.MAX_PLAIN_PAIRS < 4 * 160 * 160
+        assert choice.MAX_PLAIN_PAIRS < 4 * 160 * 160
         compiled = torch.compile(regard.attention, fullgraph=True, backend="aot_eager")
         close(compiled(query, query, query), regard.attention(query, query, query))
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from regard import lenses
 from regard.core.problem import Problem
-from regard.kernels import KERNELS, Kernel, mask_tiles, tile_weights, zero_nonfinite_inputs
+from regard.kernels import KERNELS, Kernel, lens_pass, zero_nonfinite_inputs
 from regard.kernels.tiled import TiledKernel
 from regard.lenses import topk
 from regard.testing import Case, cases, long_cases, make_inputs, suite
+from regard.tiles import mask_tiles
 
 Result = dict[lenses.Lens, object]
 GROUPS, LONG_GROUPS = 12, 8
@@ -50,8 +51,8 @@ def long() -> list[tuple[Kernel, Case]]:
 
 def look(problem: Problem, lse: Tensor, *wanted: lenses.Lens) -> Result:
     """Apply lenses as `observe` does after the kernel has run."""
-    looks, clean = tile_weights.start_lenses(problem, wanted), zero_nonfinite_inputs(problem)
-    tile_weights.run_reductions(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
+    looks, clean = lens_pass.start_lenses(problem, wanted), zero_nonfinite_inputs(problem)
+    lens_pass.run_reductions(clean, lse, (reduction for seen in looks.values() for reduction in seen.reductions))
     return {lens: seen.finish(clean, lse) for lens, seen in looks.items()}
 
 
@@ -158,7 +159,7 @@ def check(kernel: Kernel, case: Case) -> None:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_lenses_show_the_reductions_of_the_weights(group: int, short, assert_all, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
-    monkeypatch.setattr(tile_weights, "WEIGHTS_PER_TILE", 16)
+    monkeypatch.setattr(lens_pass, "WEIGHTS_PER_TILE", 16)
     monkeypatch.setattr(topk, "GROUP", 2)
     monkeypatch.setattr(topk, "LANES", 2)
     monkeypatch.setattr(topk, "BUFFERED", 16)
@@ -167,6 +168,6 @@ def test_lenses_show_the_reductions_of_the_weights(group: int, short, assert_all
 
 @pytest.mark.parametrize("group", range(LONG_GROUPS))
 def test_lenses_show_the_reductions_over_many_tiles(group: int, long, assert_all, monkeypatch):
-    monkeypatch.setattr(tile_weights, "WEIGHTS_PER_TILE", 2**13)
+    monkeypatch.setattr(lens_pass, "WEIGHTS_PER_TILE", 2**13)
     monkeypatch.setattr(topk, "BUFFERED", 2**12)
     assert_all(check, long[group::LONG_GROUPS])

@@ -10,9 +10,14 @@ from torch import Tensor
 import regard
 from regard import biases, lenses, masks, native
 from regard.attention import Observation
+from regard.backends.cpu.flash_tiles import FlashProblem
+from regard.backends.cpu.library import DTYPES
+from regard.backends.cpu.reduce_tiles import reduce_weights
 from regard.heads import Metrics
-from regard.kernels import mask_tiles, tile_weights
+from regard.kernels import lens_pass
 from regard.lenses import topk
+from regard.lenses.forms import ColumnSums, DistanceSums, EntropySums, LargestWeights, WeightForm
+from regard.tiles import mask_tiles
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
 
@@ -62,14 +67,14 @@ def assert_alike(one: Observation, other: Observation, wanted: tuple[lenses.Lens
 
 
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_tiles_and_native_code_show_the_same(name, dtype, monkeypatch):
     monkeypatch.setattr(mask_tiles, "MAX_WASTED_PAIRS", 0)  # batches that differ are visited apart, however small
     query, key = tensors(dtype)
     wanted = (*REDUCED, *TILED)
     seen = regard.observe(query, key, key, *wanted, **PROBLEMS[name])
-    monkeypatch.setattr(tile_weights, "native_reasons", lambda problem: ["it is not asked"])
+    monkeypatch.setattr(lens_pass, "pass_over", lambda problem: None)
     assert_alike(seen, regard.observe(query, key, key, *wanted, **PROBLEMS[name]), wanted, 193)
 
 
@@ -78,7 +83,7 @@ def test_what_native_code_reduces_has_no_tiles(lens, monkeypatch):
     def never(*_: object, **__: object) -> None:
         raise AssertionError("tiles were asked for")
 
-    monkeypatch.setattr(tile_weights, "_tiles", never)
+    monkeypatch.setattr(lens_pass, "_tiles", never)
     query, key = tensors(torch.float32)
     for options in PROBLEMS.values():
         regard.observe(query, key, key, lens, **options)
@@ -86,7 +91,7 @@ def test_what_native_code_reduces_has_no_tiles(lens, monkeypatch):
 
 @pytest.mark.parametrize("lens", TILED, ids=repr)
 def test_what_native_code_has_no_word_for_has_tiles(lens, monkeypatch):
-    monkeypatch.setattr(native, "reduce_weights", None)
+    monkeypatch.setattr("regard.backends.cpu.weight_pass.reduce_weights", None)
     query, key = tensors(torch.float32)
     regard.observe(query, key, key, lens)
 
@@ -101,7 +106,7 @@ def test_what_native_code_has_no_word_for_has_tiles(lens, monkeypatch):
     ids=["float64", "a bias of pairs", "additive"],
 )
 def test_problems_that_native_code_cannot_weigh_have_tiles(dtype, options, monkeypatch):
-    monkeypatch.setattr(native, "reduce_weights", None)
+    monkeypatch.setattr("regard.backends.cpu.weight_pass.reduce_weights", None)
     query, key = tensors(dtype)
     entropy = lenses.Entropy()
     with torch.no_grad():
@@ -111,16 +116,16 @@ def test_problems_that_native_code_cannot_weigh_have_tiles(dtype, options, monke
 def test_a_lens_made_of_others_goes_natively_too(monkeypatch):
     query, key = tensors(torch.float32)
     lens, kinds = Metrics(), []
-    reduce = native.reduce_weights
+    reduce = reduce_weights
 
-    def watched(problem: native.FlashProblem, lse: Tensor, asked: list[native.CReduction]) -> None:
+    def watched(problem: FlashProblem, lse: Tensor, asked: list[WeightForm]) -> None:
         kinds.extend(type(each) for each in asked)
         reduce(problem, lse, asked)
 
-    monkeypatch.setattr(native, "reduce_weights", watched)
+    monkeypatch.setattr("regard.backends.cpu.weight_pass.reduce_weights", watched)
     seen = regard.observe(query, key, key, lens, mask=masks.causal())
-    assert kinds == [native.EntropySums, native.DistanceSums, native.ColumnSums, native.LargestWeights]
-    monkeypatch.setattr(tile_weights, "native_reasons", lambda problem: ["it is not asked"])
+    assert kinds == [EntropySums, DistanceSums, ColumnSums, LargestWeights]
+    monkeypatch.setattr(lens_pass, "pass_over", lambda problem: None)
     assert_alike(seen, regard.observe(query, key, key, lens, mask=masks.causal()), (lens,), 193)
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 import regard
 from regard import lenses, masks
 from regard.attention import observe_problem, run_problem
+from regard.backends.torch.tile_scores import make_tile_scores
 from regard.core.score_forms import DecayedDotPairs
 from regard.errors import ConfigurationError, KernelError, MaskError
 from regard.explorer import Atlas, record
 from regard.kernels.hooks import attention_hook
-from regard.kernels.tile_scores import make_tile_scores
 from regard.linear import Elu, FavorPlus, Identity, Relu, Softmax, linear_attention_weights
 from regard.linear.linear_operator import quadratic_formula
 from regard.linear.linear_weights import make_weights_problem

@@ -11,6 +11,7 @@ import torch
 
 import regard
 from regard import masks, native
+from regard.backends.cpu.token_step import TokenStep
 from regard.errors import ConfigurationError, ShapeError
 from regard.linear import Elu, Identity, LinearState, Relu, UnitNorm, linear_attention_with_state, single_token
 from regard.linear.single_token import DeferredState
@@ -280,7 +281,7 @@ def test_others_take_the_path_of_sequences(monkeypatch):
     expected, _ = linear_attention_with_state(**token, **options, state=state)
     with_padding = linear_attention_with_state(**token, **options, state=state, mask=masks.padding([1, 1]))[0]
     torch.testing.assert_close(with_padding, expected)
-    monkeypatch.setattr(native.TokenStep, "run", refuse)
+    monkeypatch.setattr(TokenStep, "run", refuse)
     with pytest.raises(AssertionError, match="was called"):
         linear_attention_with_state(**token, **options, state=state, mask=masks.causal())
 
@@ -317,9 +318,9 @@ def test_beta_out_of_range_is_said():
 @pytest.mark.parametrize("threads", [1, 2, "of Python's"])
 @pytest.mark.parametrize("variant", native.variants())
 def test_variants_and_threads(variant, threads, monkeypatch):
-    monkeypatch.setattr("regard.native.token_step.LEAST_STATE", 1)
+    monkeypatch.setattr("regard.backends.cpu.token_step.LEAST_STATE", 1)
     if threads == "of Python's":
-        monkeypatch.setattr("regard.native.threads._team", lambda: None)
+        monkeypatch.setattr("regard.backends.cpu.threads._team", lambda: None)
         threads = 2
     tensors, options = problem("gated delta rule", 48, 67)
     truth = regard.linear_attention(**{name: t.double() for name, t in tensors.items()}, **options)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
+from regard.backends.cpu.additive_tiles import AdditiveForward, AdditiveScores
+from regard.backends.cpu.library import DTYPES
 from regard.errors import DtypeError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -38,7 +39,7 @@ def attended(
     query: Tensor, key: Tensor, weight: Tensor, value: Tensor, softcap: float | None = None, **given: Any
 ) -> tuple[Tensor, Tensor]:
     """The same by native code, all in one tile."""
-    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value, softcap)
+    result = AdditiveForward(AdditiveScores(query, key, weight), value, softcap)
     result.add(**given)
     return result.output, result.lse
 
@@ -79,7 +80,7 @@ def inputs(
     return query.to(dtype), key.to(dtype), weight, value.to(dtype)
 
 
-dtypes = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 SIZES = [
@@ -198,7 +199,7 @@ def test_strips_without_pairs_are_not_looked_at(variant):
 def test_tiles_add_up(variant, rows, dtype):
     query, key, weight, value = given = inputs(4, 2, rows, 311, 23, 13, 3.0, dtype)
     bias = torch.randn(2, 2, rows, 311)
-    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value)
+    result = AdditiveForward(AdditiveScores(query, key, weight), value)
     for top, bottom in ((0, 1), (1, 70), (70, rows)):
         for left, right in ((135, 311), (0, 64), (64, 135), (64, 64)):  # the last one has no columns
             tile = slice(top, bottom), slice(left, right)
@@ -209,7 +210,7 @@ def test_tiles_add_up(variant, rows, dtype):
 def test_tiles_of_16_bits_are_rounded_once(variant):
     """700 tiles of one key each: rounded after each of them, the output would be far off."""
     query, key, weight, value = given = inputs(1, 1, 3, 700, 8, 5, dtype=torch.bfloat16)
-    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value)
+    result = AdditiveForward(AdditiveScores(query, key, weight), value)
     for column in range(700):
         result.add(columns=slice(column, column + 1), more=column < 699)
     truth = plain(query.double(), key.double(), weight.double(), value.double())[0]
@@ -220,7 +221,7 @@ def test_tiles_of_16_bits_are_rounded_once(variant):
 @dtypes
 def test_the_output_is_divided_by_the_probability(variant, dtype):
     query, key, weight, value = inputs(2, 2, 19, 131, 9, 5, dtype=dtype)
-    tiles = native.AdditiveForward(native.AdditiveScores(query, key, weight), value / 4, keep_probability=0.25)
+    tiles = AdditiveForward(AdditiveScores(query, key, weight), value / 4, keep_probability=0.25)
     for columns in (slice(0, 70), slice(70, 131)):
         tiles.add(columns=columns, more=columns.start == 0)
     assert near((tiles.output, tiles.lse), query, key, weight, value)
@@ -228,7 +229,7 @@ def test_the_output_is_divided_by_the_probability(variant, dtype):
 
 def test_rows_in_no_tile_are_empty():
     query, key, weight, value = inputs(1, 1, 9, 70, 7, 3)
-    result = native.AdditiveForward(native.AdditiveScores(query, key, weight), value)
+    result = AdditiveForward(AdditiveScores(query, key, weight), value)
     result.add(slice(2, 5))
     assert torch.equal(
         result.lse == -math.inf, torch.tensor([[True, True, False, False, False, True, True, True, True]])
@@ -260,15 +261,15 @@ def test_threads_change_nothing(shape, monkeypatch):
 
 def test_what_does_not_fit():
     query, key, weight, value = inputs(2, 2, 3, 5, 4, 7)
-    prepared = native.AdditiveScores(query, key, weight)
+    prepared = AdditiveScores(query, key, weight)
     with pytest.raises(ShapeError, match=r"value has shape \(2, 4, 7\); it needs to be \(Hk, N, Dv\) with \(2, 5\)"):
-        native.AdditiveForward(prepared, value[:, :4])
+        AdditiveForward(prepared, value[:, :4])
     for wrong in (value.double(), value.bfloat16()):
         with pytest.raises(
             DtypeError, match=r"value is torch\..*; native code takes query, key and value all as .* pass value"
         ):
-            native.AdditiveForward(prepared, wrong)
-    result = native.AdditiveForward(prepared, value)
+            AdditiveForward(prepared, wrong)
+    result = AdditiveForward(prepared, value)
     with pytest.raises(ShapeError, match=r"bias has shape \(2, 3, 5\); the tile needs .* with 2 heads and \(3, 5\)"):
         result.add(bias=torch.zeros(2, 3, 5))
     with pytest.raises(

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
+from regard.backends.cpu.additive_tiles import AdditiveBackward, AdditiveForward, AdditiveScores
+from regard.backends.cpu.library import DTYPES
 from regard.errors import DtypeError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("built")
-dtypes = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 Tensors = tuple[Tensor, ...]
 
@@ -56,13 +57,13 @@ def by_autograd(given: Tensors, upstream: Tensors, dtype: torch.dtype, **options
 
 def natively(given: Tensors, upstream: Tensors, *, split: bool = False, **options: Any) -> list[Tensor]:
     query, key, weight, value = given
-    scores = native.AdditiveScores(query, key, weight)
+    scores = AdditiveScores(query, key, weight)
     pairs = {name: options.pop(name) for name in ("bias", "dropout_mask") if options.get(name) is not None}
-    forward = native.AdditiveForward(scores, value, **options)
+    forward = AdditiveForward(scores, value, **options)
     forward.add(**pairs)
     lse = forward.lse.masked_fill(forward.lse == -math.inf, math.inf)
     grad_lse = upstream[1].masked_fill(lse == math.inf, 0.0)
-    work = native.AdditiveBackward(scores, value, forward.output, lse, upstream[0], grad_lse, **options)
+    work = AdditiveBackward(scores, value, forward.output, lse, upstream[0], grad_lse, **options)
     rows, columns = query.shape[1], key.shape[1]
     of_bias = torch.zeros(len(query), rows, columns)
     cuts = ((0, rows // 2), (rows // 2, rows)) if split else ((0, rows),)
@@ -166,9 +167,9 @@ def test_nothing_at_all(variant, shape, dtype):
 def test_rows_without_a_part_read_nothing(variant, dtype):
     """Where lse is +inf a row has no weights, whatever its scores are."""
     given, upstream = inputs(1, 1, 11, 70, 8, 5, dtype)
-    scores = native.AdditiveScores(*given[:3])
+    scores = AdditiveScores(*given[:3])
     output, lse = torch.zeros(1, 11, 5, dtype=dtype), torch.full((1, 11), math.inf)
-    work = native.AdditiveBackward(scores, given[3], output, lse, upstream[0], torch.zeros(1, 11))
+    work = AdditiveBackward(scores, given[3], output, lse, upstream[0], torch.zeros(1, 11))
     work.add()
     assert all(bool((gradient == 0).all()) for gradient in work.result())
 
@@ -191,13 +192,13 @@ def test_threads_change_the_last_bits_alone(shape, dtype, monkeypatch):
 
 def test_what_does_not_fit():
     (query, key, weight, value), (upstream, grad_lse) = inputs(2, 2, 3, 5, 4, 7)
-    scores, lse = native.AdditiveScores(query, key, weight), torch.zeros(2, 3)
+    scores, lse = AdditiveScores(query, key, weight), torch.zeros(2, 3)
     with pytest.raises(ShapeError, match=r"grad_output has shape \(2, 2, 7\); it needs to be \(2, 3, 7\)"):
-        native.AdditiveBackward(scores, value, upstream, lse, upstream[:, :2], grad_lse)
+        AdditiveBackward(scores, value, upstream, lse, upstream[:, :2], grad_lse)
     with pytest.raises(DtypeError, match=r"output is torch.bfloat16; native code takes query, key and value all as"):
-        native.AdditiveBackward(scores, value, upstream.bfloat16(), lse, upstream, grad_lse)
+        AdditiveBackward(scores, value, upstream.bfloat16(), lse, upstream, grad_lse)
     with pytest.raises(DtypeError, match=r"lse is torch.float64"):
-        native.AdditiveBackward(scores, value, upstream, lse.double(), upstream, grad_lse)
-    work = native.AdditiveBackward(scores, value, upstream, lse, upstream, grad_lse)
+        AdditiveBackward(scores, value, upstream, lse.double(), upstream, grad_lse)
+    work = AdditiveBackward(scores, value, upstream, lse, upstream, grad_lse)
     with pytest.raises(ShapeError, match=r"bias has shape \(1, 2, 3, 4\); the tile needs"):
         work.add(bias=torch.zeros(1, 2, 3, 4))

@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
+from regard.backends.cpu.additive_tiles import AdditiveGradients, AdditiveScores, _partial_sums
+from regard.backends.cpu.library import DTYPES
 from regard.errors import ShapeError
-from regard.native.additive_tiles import _partial_sums
 
 pytestmark = pytest.mark.usefixtures("built")
 
 
 def all_gradients(query: Tensor, key: Tensor, weight: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by query, key and weight of all pairs at once."""
-    gradients = native.AdditiveGradients(native.AdditiveScores(query, key, weight))
+    gradients = AdditiveGradients(AdditiveScores(query, key, weight))
     gradients.add(upstream)
     return gradients.result()
 
@@ -60,7 +60,7 @@ def inputs(
     return query.to(dtype), key.to(dtype), weight, upstream
 
 
-dtypes = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 SIZES = [
@@ -153,7 +153,7 @@ def test_nan_stays_with_what_it_meets(variant, size):
 @pytest.mark.parametrize("rows", [1, 41])
 def test_tiles_add_up(variant, rows):
     query, key, weight, upstream = inputs(4, 2, rows, 311, 23, 3.0)
-    gradients = native.AdditiveGradients(native.AdditiveScores(query, key, weight))
+    gradients = AdditiveGradients(AdditiveScores(query, key, weight))
     for top, bottom in ((0, 1), (1, 18), (18, rows)):
         for left, right in ((0, 64), (64, 135), (135, 311)):
             gradients.add(upstream[:, top:bottom, left:right], slice(top, bottom), slice(left, right))
@@ -193,7 +193,7 @@ def test_key_heads_are_cut_as_the_threads_need():
 
 def test_upstream_that_does_not_fit():
     query, key, weight, upstream = inputs(2, 2, 3, 5, 4)
-    gradients = native.AdditiveGradients(native.AdditiveScores(query, key, weight))
+    gradients = AdditiveGradients(AdditiveScores(query, key, weight))
     with pytest.raises(ShapeError, match=r"upstream has shape \(2, 3, 4\); the tile needs \(2, 3, 5\)"):
         gradients.add(upstream[..., :4])
     with pytest.raises(ShapeError, match=r"upstream has shape \(2, 3, 5\); the tile needs \(2, 1, 5\)"):

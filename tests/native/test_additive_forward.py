@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
+from regard.backends.cpu.additive_tiles import DIRECT, EXPONENTIALS, FEW_QUERIES, TANGENTS, AdditiveScores
+from regard.backends.cpu.library import DTYPES
 from regard.errors import DtypeError, ShapeError
-from regard.native.additive_tiles import DIRECT, EXPONENTIALS, FEW_QUERIES, TANGENTS
 
 
 def all_scores(query: Tensor, key: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """The scores of all pairs, (H, M, N)."""
-    return native.AdditiveScores(query, key, weight).scores(out=out)
+    return AdditiveScores(query, key, weight).scores(out=out)
 
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -38,7 +38,7 @@ def inputs(
     return query.to(dtype), key.to(dtype), weight
 
 
-dtypes = pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 SIZES = [
@@ -76,7 +76,7 @@ def test_nothing_at_all(variant, shape):
 def test_each_form_is_taken(variant):
     def form(rows: int, size: float) -> int:
         query, key = torch.full((1, rows, 3), size), torch.full((1, 9, 3), -size)
-        return native.AdditiveScores(query, key, torch.ones(3)).work.form
+        return AdditiveScores(query, key, torch.ones(3)).work.form
 
     assert form(FEW_QUERIES, 1.0) == DIRECT
     assert form(FEW_QUERIES + 1, 1.0) == TANGENTS
@@ -166,7 +166,7 @@ def test_strided_heads_and_rows_and_groups(variant):
 @pytest.mark.parametrize("rows", [2, 37])
 def test_tiles_are_parts_of_the_whole(variant, rows):
     query, key, weight = inputs(4, rows, 311, 23, 3.0)
-    prepared = native.AdditiveScores(query, key[:2], weight)
+    prepared = AdditiveScores(query, key[:2], weight)
     whole = prepared.scores()
     for top, bottom in ((0, 1), (1, rows), (rows, rows), (-1, None)):
         for left, right in ((0, 64), (64, 256), (5, 6), (63, 311), (300, 300), (130, 140)):
@@ -206,11 +206,11 @@ def test_threads_change_nothing(shape, monkeypatch):
 )
 def test_inputs_that_do_not_fit(change, error, match):
     with pytest.raises(error, match=match):
-        native.AdditiveScores(*change(*inputs(2, 3, 5, 4)))
+        AdditiveScores(*change(*inputs(2, 3, 5, 4)))
 
 
 def test_outputs_that_do_not_fit():
-    prepared = native.AdditiveScores(*inputs(2, 3, 5, 4))
+    prepared = AdditiveScores(*inputs(2, 3, 5, 4))
     with pytest.raises(
         ShapeError, match=r"out has shape \(2, 3, 4\); the tile needs \(2, 3, 5\): heads, rows, columns"
     ):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from regard.native import build
+from regard.backends.cpu import build
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
@@ -92,7 +92,7 @@ def test_a_wheel_holds_every_variant_compiled_without_a_warning_and_says_for_whi
     hook.initialize("standard", data)
     (source, target), *others = data["force_include"].items()
     assert Path(source).stat().st_size > 0
-    assert (target, others) == (f"regard/native/{build.LIBRARY}", [])
+    assert (target, others) == (f"regard/backends/cpu/{build.LIBRARY}", [])
     assert (data["pure_python"], data["tag"]) == (False, "py3-none-linux_any")
     assert hook.warnings == []
     opened = ctypes.CDLL(source)
@@ -109,7 +109,7 @@ def test_a_wheel_without_the_library_holds_the_reason(hook, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     data: dict[str, Any] = {"force_include": {}}
     hook.initialize("standard", data)
-    assert list(data["force_include"].values()) == [f"regard/native/{build.REASON}"]
+    assert list(data["force_include"].values()) == [f"regard/backends/cpu/{build.REASON}"]
     assert data.keys() == {"force_include"}
     assert hook.warnings[0].startswith("regard is installed without its native code: no C compiler was found")
     hook.finalize("standard", data, "")

@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from regard import native
-from regard.core.dropout import Dropout
+from regard.backends.cpu import flash_tiles
+from regard.backends.cpu.flash_tiles import FlashProblem
+from regard.backends.cpu.library import DTYPES
+from regard.core.dropout import Dropout, DropoutHashes
+from regard.core.finite import FiniteGradients, FiniteRows
 from regard.errors import DeviceError, DtypeError, ShapeError
-from regard.native import flash
-from regard.native.flash import BLOCK, FiniteGradients, FiniteRows, FlashProblem, FlashTiles
+from regard.tiles.tile_bits import BLOCK, TileBits
 
 pytestmark = pytest.mark.usefixtures("built")
 
 
-def packed_tiles(keep: np.ndarray) -> FlashTiles:
+def packed_tiles(keep: np.ndarray) -> TileBits:
     """The tiles of (B or 1, H or 1, M, N) pairs: one without any pair is left out, one with all has no bits."""
     queries, keys = keep.shape[-2:]
     padded = np.pad(keep, ((0, 0), (0, 0), (0, -queries % BLOCK), (0, -keys % BLOCK)))
@@ -35,7 +38,7 @@ def packed_tiles(keep: np.ndarray) -> FlashTiles:
                 bits.append(np.packbits(tile, axis=-1, bitorder="little").view("<u8")[..., 0])
         first.append(len(runs))
     words = np.stack(bits, axis=2) if bits else np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
-    return FlashTiles(np.array(first), np.array(runs, dtype=np.int64).reshape(-1, 3), np.ascontiguousarray(words))
+    return TileBits(np.array(first), np.array(runs, dtype=np.int64).reshape(-1, 3), np.ascontiguousarray(words))
 
 
 def everything(queries: int, keys: int) -> np.ndarray:
@@ -181,7 +184,7 @@ def test_dropped_weights(variant, shape):
     whole = torch.arange(batch * heads).view(batch, heads, 1), torch.arange(queries), torch.arange(keys)
     keep = (torch.rand(1, 1, queries, keys) < 0.7).numpy()
     problem = FlashProblem(
-        *tensors, 0.3, packed_tiles(keep), dropout=native.DropoutHashes(*dropout.hashes(*whole), dropout.threshold, 0.7)
+        *tensors, 0.3, packed_tiles(keep), dropout=DropoutHashes(*dropout.hashes(*whole), dropout.threshold, 0.7)
     )
     output, lse = problem.forward()
     above = torch.randn(output.shape)
@@ -294,7 +297,7 @@ def test_parts_of_the_keys_merged(variant, name):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", WIDTHS)
 def test_rows_of_batches_that_alternate(variant, name, threads, monkeypatch):
-    monkeypatch.setattr(flash, "thread_count", lambda work, least: threads)
+    monkeypatch.setattr(flash_tiles, "thread_count", lambda work, least: threads)
     keep = WIDTHS[name]
     queries, keys = keep.shape[-2:]
     query, key, value = (
@@ -313,7 +316,7 @@ def test_rows_of_batches_that_alternate(variant, name, threads, monkeypatch):
 @pytest.mark.parametrize("name", WIDTHS)
 def test_gradients_of_batches_that_alternate(variant, name, threads, accumulate, monkeypatch):
     """Into tensors of any strides, in strips of rows of all batches: those of one batch after another."""
-    monkeypatch.setattr(flash, "thread_count", lambda work, least: threads)
+    monkeypatch.setattr(flash_tiles, "thread_count", lambda work, least: threads)
     keep = WIDTHS[name]
     queries, keys = keep.shape[-2:]
     tensors = inputs(5, 4, 2, queries, keys, 16, 24)
@@ -336,7 +339,7 @@ def test_gradients_of_batches_that_alternate(variant, name, threads, accumulate,
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_the_work(threads, monkeypatch):
     """One head for several threads: parts of the keys add up; the forward pass is the same to the bit."""
-    monkeypatch.setattr(flash, "LEAST_WORK", 1)
+    monkeypatch.setattr(flash_tiles, "LEAST_WORK", 1)
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     keep = (torch.rand(1, 1, 300, 500) < 0.5).numpy()
     torch.manual_seed(0)
@@ -375,7 +378,7 @@ def test_nothing_is_read_or_written_beyond_the_tensors(variant, keys, used, dim,
 
 
 def test_nothing_at_all():
-    empty = FlashTiles(
+    empty = TileBits(
         np.zeros(2, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), np.zeros((1, 1, 1, BLOCK), np.uint64)
     )
     query, key, value = inputs(1, 2, 2, 5, 0, 4, 3)
@@ -415,23 +418,23 @@ class TestErrors:
             def flash(work: object) -> None:
                 work._obj.failed = 1  # type: ignore[attr-defined]
 
-        monkeypatch.setattr("regard.native.library.current", lambda: Failing)
+        monkeypatch.setattr("regard.backends.cpu.library.current", lambda: Failing)
         with pytest.raises(MemoryError, match="found no memory for the blocks"):
             FlashProblem(*inputs(1, 1, 1, 2, 2, 2, 2), 1.0, packed_tiles(everything(2, 2))).forward()
 
 
 def test_the_library_knows_its_blocks():
     assert native.available()
-    text = (flash.library.FOLDER / "flash.h").read_text()
+    text = (flash_tiles.library.FOLDER / "flash.h").read_text()
     assert f"BLOCK = {BLOCK} " in text
-    assert f"MOST_BLOCKS = {flash.MOST_BLOCKS} " in text
+    assert f"MOST_BLOCKS = {flash_tiles.MOST_BLOCKS} " in text
 
 
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["few keys", "many keys"])
 def test_a_pass_finds_whether_it_wrote_finite_numbers(variant, name, dtype, monkeypatch):
     """Of whichever thread, row and column: one entry that is not finite is enough, and without one none is found."""
-    monkeypatch.setattr(flash, "LEAST_WORK", 1)
+    monkeypatch.setattr(flash_tiles, "LEAST_WORK", 1)
     distance = np.arange(450)[:, None] - np.arange(450)
     keep = (abs(distance) < (20 if name == "few keys" else 400))[None, None]
     clean = (*inputs(1, 2, 1, 450, 450, 19, 21, dtype), torch.randn(1, 2, 450, 21).to(dtype))

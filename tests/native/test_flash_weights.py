@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
+from regard.backends.cpu.library import DTYPES
+from regard.backends.cpu.write_weights import write_weights
 from regard.errors import DeviceError, DtypeError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -43,7 +44,7 @@ def room(query: Tensor, key: Tensor) -> Tensor:
 
 def agrees(query: Tensor, key: Tensor, lse: Tensor, keep: Tensor | None = None, softcap: float | None = None) -> bool:
     weights, terms = room(query, key), room(query, key)
-    native.write_weights(query, key, 0.3, lse, weights, entropy_terms=terms, keep=keep, softcap=softcap)
+    write_weights(query, key, 0.3, lse, weights, entropy_terms=terms, keep=keep, softcap=softcap)
     true = formula(query.double(), key.double(), lse.double(), keep, softcap)
     plain = formula(query.float(), key.float(), lse, keep, softcap)
     eps = torch.finfo(torch.float32).eps
@@ -53,7 +54,7 @@ def agrees(query: Tensor, key: Tensor, lse: Tensor, keep: Tensor | None = None, 
     return True
 
 
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SIZES)
 def test_they_are_the_formula(variant, shape, dtype):
     assert agrees(*inputs(shape, dtype))
@@ -73,7 +74,7 @@ def test_nothing_comes_from_where_there_is_no_pair(variant):
     key[:, :, 100] = math.nan
     keep = torch.ones(1, 1, 1, 130, dtype=torch.bool)
     keep[..., 100] = False
-    weights = native.write_weights(query, key, 0.3, lse, room(query, key), keep=keep)
+    weights = write_weights(query, key, 0.3, lse, room(query, key), keep=keep)
     assert (weights[..., 100] == 0).all()
     assert weights.isfinite().all()
 
@@ -82,7 +83,7 @@ def test_rows_that_take_no_part(variant):
     query, key, lse = inputs((1, 2, 2, 70, 130, 16))
     lse[..., 3] = math.inf
     weights, terms = room(query, key), room(query, key)
-    native.write_weights(query, key, 0.3, lse, weights, entropy_terms=terms)
+    write_weights(query, key, 0.3, lse, weights, entropy_terms=terms)
     assert (weights[..., 3, :] == 0).all()
     assert (terms[..., 3, :] == 0).all()
 
@@ -90,42 +91,42 @@ def test_rows_that_take_no_part(variant):
 def test_rows_that_attend_to_nan(variant):
     query, key, lse = inputs((1, 2, 2, 70, 130, 16))
     lse[..., 3] = math.nan
-    weights = native.write_weights(query, key, 0.3, lse, room(query, key), keep=torch.rand(70, 130)[None, None] < 0.5)
+    weights = write_weights(query, key, 0.3, lse, room(query, key), keep=torch.rand(70, 130)[None, None] < 0.5)
     assert weights[..., 3, :].isnan().all()
     assert weights.isnan().any(-1).sum() == 2
 
 
 def test_strides():
     query, key, lse = inputs((2, 4, 2, 70, 130, 32))
-    expected = native.write_weights(query, key, 0.3, lse, room(query, key))
+    expected = write_weights(query, key, 0.3, lse, room(query, key))
     apart = query.transpose(1, 2).contiguous().transpose(1, 2), key.mT.contiguous().mT
     into = torch.empty(2, 70, 4, 130).transpose(1, 2)
-    assert torch.equal(native.write_weights(*apart, 0.3, lse.mT.contiguous().mT, into), expected)
+    assert torch.equal(write_weights(*apart, 0.3, lse.mT.contiguous().mT, into), expected)
 
 
 def test_nothing_at_all():
     query, key, lse = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 0, 4), torch.zeros(1, 2, 5)
-    assert native.write_weights(query, key, 1.0, lse, torch.empty(1, 2, 5, 0)).shape == (1, 2, 5, 0)
+    assert write_weights(query, key, 1.0, lse, torch.empty(1, 2, 5, 0)).shape == (1, 2, 5, 0)
 
 
 class TestErrors:
     def test_shapes(self):
         query, key, lse = inputs((1, 4, 2, 5, 7, 8))
         with pytest.raises(ShapeError, match=r"weights has shape \(1, 4, 5, 6\); it needs \(1, 4, 5, 7\)"):
-            native.write_weights(query, key, 1.0, lse, torch.empty(1, 4, 5, 6))
+            write_weights(query, key, 1.0, lse, torch.empty(1, 4, 5, 6))
         with pytest.raises(ShapeError, match="key has 2 heads; they need to divide the 3 query heads"):
-            native.write_weights(query[:, 1:], key, 1.0, lse[:, 1:], torch.empty(1, 3, 5, 7))
+            write_weights(query[:, 1:], key, 1.0, lse[:, 1:], torch.empty(1, 3, 5, 7))
         with pytest.raises(ShapeError, match="weights needs its last axis contiguous"):
-            native.write_weights(query, key, 1.0, lse, torch.empty(1, 4, 7, 5).mT)
+            write_weights(query, key, 1.0, lse, torch.empty(1, 4, 7, 5).mT)
 
     def test_dtypes(self):
         query, key, lse = inputs((1, 2, 2, 5, 7, 8))
         with pytest.raises(DtypeError, match="native code takes both as float32, bfloat16 or float16"):
-            native.write_weights(query.double(), key.double(), 1.0, lse, room(query, key))
+            write_weights(query.double(), key.double(), 1.0, lse, room(query, key))
         with pytest.raises(DtypeError, match="lse is torch.float64; native code takes torch.float32"):
-            native.write_weights(query, key, 1.0, lse.double(), room(query, key))
+            write_weights(query, key, 1.0, lse.double(), room(query, key))
 
     def test_devices(self):
         query, key, lse = inputs((1, 2, 2, 5, 7, 8))
         with pytest.raises(DeviceError, match=r"key is on meta; native code runs on the CPU: pass key.cpu\(\)"):
-            native.write_weights(query, key.to("meta"), 1.0, lse, room(query, key))
+            write_weights(query, key.to("meta"), 1.0, lse, room(query, key))

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from regard import native
+from regard.backends.cpu import gemv
+from regard.backends.cpu.gemv import matmul_few_rows
 from regard.errors import DeviceError, DtypeError, ShapeError
-from regard.native import gemv
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -23,7 +23,7 @@ def test_it_is_the_formula(variant, shape, biased):
     count, columns, dim = shape
     rows, matrix = torch.randn(count, dim), torch.randn(columns, dim)
     bias = torch.randn(columns) if biased else None
-    has = native.matmul_few_rows(rows, matrix, bias)
+    has = matmul_few_rows(rows, matrix, bias)
     assert has.shape == (count, columns)
     assert error_of(has, rows, matrix, bias) < 8
 
@@ -33,17 +33,17 @@ def test_it_is_the_formula(variant, shape, biased):
 def test_half_precision_is_widened_and_rounded_once(variant, shape, dtype):
     count, columns, dim = shape
     rows, matrix, bias = (torch.randn(*size).to(dtype) for size in ((count, dim), (columns, dim), (columns,)))
-    has = native.matmul_few_rows(rows, matrix, bias)
-    wide = native.matmul_few_rows(rows.float(), matrix.float(), bias.float())
+    has = matmul_few_rows(rows, matrix, bias)
+    wide = matmul_few_rows(rows.float(), matrix.float(), bias.float())
     assert has.dtype == dtype
     assert torch.equal(has, wide.to(dtype))
 
 
 def test_any_strides():
     rows, matrix = torch.randn(40, 3).T, torch.randn(40, 50).T
-    assert error_of(native.matmul_few_rows(rows, matrix), rows, matrix, None) < 8
+    assert error_of(matmul_few_rows(rows, matrix), rows, matrix, None) < 8
     rows, matrix = torch.randn(6, 2, 40)[:, 1], torch.randn(50, 80)[::2, :40]
-    assert error_of(native.matmul_few_rows(rows, matrix), rows, matrix, None) < 8
+    assert error_of(matmul_few_rows(rows, matrix), rows, matrix, None) < 8
 
 
 def test_any_number_of_threads_gives_the_same(monkeypatch):
@@ -54,7 +54,7 @@ def test_any_number_of_threads_gives_the_same(monkeypatch):
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(native.matmul_few_rows(rows, matrix))
+            found.append(matmul_few_rows(rows, matrix))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
@@ -64,27 +64,27 @@ def test_any_number_of_threads_gives_the_same(monkeypatch):
 def test_nan_stays_in_its_row_and_its_column():
     rows, matrix = torch.randn(3, 40), torch.randn(7, 40)
     rows[1, 5], matrix[4, 39] = torch.nan, torch.inf
-    has = native.matmul_few_rows(rows, matrix)
+    has = matmul_few_rows(rows, matrix)
     assert has[1].isnan().all()
     assert not has[::2, 4].isfinite().any()
     assert has[::2][:, [0, 1, 2, 3, 5, 6]].isfinite().all()
 
 
 def test_nothing_to_do():
-    assert native.matmul_few_rows(torch.zeros(0, 4), torch.zeros(5, 4)).shape == (0, 5)
-    assert native.matmul_few_rows(torch.zeros(2, 4), torch.zeros(0, 4)).shape == (2, 0)
-    assert native.matmul_few_rows(torch.zeros(2, 0), torch.zeros(3, 0)).eq(0).all()
+    assert matmul_few_rows(torch.zeros(0, 4), torch.zeros(5, 4)).shape == (0, 5)
+    assert matmul_few_rows(torch.zeros(2, 4), torch.zeros(0, 4)).shape == (2, 0)
+    assert matmul_few_rows(torch.zeros(2, 0), torch.zeros(3, 0)).eq(0).all()
 
 
 def test_what_does_not_fit_is_said():
     rows, matrix = torch.zeros(2, 8), torch.zeros(5, 8)
     with pytest.raises(DtypeError, match=r"rows are torch.float32 and matrix is torch.bfloat16; native code takes"):
-        native.matmul_few_rows(rows, matrix.bfloat16())
+        matmul_few_rows(rows, matrix.bfloat16())
     with pytest.raises(DtypeError, match=r"bias is torch.float64"):
-        native.matmul_few_rows(rows, matrix, torch.zeros(5).double())
+        matmul_few_rows(rows, matrix, torch.zeros(5).double())
     with pytest.raises(ShapeError, match=r"rows have the shape \(2, 8\) and matrix \(5, 7\)"):
-        native.matmul_few_rows(rows, matrix[:, :7])
+        matmul_few_rows(rows, matrix[:, :7])
     with pytest.raises(ShapeError, match=r"bias has the shape \(4,\); it needs \(5,\)"):
-        native.matmul_few_rows(rows, matrix, torch.zeros(4))
+        matmul_few_rows(rows, matrix, torch.zeros(4))
     with pytest.raises(DeviceError, match=r"rows is on meta"):
-        native.matmul_few_rows(rows.to("meta"), matrix)
+        matmul_few_rows(rows.to("meta"), matrix)

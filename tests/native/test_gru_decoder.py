@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.native import gru_decoder
-from regard.native.gru_decoder import DecoderWeights, GruDecoder, PackedWeights, pack
+from regard.backends.cpu import gru_decoder
+from regard.backends.cpu.gru_decoder import DecoderWeights, GruDecoder, PackedWeights, pack
 
 pytestmark = pytest.mark.usefixtures("built")
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from regard import native
-from regard.native import large_results
-from regard.native.library import new_large, new_large_like
+from regard.backends.cpu.linear_recurrence import RecurrenceProblem
+from regard.core import large_results
+from regard.core.large_results import new_large, new_large_like
 
 PAGE = 2**21
 BLOCKS = """Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
@@ -249,9 +250,9 @@ def test_small_results_and_systems_without_huge_pages_ask_for_none(requests, mon
 def test_results_are_the_same_in_huge_pages(monkeypatch):
     torch.manual_seed(0)
     inputs = torch.randn(3, 1, 2, 20_000, 64).unbind()
-    expected = native.RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
+    expected = RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
     monkeypatch.setattr(large_results, "LARGE_BYTES", 2**20)
     monkeypatch.setattr(large_results, "FREE_SHARE", 0)
-    found = native.RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
+    found = RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
     assert torch.equal(found.output, expected.output)
     assert torch.equal(found.state, expected.state)

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from regard import native
+from regard.backends.cpu import build, library
+from regard.backends.cpu.additive_tiles import AdditiveScores
+from regard.backends.cpu.library import DTYPES
+from regard.core.finite import all_finite
 from regard.errors import ConfigurationError, KernelError
-from regard.native import build, library
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def test_the_environment_forbids(unopened, monkeypatch, value, reason):
     assert not native.available()
     assert native.variants() == ()
     with pytest.raises(KernelError, match=f"native code cannot be called: .*{reason}"):
-        native.AdditiveScores(torch.randn(1, 2, 3), torch.randn(1, 2, 3), torch.randn(3))
+        AdditiveScores(torch.randn(1, 2, 3), torch.randn(1, 2, 3), torch.randn(3))
 
 
 def test_never_built(unopened, monkeypatch, tmp_path):
@@ -119,16 +122,16 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [*native.DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 def test_all_finite(dtype, layout, value):
     tensor = torch.full((2, 3, 4, 8), torch.finfo(dtype).max / 512, dtype=dtype)  # whose sum is finite
     if value is not None:
         tensor[0, 0, 0, 2] = value
-        assert not native.all_finite(LAYOUTS[layout](tensor))
-        assert not native.all_finite(torch.zeros(3), LAYOUTS[layout](tensor))
-        assert native.all_finite(tensor[1], tensor[0, 0, 0, 3:])
+        assert not all_finite(LAYOUTS[layout](tensor))
+        assert not all_finite(torch.zeros(3), LAYOUTS[layout](tensor))
+        assert all_finite(tensor[1], tensor[0, 0, 0, 3:])
     else:
-        assert native.all_finite(LAYOUTS[layout](tensor), tensor)
+        assert all_finite(LAYOUTS[layout](tensor), tensor)
 
 
 @pytest.mark.usefixtures("built")
@@ -136,8 +139,8 @@ def test_all_finite(dtype, layout, value):
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000])
 def test_each_entry_is_read_by_each_variant(variant, count):
     with native.using(variant):
-        for dtype in native.DTYPES:
+        for dtype in DTYPES:
             tensor = torch.zeros(count + 1, dtype=dtype)
             tensor[count] = float("inf")
-            assert native.all_finite(tensor[:count])
-            assert not native.all_finite(tensor)
+            assert all_finite(tensor[:count])
+            assert not all_finite(tensor)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
+from regard.backends.cpu import build, linear_recurrence
+from regard.backends.cpu.linear_recurrence import RecurrenceProblem
+from regard.backends.cpu.token_step import recurrence_step
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.native import build, linear_recurrence
-from regard.native.linear_recurrence import RecurrenceProblem
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -197,7 +197,7 @@ def test_a_step_of_halves(variant, kind, dtype):
     halves = {name: tensor if name == "state" else tensor.to(dtype) for name, tensor in inputs.items()}
     truth = step_recurrence(**{name: tensor.double() for name, tensor in halves.items()})
     arguments: list[Any] = [halves.get(name) for name in NAMES[:6]]
-    output, state = native.recurrence_step(*arguments)
+    output, state = recurrence_step(*arguments)
     assert (output.dtype, state.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(state.double(), truth[1], rtol=1e-5, atol=1e-5)
     within = torch.finfo(dtype).eps / 2 * 1.01
@@ -210,7 +210,7 @@ def test_one_token_is_a_step(variant, shape, kind):
     inputs = make_inputs(shape, kind)
     truth = step_recurrence(**{name: tensor.double() for name, tensor in inputs.items()})
     arguments: list[Any] = [inputs.get(name) for name in NAMES[:6]]
-    found = native.recurrence_step(*arguments)
+    found = recurrence_step(*arguments)
     for ours, exact in zip(found, truth, strict=True):
         assert ours.shape == exact.shape
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
@@ -321,9 +321,9 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ConfigurationError, match=r"the delta rule has no total of weights"):
         RecurrenceProblem(query, key, value, beta=torch.zeros(1, 2, 5), normalize=True)
     with pytest.raises(ShapeError, match=r"query has 5 tokens; a step is of one"):
-        native.recurrence_step(query, key, value, None, None, torch.zeros(1, 2, 8, 3))
+        recurrence_step(query, key, value, None, None, torch.zeros(1, 2, 8, 3))
     with pytest.raises(ShapeError, match=r"state has the shape \(1, 2, 3, 8\)"):
-        native.recurrence_step(query[:, :, :1], key[:, :, :1], value[:, :, :1], None, None, torch.zeros(1, 2, 3, 8))
+        recurrence_step(query[:, :, :1], key[:, :, :1], value[:, :, :1], None, None, torch.zeros(1, 2, 3, 8))
 
 
 def test_the_order_of_feature_maps_is_that_of_the_header():

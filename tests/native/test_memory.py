@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard import native
-from regard.native import build
+from regard.backends.cpu import build
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("gcc")

@@ -9,11 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import biases, masks, native
-from regard.kernels.batched_problem import BatchedProblem
-from regard.kernels.native_inputs import native_problems
+from regard import biases, masks
+from regard.backends.cpu import reduce_tiles
+from regard.backends.cpu.flash_tiles import tile_problems
+from regard.backends.cpu.library import DTYPES
+from regard.backends.cpu.reduce_tiles import reduce_weights
+from regard.core.batched_problem import BatchedProblem
 from regard.kernels.validation import make_problem
-from regard.native import reductions
+from regard.lenses.forms import (
+    CellReduction,
+    ColumnSums,
+    DistanceSums,
+    EntropySums,
+    LargestWeights,
+    RowSums,
+    TermPositions,
+    WeightForm,
+    WeightMatrix,
+)
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -48,12 +61,12 @@ def lse_of(query: Tensor, key: Tensor, **options: Any) -> Tensor:
     return problem.scores().logsumexp(-1).float()
 
 
-def reduce(query: Tensor, key: Tensor, lse: Tensor, asked: list[native.CReduction], **options: Any) -> None:
+def reduce(query: Tensor, key: Tensor, lse: Tensor, asked: list[WeightForm], **options: Any) -> None:
     value = key[..., :1]
-    for batch, part in native_problems(
+    for batch, part in tile_problems(
         BatchedProblem.from_problem(make_problem(query, key, value, scale=SCALE, **options))
     ):
-        native.reduce_weights(part, lse[batch], [each.part(batch) for each in asked])
+        reduce_weights(part, lse[batch], [each.part(batch) for each in asked])
 
 
 class Asked:
@@ -70,20 +83,20 @@ class Asked:
         batch, heads, queries, keys = sizes
         self.rows, self.columns, self.most = rows, columns, most
         cells = int(rows.max()) + 1, int(columns.max()) + 1
-        self.terms = native.EntropySums(torch.zeros(batch, heads, queries, dtype=torch.float64))
-        self.received = native.ColumnSums(torch.zeros(batch, heads, keys, dtype=torch.float64))
-        self.sums = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells, dtype=torch.float64))
-        self.maxima = native.CellReduction(rows, columns, torch.zeros(batch, heads, *cells))
+        self.terms = EntropySums(torch.zeros(batch, heads, queries, dtype=torch.float64))
+        self.received = ColumnSums(torch.zeros(batch, heads, keys, dtype=torch.float64))
+        self.sums = CellReduction(rows, columns, torch.zeros(batch, heads, *cells, dtype=torch.float64))
+        self.maxima = CellReduction(rows, columns, torch.zeros(batch, heads, *cells))
         leading = batch, heads, queries, most
-        self.top = native.LargestWeights(torch.full(leading, math.nan), torch.full(leading, 9**9))
-        self.reach = native.DistanceSums(
+        self.top = LargestWeights(torch.full(leading, math.nan), torch.full(leading, 9**9))
+        self.reach = DistanceSums(
             torch.arange(queries) + keys - queries if places is None else places[0],
             torch.arange(keys) if places is None else places[1],
             torch.tensor([1, 3, 64, 70]),
             *(torch.zeros(batch, heads, size, dtype=torch.float64) for size in (queries, queries, 5)),
         )
-        self.weights = native.WeightMatrix(torch.zeros(sizes))
-        self.all: list[native.CReduction] = [self.terms, self.received, self.sums, self.maxima, self.reach, self.top]
+        self.weights = WeightMatrix(torch.zeros(sizes))
+        self.all: list[WeightForm] = [self.terms, self.received, self.sums, self.maxima, self.reach, self.top]
         self.all.append(self.weights)
 
     def found(self) -> list[Tensor]:
@@ -142,7 +155,7 @@ def agrees(
     return asked.agrees(weights_of(query, key, torch.float64, lse, **options), plain)
 
 
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SIZES)
 def test_they_are_the_formula(variant, shape, dtype):
     assert agrees(*inputs(shape, dtype))
@@ -207,19 +220,19 @@ def test_distances_of_any_positions(variant, spread):
     assert asked.agrees(weights_of(query, key, torch.float64, lse), weights_of(query, key, torch.float32, lse))
 
 
-class DistanceRowSums(native.RowSums):
+class DistanceRowSums(RowSums):
     """Σ_j w_ij · d_ij."""
 
     term = "weight_distance"
 
 
-class DistanceColumnSums(native.ColumnSums):
+class DistanceColumnSums(ColumnSums):
     """Σ_i w_ij · d_ij."""
 
     term = "weight_distance"
 
 
-class DistanceCells(native.CellReduction):
+class DistanceCells(CellReduction):
     """Σ w_ij · d_ij of cells."""
 
     term = "weight_distance"
@@ -228,7 +241,7 @@ class DistanceCells(native.CellReduction):
 @pytest.mark.parametrize("spread", [1, 40])
 def test_a_term_that_reads_positions_needs_no_sums_by_distance(variant, spread):
     (query, key), wide = inputs((2, 2, 1, 131, 257, 16)), torch.float64
-    positions = native.TermPositions(torch.randint(300, (131,)) * spread, torch.randint(300, (257,)) * spread)
+    positions = TermPositions(torch.randint(300, (131,)) * spread, torch.randint(300, (257,)) * spread)
     rows, columns = edges(131, 5), edges(257, 7)
     by_row = DistanceRowSums(torch.zeros(2, 2, 131, dtype=wide), positions)
     by_column = DistanceColumnSums(torch.zeros(2, 2, 257, dtype=wide), positions)
@@ -251,12 +264,10 @@ def test_bins_of_several_that_ask():
     for edges_ in ([], [5], [1, 2, 70], [2, 5, 6]):
         sums = (torch.zeros(1, 2, size, dtype=torch.float64) for size in (150, 150, len(edges_) + 1))
         positions = torch.arange(150), torch.arange(170)
-        found.append(native.DistanceSums(*positions, torch.tensor(edges_, dtype=torch.int64), *sums))
+        found.append(DistanceSums(*positions, torch.tensor(edges_, dtype=torch.int64), *sums))
     reduce(query, key, lse, found)
     for one in found:
-        alone = native.DistanceSums(
-            one.queries, one.keys, one.edges, *(torch.zeros_like(getattr(one, name)) for name in SUMS)
-        )
+        alone = DistanceSums(one.queries, one.keys, one.edges, *(torch.zeros_like(getattr(one, name)) for name in SUMS))
         reduce(query, key, lse, [alone])
         for name in SUMS:
             torch.testing.assert_close(getattr(one, name), getattr(alone, name), rtol=1e-6, atol=1e-6)
@@ -275,19 +286,19 @@ def test_they_are_the_same_for_any_number_of_threads(threads, monkeypatch):
         assert asked.agrees(weights_of(query, key, torch.float64, lse), weights_of(query, key, torch.float32, lse))
         return [*asked.found(), asked.top.columns]
 
-    monkeypatch.setattr(reductions, "LEAST_WORK", 1)
+    monkeypatch.setattr(reduce_tiles, "LEAST_WORK", 1)
     expected = found(1)
     assert all(torch.equal(has, before) for has, before in zip(found(threads), expected, strict=True))
 
 
 def test_strips_have_about_as_much_work_each():
     query, key = inputs((1, 1, 1, 16_384, 16_384, 1))
-    ((_, part),) = native_problems(BatchedProblem.from_problem(make_problem(query, key, key, mask=masks.causal())))
-    strips = reductions._strips(part.tiles, 8).tolist()
+    ((_, part),) = tile_problems(BatchedProblem.from_problem(make_problem(query, key, key, mask=masks.causal())))
+    strips = reduce_tiles._strips(part.tiles, 8).tolist()
     spent = [sum(range(begin + 1, end + 1)) for begin, end in itertools.pairwise(strips)]
     assert (strips[0], strips[-1], len(spent)) == (0, 256, 8)
     assert max(spent) < 1.25 * min(spent)
-    assert reductions._strips(part.tiles, 64).tolist() == [0, 256]
+    assert reduce_tiles._strips(part.tiles, 64).tolist() == [0, 256]
 
 
 def test_what_is_there_is_added_to():
@@ -324,7 +335,7 @@ def test_sums_of_many_rows_do_not_drift(variant):
 
 def test_terms_of_many_columns_do_not_drift(variant):
     query, key = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 3 * 2**16, 1)
-    terms = native.EntropySums(torch.zeros(1, 1, 1, dtype=torch.float64))
+    terms = EntropySums(torch.zeros(1, 1, 1, dtype=torch.float64))
     reduce(query, key, torch.full((1, 1, 1), math.log(3 * 2**16)), [terms])
     assert terms.into.item() == pytest.approx(-math.log2(3 * 2**16), rel=2e-6)
 
@@ -384,7 +395,7 @@ def test_nothing_is_written_beyond_the_tensors(variant):
     for name in ("terms", "received", "sums", "maxima", "weights"):
         each = getattr(asked, name)
         setattr(asked, name, replace(each, into=inside(each.into)))
-    asked.top = native.LargestWeights(inside(asked.top.weights), inside(asked.top.columns))
+    asked.top = LargestWeights(inside(asked.top.weights), inside(asked.top.columns))
     asked.reach = replace(asked.reach, **{name: inside(getattr(asked.reach, name)) for name in SUMS})
     everything = [asked.terms, asked.received, asked.sums, asked.maxima, asked.weights, asked.reach, asked.top]
     reduce(query, key, lse_of(query, key), everything)
@@ -393,10 +404,10 @@ def test_nothing_is_written_beyond_the_tensors(variant):
 
 
 def test_nothing_at_all():
-    terms = native.EntropySums(torch.zeros(1, 2, 5, dtype=torch.float64))
-    top = native.LargestWeights(torch.ones(1, 2, 5, 2), torch.ones(1, 2, 5, 2, dtype=torch.int64))
+    terms = EntropySums(torch.zeros(1, 2, 5, dtype=torch.float64))
+    top = LargestWeights(torch.ones(1, 2, 5, 2), torch.ones(1, 2, 5, 2, dtype=torch.int64))
     reduce(torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 0, 4), torch.full((1, 2, 5), -math.inf), [terms, top])
     assert (terms.into == 0).all()
     assert (top.weights == 0).all()
-    empty = native.EntropySums(torch.zeros(1, 2, 0, dtype=torch.float64))
+    empty = EntropySums(torch.zeros(1, 2, 0, dtype=torch.float64))
     reduce(torch.zeros(1, 2, 0, 4), torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 0), [empty])

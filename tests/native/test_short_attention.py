@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
-from regard.errors import DeviceError, DtypeError, ShapeError
-from regard.native.flash import FiniteRows
-from regard.native.short_attention import (
+from regard.backends.cpu.library import DTYPES
+from regard.backends.cpu.short_rows import (
     LONGEST,
     FiniteShortGradients,
     attend_laid_out,
@@ -18,6 +16,8 @@ from regard.native.short_attention import (
     differentiate_laid_out,
     layout_of,
 )
+from regard.core.finite import FiniteRows
+from regard.errors import DeviceError, DtypeError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -100,14 +100,14 @@ def agrees(tensors: tuple[Tensor, Tensor, Tensor], spans: Tensor | None) -> None
     assert all(each.dtype == value.dtype for each in (output, *gradients))
 
 
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["all", "causal", "padded", "anywhere"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_agrees_with_the_formula(variant, sizes, kind, dtype):
     agrees(inputs(sizes, dtype), spans_of(kind, sizes))
 
 
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["all", "causal", "padded", "anywhere"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_without_log_sum_exps(variant, sizes, kind, dtype):
@@ -127,7 +127,7 @@ def test_without_log_sum_exps(variant, sizes, kind, dtype):
         assert (has - one).abs().max() <= tolerance * one.abs().max().clamp(min=1.0)
 
 
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("keys", range(1, 20))
 def test_few_rows_read_no_key_beyond_the_last(variant, keys, dtype):
     """Keys and values stand before NaN in memory, which a row of a vector that is read too far would meet."""
@@ -215,7 +215,7 @@ class TestNonfinite:
         assert not precise
         assert differentiate_laid_out(layout, None, query, key, value, output) is None
 
-    @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_a_key_of_nan_shows_in_the_log_sum_exp(self, variant, dtype):
         query, key, value = inputs((1, 2, 2, 5, 7, 11, 3), dtype)
         key[0, 0, 3, 2] = math.nan

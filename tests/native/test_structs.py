@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from regard.native import additive_tiles, build, decode_rows, flash, gru_decoder, reductions, short_attention
+from regard.backends.cpu import additive_tiles, build, few_queries, flash_tiles, gru_decoder, reduce_tiles, short_rows
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
 
@@ -30,7 +30,7 @@ def python_structs() -> dict[str, type[ctypes.Structure]]:
     """The ctypes structures of all modules, by the name that their docstring gives to the C structure."""
     found = {}
     for path in sorted(build.SOURCES.glob("*.py")):
-        for value in vars(importlib.import_module(f"regard.native.{path.stem}")).values():
+        for value in vars(importlib.import_module(f"regard.backends.cpu.{path.stem}")).values():
             if isinstance(value, type) and issubclass(value, ctypes.Structure) and value is not ctypes.Structure:
                 described = re.fullmatch(r"The structure `(\w+)` of (\w+\.h)\.", str(value.__doc__))
                 assert described is not None, value
@@ -87,10 +87,10 @@ def test_offsets_and_sizes(tmp_path):
 def test_constants():
     for header, constants in {
         "additive.h": {"STRIP": additive_tiles.STRIP, "BAND": additive_tiles.BAND},
-        "decode.h": {"MOST_ROWS": decode_rows.MOST_ROWS, "CHUNK": decode_rows.CHUNK},
-        "flash.h": {"BLOCK": flash.BLOCK, "MOST_BLOCKS": flash.MOST_BLOCKS},
+        "decode.h": {"MOST_ROWS": few_queries.MOST_ROWS, "CHUNK": few_queries.CHUNK},
+        "flash.h": {"BLOCK": flash_tiles.BLOCK, "MOST_BLOCKS": flash_tiles.MOST_BLOCKS},
         "gru_decoder.h": {"PANEL_COLUMNS": gru_decoder.PANEL_COLUMNS},
-        "short.h": {"LONGEST": short_attention.LONGEST},
+        "short.h": {"LONGEST": short_rows.LONGEST},
     }.items():
         for name, value in constants.items():
             assert re.search(rf"\b{name} = {value}\b", HEADERS[header])
@@ -99,6 +99,6 @@ def test_constants():
 def test_the_table_of_terms():
     (table,) = re.findall(r"#define TERMS\(TERM, POSITION_TERM\) (.*)", HEADERS["reductions.h"])
     named = [(name, kind == "POSITION_TERM") for kind, name in re.findall(r"(\w+)\((\w+)\)", table)]
-    assert named == list(reductions.TERMS.items())
-    for term in reductions.TERMS:
+    assert named == list(reduce_tiles.TERMS.items())
+    for term in reduce_tiles.TERMS:
         assert f"lanes term_{term}(" in HEADERS["reduce_tile.h"]

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from regard.native import threads
+from regard.backends.cpu import threads
 
 
 @pytest.fixture(params=["OpenMP's threads", "threads of its own"], autouse=True)

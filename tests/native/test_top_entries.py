@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard.native.top_entries import top_entries
+from regard.backends.cpu.top_entries import top_entries
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (67, 5003), (2, 16), (5, 33)], ids=str)

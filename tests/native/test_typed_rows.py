@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import native
-from regard.native import library
-from regard.native.flash import FlashProblem, FlashTiles
+from regard.backends.cpu import library
+from regard.backends.cpu.few_queries import attend_few_queries
+from regard.backends.cpu.flash_tiles import FlashProblem
+from regard.backends.cpu.gemv import matmul_few_rows
+from regard.core.dropout import DropoutHashes
+from regard.tiles.tile_bits import TileBits
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -21,11 +24,11 @@ def all_patterns(dtype: torch.dtype) -> Tensor:
     return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
 
 
-def one_tile(rows: int) -> FlashTiles:
+def one_tile(rows: int) -> TileBits:
     """Rows that attend to a single key."""
     blocks = -(-rows // BLOCK)
     runs = np.tile(np.array([[0, 1, -1]], dtype=np.int64), (blocks, 1))
-    return FlashTiles(np.arange(blocks + 1, dtype=np.int64), runs, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64))
+    return TileBits(np.arange(blocks + 1, dtype=np.int64), runs, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64))
 
 
 def mean_by_native_code(lower: Tensor, upper: Tensor, share: int, *, times: float = 1.0) -> Tensor:
@@ -37,7 +40,7 @@ def mean_by_native_code(lower: Tensor, upper: Tensor, share: int, *, times: floa
     padded = [torch.cat([each, each[:1].expand(-len(each) % DIM)]).view(-1, 1, 1, DIM) for each in (lower, upper)]
     value = torch.where(torch.arange(KEYS)[:, None] < share, padded[1], padded[0])
     query, key = torch.zeros_like(padded[0]), torch.zeros_like(value)
-    tiles = FlashTiles(
+    tiles = TileBits(
         np.array([0, 1], dtype=np.int64),
         np.array([[0, KEYS, -1]], dtype=np.int64),
         np.zeros((1, 1, 1, BLOCK), dtype=np.uint64),
@@ -45,7 +48,7 @@ def mean_by_native_code(lower: Tensor, upper: Tensor, share: int, *, times: floa
     dropout = None
     if times != 1.0:
         rows, columns = torch.zeros(len(value), 1, 1, dtype=torch.int32), torch.zeros(KEYS, dtype=torch.int32)
-        dropout = native.DropoutHashes(rows, columns, -(2**31), 1 / times)
+        dropout = DropoutHashes(rows, columns, -(2**31), 1 / times)
     output, _ = FlashProblem(query, key, value, 1.0, tiles, None, None, dropout).forward()
     assert output.dtype == lower.dtype
     return output.view(-1)[: len(lower)]
@@ -57,7 +60,7 @@ def test_every_pattern_is_widened_exactly(variant, dtype, dim):
     halves = all_patterns(dtype)
     padded = torch.cat([halves, halves[: -len(halves) % dim]]).view(-1, 1, 1, dim)
     zeros = torch.zeros_like(padded)
-    wide, _ = native.attend_few_queries(zeros, zeros, padded, 1.0)  # whose output is float32
+    wide, _ = attend_few_queries(zeros, zeros, padded, 1.0)  # whose output is float32
     assert wide.dtype == torch.float32
     found, expected = wide.reshape(-1), padded.float().view(-1)
     assert torch.equal(found.isnan(), expected.isnan())
@@ -77,7 +80,7 @@ def test_every_pattern_comes_back(variant, dtype, dim):
     if dtype == torch.bfloat16 and library.current().pair_speed():  # the instruction takes subnormal numbers as 0
         expected = padded.where(padded.abs() >= torch.finfo(dtype).tiny, 0.0)
     assert torch.equal(output[~output.isnan()], expected[~padded.isnan()])
-    sum_of_one = native.matmul_few_rows(torch.ones(1, 1, dtype=dtype), halves[:, None])
+    sum_of_one = matmul_few_rows(torch.ones(1, 1, dtype=dtype), halves[:, None])
     assert torch.equal(sum_of_one[0].isnan(), halves.isnan())
     assert torch.equal(sum_of_one[0][~halves.isnan()], halves[~halves.isnan()])
 

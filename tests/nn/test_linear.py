@@ -6,6 +6,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import native
+from regard.backends.cpu.gemv import matmul_few_rows
 from regard.nn import Linear
 from regard.nn import linear as module
 
@@ -15,9 +16,9 @@ def counted(monkeypatch):
     """Layers of any size count as large; the list has an entry for each product by native code."""
     if not native.available():
         pytest.skip(str(native.why_not()))
-    products, product = [], native.matmul_few_rows
+    products, product = [], matmul_few_rows
     monkeypatch.setattr(module, "MIN_NATIVE_WEIGHTS", 1)
-    monkeypatch.setattr(native, "matmul_few_rows", lambda *given: products.append(given) or product(*given))
+    monkeypatch.setattr("regard.nn.linear.matmul_few_rows", lambda *given: products.append(given) or product(*given))
     return products
 
 
@@ -103,7 +104,7 @@ def test_frozen_weights_let_a_gradient_through(counted):
 
 
 def test_a_small_layer_is_torchs(monkeypatch):
-    monkeypatch.setattr(native, "matmul_few_rows", lambda *_: pytest.fail("too small to be worth a call"))
+    monkeypatch.setattr("regard.nn.linear.matmul_few_rows", lambda *_: pytest.fail("too small to be worth a call"))
     with torch.no_grad():
         Linear(64, 64)(torch.randn(1, 64))
 

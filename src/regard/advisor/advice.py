@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..kernels.cost_model import default_rates, rates_in_use
+from ..kernels.planning.rates import default_rates, rates_in_use
 from ..utils.units import format_bytes, format_count, format_seconds
 from .mechanisms import Change, Mechanism, mechanisms
 from .workload import Workload, with_model

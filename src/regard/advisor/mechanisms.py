@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from ..kernels.base import Cost
-from ..kernels.cost_model import WIDEN, seconds_on
+from ..kernels.planning.rates import seconds_on
+from ..kernels.planning.unit_costs import WIDEN
 from ..masks import Mask, causal, prefix, window
 from ..scores import Additive
 from .prices import Price, linear_price, ring_price, softmax_price

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..core.problem import Problem
 from ..kernels import Cost
 from ..kernels.base import FlashWork
-from ..kernels.cost_model import predicted_seconds, seconds_on
-from ..kernels.dispatch import kernels_of, uncompared_kernel
+from ..kernels.planning.choice import kernels_of, uncompared_kernel
+from ..kernels.planning.rates import predicted_seconds, seconds_on
 from ..kernels.validation import AttentionOptions, make_problem
 from .workload import DTYPES, Workload
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..attention import observe_problem, run_problem
+from ..core.batched_problem import BatchedProblem
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
 from ..kernels import choose, zero_nonfinite_inputs
-from ..kernels.batched_problem import BatchedProblem
 from ..kernels.validation import AttentionOptions, make_problem
 from ..lenses import Entropy, Lens, Pooled
 from ..masks import causal as causal_mask

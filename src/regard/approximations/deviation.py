@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from ..kernels.tile_weights import run_reductions, start_lenses
+from ..kernels.lens_pass import run_reductions, start_lenses
 from ..lenses import Lens
 from ..lenses.base import WeightsLayout, WeightTile
 from .methods import ApproximateWeights

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..attention import run_problem
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from ..kernels.call_site import find_call_site
 from ..kernels.hooks import substitute_attention
+from ..utils.call_site import find_call_site
 from .measures import Batch, Measure
 from .methods import Method, MethodLike, as_method
 

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from ..attention import attention, run_problem
+from ..backends.base import TileWriter
+from ..core.batched_problem import BatchedProblem
 from ..core.grid import Grid
 from ..core.log_sum_exp import with_exact_lse
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, per_head
 from ..errors import ConfigurationError, DtypeError, MaskError, RegardError, ShapeError
 from ..kernels import zero_nonfinite_inputs
-from ..kernels.batched_problem import BatchedProblem
 from ..kernels.hooks import compute_lse
-from ..kernels.tile_weights import FAR, TileWeights, make_tile_weights
+from ..kernels.lens_pass import tile_writer
 from ..kernels.validation import FLOATING
+from ..lenses.forms import FAR
 from ..linear import FavorPlus, FeatureMap, linear_attention
 from ..linear.linear_mask import LinearMask, read_mask
 from ..linear.linear_weights import make_weights_problem
@@ -250,12 +252,12 @@ class TiledWeights:
         self.batched = BatchedProblem.from_problem(problem)
         lse = lse.reshape(*self.batched.shape[:3], 1)
         self.lse = torch.where(lse.isfinite(), lse, FAR)
-        self._part: tuple[slice, TileWeights] | None = None
+        self._part: tuple[slice, TileWriter] | None = None
 
     def tile(self, batch: slice, rows: slice, columns: slice) -> Tensor:
         """Weights (b, H, m, n), which the next call overwrites."""
         if self._part is None or self._part[0] != batch:
-            self._part = batch, make_tile_weights(self.batched.part(batch), self.lse[batch])
+            self._part = batch, tile_writer(self.batched.part(batch), self.lse[batch])
         return self._part[1].tile(rows, columns, masked=True, terms=False)[0]
 
 

@@ -10,11 +10,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ..core.finite import all_finite
 from ..core.grid import Grid
 from ..core.torch_modes import under_transform
 from ..core.traced_function import PairFunctionTrace, TensorSubstitution
 from ..errors import ConfigurationError, ShapeError
-from ..native import all_finite
 from ..utils.pytree import object_token
 from .base import Bias, is_floating
 

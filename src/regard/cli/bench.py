@@ -11,7 +11,7 @@ from regard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from regard.cli.kernel_tables import ProblemTimings
-    from regard.kernels.cost_model import FlashRates, Rates
+    from regard.kernels.planning.rates import FlashRates, Rates
 
 
 def bench(
@@ -70,8 +70,8 @@ def _compare(name: str, most: int) -> None:
 
 
 def _calibrate() -> None:
-    from regard.kernels.calibration import measure
-    from regard.kernels.cost_model import cache_file, make_folder, save_rates
+    from regard.kernels.planning.calibration import measure
+    from regard.kernels.planning.rates import cache_file, make_folder, save_rates
 
     path = cache_file()
     make_folder(path)  # fails now, not after ten seconds of measuring
@@ -82,9 +82,10 @@ def _calibrate() -> None:
 
 
 def _show_choices(part: str, seed: int) -> None:
-    from regard import native
     from regard.cli.kernel_choices import GOAL, WITHIN, grid, measured_choices, part_of
-    from regard.kernels.cost_model import rates_in_use
+    from regard.kernels.planning.rates import rates_in_use
+
+    from .. import native
 
     problems = part_of(grid(seed), part)
     emit([rates_in_use().origin, f"native code: {native.variant_in_use() or 'none'}", ""])
@@ -100,7 +101,7 @@ def _show_choices(part: str, seed: int) -> None:
 
 def _show() -> None:
     from regard.cli.kernel_tables import measured_timings
-    from regard.kernels.cost_model import rates_in_use
+    from regard.kernels.planning.rates import rates_in_use
 
     used = rates_in_use()
     emit([used.origin, *_lines(used.rates), ""])
@@ -110,7 +111,7 @@ def _show() -> None:
 
 
 def _lines(rates: Rates) -> list[str]:
-    from regard.kernels.cost_model import Machine
+    from regard.kernels.planning.rates import Machine
 
     machine = Machine.here()
     return [

@@ -15,8 +15,8 @@ from regard import biases, explain, masks
 from regard.core.problem import Problem
 from regard.errors import ConfigurationError, KernelError
 from regard.kernels import Kernel
-from regard.kernels.cost_model import predicted_seconds
-from regard.kernels.dispatch import kernels_of
+from regard.kernels.planning.choice import kernels_of
+from regard.kernels.planning.rates import predicted_seconds
 from regard.masks import Mask
 
 PROBLEMS = 100

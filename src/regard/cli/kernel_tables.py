@@ -11,8 +11,8 @@ from torch import Tensor
 from regard import biases, explain, masks, scores
 from regard.errors import DeviceError
 from regard.kernels import KERNELS, Kernel
-from regard.kernels.calibration import time_in_turn
-from regard.kernels.cost_model import predicted_seconds
+from regard.kernels.planning.calibration import time_in_turn
+from regard.kernels.planning.rates import predicted_seconds
 from regard.testing import Case, cases, long_cases, measure_agreement, suite
 
 BUDGET = 1.0

@@ -82,3 +82,17 @@ def _hash32_(number: Tensor) -> Tensor:
     number ^= number >> 15
     number *= _MIX32[1]
     return number
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DropoutHashes:
+    """Dropout of weights: those whose mixed sum of the hashes of row and column is below the threshold are 0.
+
+    Shapes: rows (B, H, M), columns (N,), int32, by `Dropout.hashes`. keep_probability: what
+    the other weights are divided by.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    threshold: int
+    keep_probability: float

@@ -7,7 +7,7 @@ share the row: weights recomputed from it sum to 1.4, and to infinity at 10⁹. 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from typing import Any
 
@@ -186,3 +186,36 @@ def _widened(parts: Any, most: float = INFINITY) -> Any:
     return tree_unflatten(
         form, [each.double() if each.is_floating_point() and each.numel() <= most else each for each in tensors]
     )
+
+
+MAX_PENDING = 8
+"""Parts of some rows that wait in memory until they are merged."""
+
+
+class RunningMerge:
+    """`merge_softmax` of parts that are computed one after another: the output and log-sum-exp of some rows."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, output: Tensor, lse: Tensor) -> None:
+        """Add a part, (..., m, Dv) and (..., m)."""
+        self._parts.append((output, lse))
+        if len(self._parts) == MAX_PENDING:
+            self._parts = [self._merged()]
+
+    def write(self, output: Tensor, lse: Tensor, arrange: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
+        """Write the merged rows, reordered by `arrange`, into a result; 0 and -inf if there were no parts."""
+        if not self._parts:
+            output.zero_()
+            lse.fill_(float("-inf"))
+            return
+        merged_output, merged_lse = self._merged()
+        output.copy_(arrange(merged_output))
+        lse.copy_(arrange(merged_lse))
+
+    def _merged(self) -> tuple[Tensor, Tensor]:
+        if len(self._parts) == 1:
+            return self._parts[0]
+        outputs, lses = zip(*self._parts, strict=True)
+        return merge_softmax(torch.stack([at_least_float32(output) for output in outputs]), torch.stack(lses), dim=0)

@@ -38,7 +38,7 @@ class Operator:
 
 
 OPERATORS: dict[str, Operator] = {}
-"""All operators by their names, which `regard.kernels.dispatch.register_operator` adds."""
+"""All operators by their names, which `regard.kernels.register_operator` adds."""
 
 
 def operator_named(name: str) -> Operator:
@@ -50,6 +50,6 @@ def operator_named(name: str) -> Operator:
     if name not in OPERATORS:
         raise ConfigurationError(
             f"there is no attention operator {name!r}; {nearest(name, OPERATORS)}. One of your own needs to be passed "
-            "to regard.kernels.dispatch.register_operator first"
+            "to regard.kernels.register_operator first"
         )
     return OPERATORS[name]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
-from ..kernels.call_site import CallSite, find_call_site
 from ..kernels.hooks import attention_hook, current_hook
 from ..linear.linear_weights import is_exact_twin, reporting_exact_attention
+from ..utils.call_site import CallSite, find_call_site
 from .atlas import Atlas
 from .atlas.atlas_file import check_title
 from .atlas.captured_call import CapturedCall, TensorSnapshots, capture, is_causal

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..kernels.call_site import variables_of
 from ..nn import MultiheadAttention
+from ..utils.call_site import variables_of
 
 _ATTENTION, _LAYER = (inspect.signature(of.forward) for of in (nn.MultiheadAttention, nn.TransformerEncoderLayer))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from ..kernels.tile_weights import start_lenses
+from ..kernels.lens_pass import start_lenses
 from ..kernels.validation import make_problem
 from ..lenses import Lens, WeightTile
 from ..masks import Mask

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.batched_problem import BatchedProblem
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
-from ..kernels.batched_problem import BatchedProblem
 from ..lenses import Reduction, RowShard, WeightTile
 from ..lenses.base import WeightsLayout, select_batches
 from ..masks import Mask

@@ -3,11 +3,11 @@
 from .base import Cost as Cost
 from .base import Kernel as Kernel
 from .base import Result as Result
-from .dispatch import KERNELS as KERNELS
-from .dispatch import Plan as Plan
-from .dispatch import choose as choose
-from .dispatch import register_operator as register_operator
 from .nan_safety import zero_nonfinite_inputs as zero_nonfinite_inputs
+from .planning.choice import KERNELS as KERNELS
+from .planning.choice import choose as choose
+from .planning.choice import register_operator as register_operator
+from .planning.plan import Plan as Plan
 from .validation import make_problem as make_problem
 
 __all__ = [

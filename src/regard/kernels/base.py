@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.problem import Problem
 
 if TYPE_CHECKING:
-    from .batched_problem import BatchedProblem, ProblemGradients, Saved
+    from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 
 
 @dataclass(eq=False, slots=True)  # not frozen: that would take as long as all else around a small call
@@ -28,6 +28,11 @@ class Result:
 BACKWARD = 2.5
 """Backward over forward of products and passes outside of the flash kernels, where the backward pass computes the
 weights anew: five products for two."""
+EVERY_GRADIENT = frozenset({"query", "key", "value", "weight", "bias", "sinks"})
+"""What a kernel's `gradients` names: query, key and value, the weight of an additive score, the parameters of a bias.
+Sinks are the operator's."""
+INPUT_GRADIENTS = EVERY_GRADIENT - {"bias"}
+"""Those of a kernel that gives no gradient to a bias."""
 GRADIENT = 85.0
 """Overhead of a gradient, in calls, in addition to as many calls as forward: autograd and its Function."""
 
@@ -108,12 +113,28 @@ class OwnGradient(Protocol):
 
     name: str
 
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """The tensors that `backward` differentiates: `EVERY_GRADIENT`, or fewer of these names.
+
+        A choice that is put off until a compiled function runs takes no kernel without those of query, key and value.
+        """
+        ...
+
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M), in float32 at least for the latter."""
         ...
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of the batched problem's tensors."""
+        ...
+
+
+@runtime_checkable
+class CheckedKernel(Kernel, Protocol):
+    """A kernel whose code may be wrong on one device alone: it is compared with the reference at its first use."""
+
+    def agrees(self, problem: Problem) -> bool:
+        """Whether it agreed with the reference for problems of these features; compares them if that is not known."""
         ...
 
 

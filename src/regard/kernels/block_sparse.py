@@ -6,11 +6,26 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ..backends.torch.dense_block import EXPONENTIAL, Rectangle, dense_reasons
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.grid import WHOLE
+from ..core.log_sum_exp import RunningMerge
 from ..core.problem import Problem
-from .base import Cost, Result
-from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import (
+from ..tiles.dense_mask import is_square_causal
+from ..tiles.diagonals import Diagonals
+from ..tiles.mask_tiles import (
+    BatchLayout,
+    BlockRow,
+    Run,
+    TileLayout,
+    batch_layouts,
+    count_visited_pairs,
+    distinct_matrices,
+    sampled_layouts,
+)
+from .base import INPUT_GRADIENTS, Cost, Result
+from .custom_op import apply_kernel, register
+from .planning.unit_costs import (
     MASK,
     OPERATOR,
     RESULT,
@@ -21,20 +36,6 @@ from .cost_model import (
     torch_flash_startup,
     torch_flash_work,
 )
-from .custom_op import apply_kernel, register
-from .dense_block import EXPONENTIAL, Rectangle, dense_reasons, is_square_causal
-from .mask_tiles import (
-    BatchLayout,
-    BlockRow,
-    Run,
-    TileLayout,
-    batch_layouts,
-    count_visited_pairs,
-    distinct_matrices,
-    sampled_layouts,
-)
-from .online_softmax import RunningMerge
-from .tile_scores import Diagonals
 
 NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
 """Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees
@@ -93,6 +94,10 @@ class BlockSparseKernel:
             moved=bytes_read(problem, again=columns / max(every, 1)),
             calls=OPERATOR + calls + 60.0 * bool(masks or biases),
         )
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """All but those of a bias."""
+        return INPUT_GRADIENTS
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""

@@ -17,17 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.finite import FiniteRows, all_finite
 from ..core.log_sum_exp import add_exact_gradients, coarse_rows, within_float32
 from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, without_autocast
 from ..errors import ConfigurationError, KernelError
-from ..native import all_finite
-from ..native.flash import FiniteRows
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
-from .batched_problem import BatchedProblem, ProblemGradients, Saved
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
 
 MAX_SECOND_DERIVATIVE_PAIRS = 2**27

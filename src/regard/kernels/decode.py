@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
 from torch import Tensor
 
 from .. import native
-from ..core.log_sum_exp import merge_softmax
+from ..backends.base import FewQueries
+from ..backends.registry import BACKENDS
+from ..backends.torch.dense_block import EXPONENTIAL, Rectangle, dense_reasons
+from ..backends.torch.key_parts import PART, KeyParts
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.finite import all_finite
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_transform
 from ..masks.causal import Causal
-from .base import Cost, FlashWork, Result
-from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import (
+from ..tiles.dense_mask import dense_mask_added, is_one_causal_query
+from ..tiles.mask_tiles import distinct_matrices, union_layout
+from .base import INPUT_GRADIENTS, Cost, FlashWork, Result
+from .custom_op import apply_kernel, register
+from .planning.unit_costs import (
     MASK,
     OPERATOR,
     RESULT,
@@ -27,15 +31,9 @@ from .cost_model import (
     torch_flash_work,
     total_width,
 )
-from .custom_op import apply_kernel, register
-from .dense_block import EXPONENTIAL, Rectangle, dense_mask_added, dense_reasons, is_one_causal_query
-from .mask_tiles import distinct_matrices, union_layout
-from .online_softmax import RunningMerge
 
 MOST_ROWS = 64
 """The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
-PART = 1024
-"""The keys of a part where torch computes: two parts fit into a core's own cache. Native code has parts of its own."""
 STEP_CALLS, STEP_MASK_CALLS, MASK_CALLS = 6.0, 15.0, 75.0
 """Overhead of a step that is one native call, in calls; what a mask adds to it, and to any other pass."""
 FEW_KEYS = 256
@@ -48,8 +46,8 @@ class DecodeKernel:
     """Grouped heads as rows of one product, and flash decoding over parts of the keys, for few queries and many keys.
 
     Query heads of a group become rows (Ainslie et al. 2023, arXiv 2305.13245, put to use); parts of the keys are
-    merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). Native code (`native/decode_rows.py`),
-    where it is there, takes scores and values in one pass; torch's dense kernel has the parts as heads.
+    merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). C, where it is there, takes scores and
+    values in one pass; torch's dense kernel has the parts as heads.
 
     part: the keys of a part, which torch computes; without it native code does where it can.
     """
@@ -104,9 +102,17 @@ class DecodeKernel:
         """Whether the problem is computed by one call of native code, and nothing around it."""
         return self._runs_natively(problem.pairs.key, problem.value) and _is_bare_step(problem)
 
+    def _few_queries(self, key: Tensor, value: Tensor) -> FewQueries:
+        """Who computes keys and values of this kind."""
+        return _few_queries(key, value) if self.natively else KeyParts(self.part)
+
     def _runs_natively(self, key: Tensor, value: Tensor) -> bool:
         """Whether native code computes keys and values of this kind."""
         return self.natively and native.supports(key, value)
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """All but those of a bias."""
+        return INPUT_GRADIENTS
 
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.
@@ -120,26 +126,18 @@ class DecodeKernel:
         return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        """Native code in one pass; or torch's dense kernel for equal parts at once, and the remainder as one more."""
+        """The rows of each key head in one pass over its keys."""
         limits = _causal_limits(batched.problem)
         natively = self._runs_natively(batched.pairs.key, batched.value)
         if limits is not None and natively:
             rectangle = _folded(batched, slice(0, limits[-1]), masked=False)
         else:
             rectangle, limits = _folded(batched, *_attended_columns(batched)), None
-        if natively:
-            output, lse = _by_native_code(rectangle, limits)
-            rows = batched.shape[:3]
-            return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
-        merged, keys = RunningMerge(), rectangle.key.shape[2]
-        if parts := keys // self.part:
-            merged.add(*_parts_as_heads(rectangle.columns(slice(0, parts * self.part)), parts))
-        if keys % self.part:
-            merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
-        output, lse = batched.empty_results()
-        rows = rectangle.query.shape[:3]
-        merged.write(output.view(*rows, output.shape[-1]), lse.view(rows))
-        return output, lse
+        output, lse = self._few_queries(rectangle.key, rectangle.value).forward(
+            rectangle.query, rectangle.key, rectangle.value, rectangle.scale, rectangle.added, limits
+        )
+        rows = batched.shape[:3]
+        return output.reshape(*rows, output.shape[-1]), lse.reshape(rows)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """One rectangle: the gradient of a group's key is a product over its rows."""
@@ -155,6 +153,11 @@ class DecodeKernel:
             gradients.key[:, :, columns] += key
             gradients.value[:, :, columns] += value
         return gradients
+
+
+def _few_queries(key: Tensor, value: Tensor) -> FewQueries:
+    """Who computes few queries over keys and values of this kind."""
+    return next(each.few_queries for each in BACKENDS if each.few_queries is not None and each.runs(key, value))
 
 
 def _is_bare_step(problem: Problem) -> bool:
@@ -174,7 +177,7 @@ def _is_bare_step(problem: Problem) -> bool:
 
 
 def _attend_step(problem: Problem) -> Tensor | None:
-    """The output of a problem that `_is_bare_step` by native code; None where masked NaN may be in it."""
+    """The output of a problem that `_is_bare_step`; None where masked NaN may be in it."""
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` lets dot products alone through
     query, key, value = pairs.query, pairs.key, problem.value
     (batch, heads, queries, dim), (_, key_heads, keys, value_dim) = query.shape, value.shape
@@ -185,10 +188,9 @@ def _attend_step(problem: Problem) -> Tensor | None:
     if heads != key_heads:
         rows = batch, key_heads, heads // max(key_heads, 1) * queries
         query, added = query.reshape(*rows, dim), None if added is None else added.reshape(*rows, keys)
-    output, lse = native.attend_few_queries(query, key, value, pairs.scale, added)
-    output = output if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)[0]
+    output, _ = _few_queries(key, value).forward(query, key, value, pairs.scale, added)
     output = output.view(batch, heads, queries, value_dim).to(value.dtype)
-    return None if masked and not native.all_finite(output) else output
+    return None if masked and not all_finite(output) else output
 
 
 def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
@@ -224,43 +226,6 @@ def _causal_limits(problem: Problem) -> list[int] | None:
         return None
     last = problem.keys - shift
     return [min(max(limit, 0), problem.keys) for limit in range(last - problem.queries + 1, last + 1)]
-
-
-def _by_native_code(rectangle: Rectangle, limits: list[int] | None) -> tuple[Tensor, Tensor]:
-    """Output (B, Hk, R, Dv) and log-sum-exp by native code, which reads each key and value once for all rows."""
-    added, each = rectangle.added, None
-    batch, heads, rows, _ = rectangle.query.shape
-    if added is not None:
-        added = added.expand(batch, heads, -1, -1)
-    if limits is not None and limits[0] < limits[-1]:
-        each = torch.tensor(limits, dtype=torch.int32, device="cpu").repeat(rows // len(limits))
-    output, lse = native.attend_few_queries(
-        rectangle.query, rectangle.key, rectangle.value, rectangle.scale, added, each
-    )
-    return (output.squeeze(2), lse.squeeze(2)) if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)
-
-
-def _parts_as_heads(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:
-    """Compute equal parts of the keys as separate heads, and merge them by their log-sum-exps."""
-    batch, heads, rows = rectangle.query.shape[:3]
-
-    def split(tensor: Tensor, axis: int) -> Tensor:
-        return tensor.unflatten(axis, (parts, -1)).movedim(axis, 2).flatten(1, 2)
-
-    added = rectangle.added
-    if added is not None:
-        added = split(added.expand(-1, heads, -1, -1), 3)
-    output, lse = replace(
-        rectangle,
-        query=rectangle.query.unsqueeze(2).expand(-1, -1, parts, -1, -1).flatten(1, 2),
-        key=split(rectangle.key, 2),
-        value=split(rectangle.value, 2),
-        added=added,
-    ).forward()
-    if parts == 1:
-        return output, lse
-    output = output.reshape(batch, heads, parts, rows, output.shape[-1])
-    return merge_softmax(output, lse.reshape(batch, heads, parts, rows), dim=2)
 
 
 def _attended_columns(batched: BatchedProblem) -> tuple[slice, bool]:

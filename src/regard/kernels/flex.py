@@ -2,61 +2,36 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache, lru_cache
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ..biases import Bias, RelativeBias
-from ..biases.base import Sum, TensorBias, leaves
-from ..biases.gaussian import Gaussian
-from ..biases.score_mod import ScoreModBias
-from ..core.grid import Blocks
+from ..backends.torch.flex_tiles import (
+    BLOCK,
+    MOST_NUMBERS,
+    BiasTables,
+    bias_parts,
+    bias_reasons,
+    compute_by_flex,
+    differentiates,
+    has_triton,
+)
+from ..biases.base import leaves
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
-from ..masks.convert.block_mask import (
-    BlockLists,
-    IndexedTable,
-    Indices,
-    mask_mod_of_tables,
-    record_tables,
-)
-from ..utils.pytree import tree_flatten, tree_tensors
-from .base import Cost, Result
-from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import CAP, MASK, OPERATOR, bytes_read, torch_flash_work
+from ..tiles.mask_tiles import count_visited_pairs
+from ..utils.pytree import tree_tensors
+from .base import EVERY_GRADIENT, INPUT_GRADIENTS, Cost, Result
 from .custom_op import apply_kernel, register
-from .mask_tiles import count_visited_pairs, memoize
-from .self_check import SelfCheck, check_file
-from .tile_scores import distances
+from .planning.self_check import SelfCheck, check_file
+from .planning.unit_costs import CAP, MASK, OPERATOR, bytes_read, torch_flash_work
 
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-BLOCK = 128
-"""Rows and columns of a block: FlexAttention's own default, which its tiles divide."""
-LEAST_DIM = 16
-"""The fewest features that FlexAttention's kernels take; fewer are padded with zeros, which change no score."""
-MOST_NUMBERS = 2**30
-"""The most numbers of a tensor that a mask or bias reads: FlexAttention's kernels index by 32 bits."""
-MOST_COMPILED = 128
-"""The number of structures of mask and bias whose compiled code is stored; the least recently used is dropped."""
-MOST_VARIANTS = 64
-"""How often one structure is compiled, for lengths, batches and strides that torch tells apart."""
 CALLS = 60.0
 """The overhead of a call of compiled code, in calls of torch's operators: the guards on mask, bias and tensors."""
 LOOK_UP = 4.0
 """Passes per pair for a bias: the numbers of a pair are read from tables."""
-
-PairValue: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""A number or a bool for one pair, by its indices: batch, head, row and column."""
-ScoreMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class FlexKernel:
@@ -86,7 +61,7 @@ class FlexKernel:
         reasons = []
         if device not in self.devices:
             reasons.append(f"FlexAttention is compiled for {' and '.join(self.devices)} devices alone")
-        elif device == "cuda" and self.backend == "inductor" and not _has_triton():
+        elif device == "cuda" and self.backend == "inductor" and not has_triton():
             reasons.append("FlexAttention is compiled by Triton, which is not installed")
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("FlexAttention takes finished dot products; this score is additive")
@@ -99,7 +74,7 @@ class FlexKernel:
         if any(tensor.numel() > MOST_NUMBERS for tensor in tree_tensors((problem.mask, problem.bias))):
             reasons.append(f"FlexAttention's kernels index no tensor of more than {MOST_NUMBERS:,} numbers")
         if problem.bias is not None:
-            reasons += _bias_reasons(problem.bias, problem)
+            reasons += bias_reasons(problem.bias, problem)
         if not reasons and (reason := self.self_check.reason(problem)):
             reasons.append(reason)
         return reasons
@@ -109,7 +84,7 @@ class FlexKernel:
         leading = problem.weights_shape[:-2].numel()
         blocks = -(-problem.queries // BLOCK) * -(-problem.keys // BLOCK)
         visited = count_visited_pairs(problem, (BLOCK, BLOCK)) / max(problem.batch.numel(), 1)
-        parts = len(_parts(problem.bias))
+        parts = len(bias_parts(problem.bias))
         each = LOOK_UP * parts + CAP / MASK * (problem.softcap is not None)
         return Cost(
             flops=0.0,
@@ -119,6 +94,10 @@ class FlexKernel:
             moved=bytes_read(problem),
             calls=OPERATOR + CALLS,
         )
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """All but those of a bias from a function, which may index a tensor twice."""
+        return EVERY_GRADIENT if differentiates(problem.bias) else INPUT_GRADIENTS
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
@@ -133,7 +112,9 @@ class FlexKernel:
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs = cast(DotPairs, batched.pairs)
-        return self._compute((pairs.query, pairs.key, batched.value), BiasTables(batched), batched.problem.bias)
+        return compute_by_flex(
+            (pairs.query, pairs.key, batched.value), BiasTables(batched), batched.problem.bias, self.backend
+        )
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, by autograd through the forward pass.
@@ -149,7 +130,7 @@ class FlexKernel:
             bias = bias.with_parameters(parameters)
         tables = BiasTables(batched)
         with torch.enable_grad():
-            output, lse = self._compute((inputs[0], inputs[1], inputs[2]), tables, bias)
+            output, lse = compute_by_flex((inputs[0], inputs[1], inputs[2]), tables, bias, self.backend)
         share = (lse.detach() - saved.lse).exp()
         along = (at_least_float32(saved.grad_output) * at_least_float32(output.detach())).sum(-1)
         upstream = (
@@ -158,231 +139,3 @@ class FlexKernel:
         )
         query, key, value, *into_tables = torch.autograd.grad((output, lse), [*inputs, *tables.leaves], upstream)
         return ProblemGradients(query, key, value, bias=tables.gradients(into_tables, parameters))
-
-    def _compute(
-        self, inputs: tuple[Tensor, Tensor, Tensor], tables: BiasTables, bias: Bias | None
-    ) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of FlexAttention for some query, key and value, and a bias with other parameters."""
-        query, key, value = inputs
-        arguments = (
-            _widened(query),
-            _widened(key),
-            _widened(value),
-            tables.score_mod(bias),
-            block_mask(tables.batched),
-            float(cast(DotPairs, tables.batched.pairs).scale),
-            query.shape[1] != key.shape[1],
-        )
-        if self.backend is None:
-            output, lse = _flex(*arguments)
-        else:
-            compiled = _compiled(_structure(tables.batched, inputs), self.backend)
-            with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
-                output, lse = compiled(*arguments)
-        return output[..., : value.shape[-1]], lse
-
-
-def _flex(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: ScoreMod | None,
-    block_mask: BlockMask | None,
-    scale: float,
-    grouped: bool,
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of FlexAttention."""
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
-    output, auxiliary = flex_attention(
-        query, key, value, score_mod, block_mask, scale, grouped, return_aux=AuxRequest(lse=True)
-    )
-    return output, cast(Tensor, auxiliary.lse)
-
-
-@lru_cache(maxsize=MOST_COMPILED)
-def _compiled(structure: tuple, backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`_flex` compiled for one structure: a function of its own, as torch counts what it compiles by function."""
-    own = types.FunctionType(_flex.__code__.replace(), _flex.__globals__, _flex.__name__)
-    return torch.compile(own, fullgraph=True, backend=backend)
-
-
-def _structure(batched: BatchedProblem, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    """What compiled code depends on: the mask and bias without their tensors, options, dtype, heads and dims."""
-    problem, (query, key, value) = batched.problem, inputs
-    shapes = query.shape[1], query.shape[-1], key.shape[1], value.shape[-1]
-    gradient = torch.is_grad_enabled() and query.requires_grad
-    return (tree_flatten((problem.mask, problem.bias))[1], problem.softcap, query.dtype, shapes, query.device, gradient)
-
-
-def block_mask(batched: BatchedProblem) -> BlockMask | None:
-    """The BlockMask of a batched problem, from the verdicts on the mask's tiles; None without a mask.
-
-    Its tensors are memoized, not the BlockMask, whose mask_mod refers to the mask.
-    """
-    problem = batched.problem
-    if (mask := problem.mask) is None:
-        return None
-    problem.keep(batched.grid.tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
-
-    def computed() -> tuple[BlockLists, list[IndexedTable]]:
-        blocks = Blocks.from_grid(batched.grid, BLOCK)
-        lists = BlockLists.from_verdicts(batched.as_4d(mask.verdicts(blocks)), blocks)
-        return lists, record_tables(mask, batched.grid, batched.as_4d)
-
-    lists, tables = memoize(problem, ("flex", problem.value.device), computed)
-    return lists.block_mask(mask_mod_of_tables(mask, batched.grid, tables))
-
-
-def _parts(bias: Bias | None) -> list[Bias]:
-    """The biases that a sum consists of, from left to right."""
-    if bias is None:
-        return []
-    return [*_parts(bias.left), *_parts(bias.right)] if isinstance(bias, Sum) else [bias]
-
-
-def _bias_reasons(bias: Bias, problem: Problem) -> list[str]:
-    """Biases that have no form as a score_mod of FlexAttention."""
-    reasons = []
-    for part in _parts(bias):
-        if isinstance(part, RelativeBias):
-            if problem.shift is None:
-                reasons.append("a bias by distance is a table of diagonals here, which needs consecutive positions")
-        elif isinstance(part, ScoreModBias):
-            if not part.function.elementwise:
-                reasons.append(f"{part!r} is mapped over pairs, and FlexAttention's kernels compute operators alone")
-            if replace(problem, bias=part).bias_requires_grad():
-                reasons.append("FlexAttention has no gradient for a tensor that a function may index twice")
-        elif not isinstance(part, TensorBias | Gaussian):
-            reasons.append(
-                f"{type(part).__name__} has no form as a score_mod: biases by distance, gaussian, tensors, from_mod "
-                "and their sums have"
-            )
-    return list(dict.fromkeys(reasons))
-
-
-def differentiates(bias: Bias | None) -> bool:
-    """Whether the kernel has the gradient of a bias: not of one from a function, which may index a tensor twice."""
-    return not any(isinstance(part, ScoreModBias) for part in _parts(bias))
-
-
-class BiasTables:
-    """Softcap and bias of a batched problem as functions of a pair's indices that read tables.
-
-    leaves: the tables that have a gradient, cut off from their sources, as torch.compile wants no other.
-    """
-
-    def __init__(self, batched: BatchedProblem) -> None:
-        self.batched = batched
-        self.leaves: list[Tensor] = []
-        self._sources: list[Tensor] = []
-
-    def score_mod(self, bias: Bias | None) -> ScoreMod | None:
-        """Softcap and bias as a score_mod; None for neither."""
-        softcap = self.batched.problem.softcap
-        if softcap is None and bias is None:
-            return None
-        added = [self._pair_value(part) for part in _parts(bias)]
-
-        def modified(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            if softcap is not None:
-                score = softcap * torch.tanh(score / softcap)
-            for value in added:
-                score = score + value(b, h, q_idx, kv_idx).to(score.dtype)
-            return score
-
-        return modified
-
-    def gradients(self, into_tables: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The gradients of the parameters from those of `leaves`."""
-        if not parameters or not self._sources:
-            return tuple(torch.zeros_like(parameter) for parameter in parameters)
-        return torch.autograd.grad(self._sources, parameters, into_tables, allow_unused=True, materialize_grads=True)
-
-    def _pair_value(self, bias: Bias) -> PairValue:
-        """One bias as a function of a pair's indices."""
-        if isinstance(bias, RelativeBias):
-            return self._by_diagonal(bias)
-        _check_corners(bias, self.batched)
-        if isinstance(bias, ScoreModBias):
-            return self._by_function(bias)
-        if isinstance(bias, Gaussian):
-            return self._by_center(bias)
-        table = self._table(cast(TensorBias, bias).pairs)
-        return lambda *indices: table.lookup(cast(Indices, indices))
-
-    def _by_diagonal(self, bias: RelativeBias) -> PairValue:
-        """A bias by distance as a table (heads, M + N - 1): pair (i, j) is on diagonal j - i + M - 1."""
-        heads, device = self.batched.shape[1], self.batched.value.device
-        line = bias.values_at(distances(self.batched.problem))
-        if len(line) not in (1, heads) or line.device != device:
-            _check_corners(bias, self.batched)
-        line, many = self._leaf(line), len(line) > 1
-        last = torch.full((), self.batched.shape[2] - 1, device=device)  # a tensor: a number would be compiled in
-
-        def value(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return line[h if many else 0 * h, kv_idx - q_idx + last]
-
-        return value
-
-    def _by_function(self, bias: ScoreModBias) -> PairValue:
-        """A bias from a score_mod: the function itself, of a score of 0 and the positions of the pair."""
-        tables = [self._table(index) for index in bias.indices(self.batched.grid)]
-        zero = torch.zeros((), device=self.batched.value.device)
-
-        def value(*indices: Tensor) -> Tensor:
-            read = (table.lookup(cast(Indices, indices)) for table in tables)
-            return bias.function.call_with(bias.tensors, zero, *read)
-
-        return value
-
-    def _by_center(self, bias: Gaussian) -> PairValue:
-        """-(key position - center)² / (2 sigma²), from tables of all three."""
-        center, sigma = (
-            self._table(at_least_float32(each).unsqueeze(-1) if each.ndim else each.reshape(1, 1))
-            for each in (bias.center, bias.sigma)
-        )
-        position = self._table(self.batched.grid.key)
-
-        def value(*indices: Tensor) -> Tensor:
-            at = cast(Indices, indices)
-            distance, width = position.lookup(at) - center.lookup(at), sigma.lookup(at)
-            return -(distance * distance) / (2 * width * width)
-
-        return value
-
-    def _table(self, pairs: Tensor) -> IndexedTable:
-        """A tensor over pairs as a table; of one number that has a gradient a number for each row.
-
-        FlexAttention's kernels add the gradient of a table where it is indexed.
-        """
-        table = IndexedTable.from_4d(self.batched.as_4d(pairs))
-        if table.axes or not table.values.requires_grad:
-            return IndexedTable(self._leaf(table.values), table.axes)
-        return IndexedTable(self._leaf(table.values.expand(self.batched.shape[2])), (2,))
-
-    def _leaf(self, table: Tensor) -> Tensor:
-        """The table, or a leaf in its place where it has a gradient."""
-        if not table.requires_grad or not torch.is_grad_enabled():
-            return table.detach()
-        self._sources.append(table)
-        self.leaves.append(table.detach().contiguous().requires_grad_())
-        return self.leaves[-1]
-
-
-def _check_corners(bias: Bias, batched: BatchedProblem) -> None:
-    """Evaluate a bias at the corners of the problem; it raises its error if it does not fit, or does more than add."""
-    queries, keys = (slice(0, size, max(size - 1, 1)) for size in batched.shape[2:])
-    replace(batched.problem, bias=bias).bias_values(batched.grid.tile(queries, keys))
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    """A tensor with zeros as further features, up to the fewest that the kernels take."""
-    missing = LEAST_DIM - tensor.shape[-1]
-    return pad(tensor, (0, missing)) if missing > 0 else tensor
-
-
-@cache
-def _has_triton() -> bool:
-    """Whether Triton is installed, which compiles FlexAttention for a GPU."""
-    return find_spec("triton") is not None

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..backends.torch.dense_block import NARROW
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from ..lenses import Lens
 from . import Kernel, Result, choose, zero_nonfinite_inputs
 from .custom_op import apply_kernel
-from .dense_block import NARROW
 
 AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
 """hook(problem, lse): the problem with NaN set to 0, and its rows' log-sum-exp, NaN where a row attends to NaN."""

@@ -40,10 +40,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..core.finite import all_finite
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, zero_nonfinite
 from ..core.torch_modes import functorch_active, under_transform
-from ..native import all_finite
 from .base import Result
 
 Compute = Callable[[Problem], Result]

@@ -14,23 +14,23 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .. import native
+from ..backends.base import WeightPass
+from ..backends.registry import BACKENDS
+from ..core.batched_problem import BatchedProblem
 from ..core.problem import Problem
 from ..lenses import NativeReduction, Reduction, WeightTile
-from ..native.reductions import (
+from ..lenses.forms import (
     CellReduction,
     ColumnSums,
-    CReduction,
     DistanceSums,
     LargestWeights,
     RowSums,
     TermPositions,
+    WeightForm,
     WeightMatrix,
 )
-from .batched_problem import BatchedProblem
-from .decomposed import Axis, Indices, ResidueClasses, Selection, reasons_against_parts, selections
-from .mask_tiles import count_visited_pairs
-from .native_inputs import native_problems, native_reasons
+from ..tiles.mask_tiles import count_visited_pairs
+from ..tiles.selections import Axis, Indices, ResidueClasses, Selection, reasons_against_parts, selections
 
 SELECTION = 2.0**19
 """What selecting the tensors of a part takes, in pairs of native code."""
@@ -44,14 +44,20 @@ def prefers_parts(problem: Problem) -> bool:
         return False
     pairs, heads = 0.0, problem.weights_shape[-3] if problem.heads else 1
     for selection in selections(problem):
-        if native_reasons(selection.problem):
+        if pass_over(selection.problem) is None:
             return False
         pairs += count_visited_pairs(selection.problem) * heads + SELECTION
     return pairs < count_visited_pairs(problem) * heads
 
 
-def reduce_parts(problem: Problem, lse: Tensor, reductions: Sequence[CReduction]) -> None:
-    """`native.reduce_weights` for a problem whose mask has parts; lse (B, H, M)."""
+def pass_over(problem: Problem) -> WeightPass | None:
+    """Who adds up the weights of a problem without storing them; None where nobody does."""
+    able = (each.weights for each in BACKENDS if each.runs(problem.value))
+    return next((weights for weights in able if weights is not None and weights.reduces(problem)), None)
+
+
+def reduce_parts(problem: Problem, lse: Tensor, reductions: Sequence[WeightForm]) -> None:
+    """`reduce_weights` for a problem whose mask has parts; lse (B, H, M)."""
     for reduction in reductions:
         if isinstance(reduction, LargestWeights):
             reduction.weights.zero_()
@@ -64,13 +70,15 @@ def reduce_parts(problem: Problem, lse: Tensor, reductions: Sequence[CReduction]
         _reduce_selection(selection, lse, reductions)
 
 
-def _reduce_selection(selection: Selection, lse: Tensor, reductions: Sequence[CReduction]) -> None:
+def _reduce_selection(selection: Selection, lse: Tensor, reductions: Sequence[WeightForm]) -> None:
     """The reductions of some rows and columns, added to those of the whole."""
     batched = BatchedProblem.from_problem(selection.problem)
     lse = selection.rows.select(lse.unsqueeze(-1)).squeeze(-1).flatten(0, 1)  # (classes · B, H, m)
     own = [_restricted(reduction, selection, batched.shape) for reduction in reductions]
-    for batch, part in native_problems(batched):
-        native.reduce_weights(part, lse[batch], [reduction.part(batch) for reduction in own])
+    weights = pass_over(selection.problem)
+    if weights is None:
+        raise AssertionError("parts are reduced where a backend goes over each of them")
+    weights.reduce(batched, lse, own)
     for reduction, found in zip(reductions, own, strict=True):
         _add(reduction, found, selection)
 
@@ -84,7 +92,7 @@ class BlockReduction:
 
     def __init__(self, reduction: Reduction, problem: Problem, rows: slice, columns: slice) -> None:
         self.reduction, self.problem, self.rows, self.columns = reduction, problem, rows, columns
-        self._computed: tuple[CReduction, CReduction, Selection] | None = None
+        self._computed: tuple[WeightForm, WeightForm, Selection] | None = None
 
     @property
     def needs_entropy_terms(self) -> bool:
@@ -94,7 +102,7 @@ class BlockReduction:
         rows, columns = _indices_of(self.rows, tile.rows), _indices_of(self.columns, tile.columns)
         self.reduction.add(WeightTile(tile.weights, tile.entropy_terms, tile.batch, rows, columns))
 
-    def native(self) -> CReduction | None:
+    def native(self) -> WeightForm | None:
         """The form of the whole, restricted to the block; None where it has none."""
         whole = self.reduction.native() if isinstance(self.reduction, NativeReduction) else None
         if whole is None:
@@ -119,7 +127,7 @@ def _indices_of(whole: slice, part: slice) -> slice:
     return slice(chosen.start, chosen.stop, chosen.step)
 
 
-def _restricted(reduction: CReduction, selection: Selection, sizes: tuple[int, int, int, int]) -> CReduction:
+def _restricted(reduction: WeightForm, selection: Selection, sizes: tuple[int, int, int, int]) -> WeightForm:
     """The reduction over the rows and columns of a selection, of `sizes` (classes · B, H, m, n), from zero."""
     batch, heads, queries, keys = sizes
 
@@ -150,7 +158,7 @@ def _restricted(reduction: CReduction, selection: Selection, sizes: tuple[int, i
             return WeightMatrix(zeros(queries, keys, like=reduction.into))
 
 
-def _add(whole: CReduction, found: CReduction, selection: Selection) -> None:
+def _add(whole: WeightForm, found: WeightForm, selection: Selection) -> None:
     """Add the reduction of a selection, or merge it where it is a maximum."""
     rows, columns = selection.rows, selection.columns
 

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import torch
 
+from ..backends.torch.dense_block import LONG_ROW
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs
+from ..tiles.mask_tiles import distinct_matrices
 from .base import Cost, Result
-from .cost_model import (
+from .nan_safety import run_nan_safe
+from .planning.unit_costs import (
     CAP,
     DROP,
     FEATURE,
@@ -28,9 +31,6 @@ from .cost_model import (
     widened_bytes,
     widened_numbers,
 )
-from .dense_block import LONG_ROW
-from .mask_tiles import distinct_matrices
-from .nan_safety import run_nan_safe
 
 INFINITY = float("inf")
 

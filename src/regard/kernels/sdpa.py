@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..backends.torch.dense_block import EXPONENTIAL, LONG_ROW, NARROW, Rectangle, without_single_row
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.finite import all_finite
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_transform
-from ..native import all_finite
+from ..tiles.dense_mask import dense_mask, dense_mask_added, is_one_causal_query, is_square_causal
+from ..tiles.mask_tiles import count_visited_pairs, distinct_matrices
 from .base import Cost, Result
-from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import (
+from .custom_op import apply_kernel, register
+from .nan_safety import run_nan_safe
+from .planning.unit_costs import (
     MASK,
     WEIGHTS,
     bias_passes,
@@ -25,20 +30,6 @@ from .cost_model import (
     torch_flash_cost,
     torch_flash_work,
 )
-from .custom_op import apply_kernel, register
-from .dense_block import (
-    EXPONENTIAL,
-    LONG_ROW,
-    NARROW,
-    Rectangle,
-    dense_mask,
-    dense_mask_added,
-    is_one_causal_query,
-    is_square_causal,
-    without_single_row,
-)
-from .mask_tiles import count_visited_pairs, distinct_matrices
-from .nan_safety import run_nan_safe
 
 BIAS_CALLS, BIAS_GRADIENT = 40.0, 80.0
 """Overhead of a bias, in calls: of its values and of the tensor of all pairs, and of a gradient in addition."""
@@ -93,6 +84,10 @@ class SdpaKernel:
             gradient=flash.gradient + BIAS_GRADIENT * bool(biases),
             note=refusal or _waste(problem, causal),
         )
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """None of its own unless asked for by name: torch differentiates its operator."""
+        return frozenset()
 
     def run(self, problem: Problem) -> Result:
         """The output; on the CPU, where torch's gradient has no derivative, with the gradient of `custom_op`."""

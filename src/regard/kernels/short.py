@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,14 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import native
-from ..core.problem import Problem
-from ..core.score_forms import DotPairs
-from ..core.torch_modes import functorch_active, unwrap_if_dead
-from ..masks import Mask
-from ..masks.base import And
-from ..masks.key_spans import Limit, earliest, latest
-from ..masks.padding import Padding
-from ..native.short_attention import (
+from ..backends.cpu.library import DTYPE_NAMES, DTYPES
+from ..backends.cpu.short_rows import (
     LONGEST,
     FiniteShortGradients,
     ShortLayout,
@@ -25,15 +18,20 @@ from ..native.short_attention import (
     attend_short,
     attend_short_backward,
     differentiate_laid_out,
+    few_rows,
+    lanes,
     layout_of,
 )
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..core.torch_modes import functorch_active, unwrap_if_dead
+from ..masks import Mask
+from ..tiles.row_spans import has_spans, key_spans
 from ..utils.pytree import tree_tensors
-from .base import GRADIENT, Cost, FlashWork, Result
-from .batched_problem import BatchedProblem, ProblemGradients, Saved
-from .cost_model import RESULT, bytes_read, heads_per_key, multiplies_in_pairs, total_width
+from .base import GRADIENT, INPUT_GRADIENTS, Cost, FlashWork, Result
 from .custom_op import apply_kernel, compute_forward, differentiate, register
-from .dense_block import is_one_causal_query
-from .mask_tiles import memoize
+from .planning.unit_costs import RESULT, bytes_read, heads_per_key, total_width
 
 CALLS = 8.0
 """Overhead of a forward pass, in calls."""
@@ -42,11 +40,6 @@ OWN_GRADIENT = 8.0
 LAID_OUT, AS_THEY_ARE = 1.5, 0.8
 """Keys and values that `cpu_flash` packs in the time in which this kernel brings one into the order of its products,
 once for each key head; and in which it multiplies one with few rows as it is."""
-LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
-"""Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
-FEW_ROWS = {16: 4, 8: 2, 4: 2}
-"""By the keys of a vector the most rows of a key head for which it brings none into order, of terms that are more than
-a vector; half as many for others: as in short.c."""
 ROWS_AT_ONCE = 8
 """For so many rows at once, all that one of them reads is computed."""
 
@@ -76,8 +69,8 @@ class ShortKernel:
                 reasons.append(f"its code has no {name}")
         if problem.keys > LONGEST:
             reasons.append(f"it is for at most {LONGEST} keys, whose scores fit into a core's cache; here are more")
-        if value.dtype not in native.DTYPES:
-            reasons.append(f"its code reads {native.DTYPE_NAMES}; this is {str(value.dtype).removeprefix('torch.')}")
+        if value.dtype not in DTYPES:
+            reasons.append(f"its code reads {DTYPE_NAMES}; this is {str(value.dtype).removeprefix('torch.')}")
         if not value.is_cpu:
             reasons.append(f"its code runs on the CPU; this is on {value.device}")
         if reason := native.why_not():
@@ -96,7 +89,7 @@ class ShortKernel:
         value, units = problem.value, problem.value.shape[:-2].numel()
         as_they_are = value.element_size() == 4 and not problem.inputs_require_grad()
         laid_out = value.shape[:-1].numel() * (width - as_they_are * value.shape[-1])
-        few = heads_per_key(problem) * problem.queries <= _few_rows(problem)
+        few = heads_per_key(problem) * problem.queries <= few_rows(problem)
         idle = torch.get_num_threads() / max(min(units, torch.get_num_threads()), 1)  # a key head has one thread
         return Cost(
             flops=0.0,
@@ -111,6 +104,10 @@ class ShortKernel:
             calls=CALLS,
             gradient=OWN_GRADIENT if has_short_tensors(problem) else GRADIENT,
         )
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """All but those of a bias, which it has not."""
+        return INPUT_GRADIENTS
 
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.
@@ -203,90 +200,16 @@ _apply_short = super(torch.autograd.Function, _AttendShort).apply  # pyright: ig
 """`_AttendShort.apply` in fewer steps: callers have excluded transforms of torch.func, for which it would look."""
 
 
-def has_spans(mask: Mask, problem: Problem) -> bool:
-    """Whether each row of a mask is a span of keys that its symbols tell, over consecutive positions."""
-    if problem.shift is None or problem.step != 1:
-        return False
-    if isinstance(mask, And):
-        return has_spans(mask.left, problem) and has_spans(mask.right, problem)
-    if isinstance(mask, Padding):
-        lengths, batch = mask.lengths.shape, problem.batch
-        return len(lengths) <= len(batch) and all(
-            size in (1, own) for size, own in zip(reversed(lengths), reversed(batch), strict=False)
-        )
-    return mask.key_span() is not None
-
-
-def key_spans(problem: Problem) -> Tensor | None:
-    """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None for all keys."""
-    mask = problem.mask
-    return (
-        None
-        if mask is None or is_one_causal_query(problem)
-        else memoize(problem, "spans", lambda: _key_spans(mask, problem))
-    )
-
-
-def _lanes() -> int:
-    """The keys of a vector."""
-    return LANES.get(native.variant_in_use() or "", 4)
-
-
-def _few_rows(problem: Problem) -> int:
-    """The most rows of a key head for which keys are multiplied as they are."""
-    lanes, terms = _lanes(), min(problem.pairs.query.shape[-1], problem.value.shape[-1])
-    if multiplies_in_pairs(native.variant_in_use(), problem.value.dtype):
-        terms = -(-terms // 2)
-    return FEW_ROWS[lanes] if terms > lanes else FEW_ROWS[lanes] // 2
-
-
 def _mean_columns(problem: Problem) -> float:
     """The keys that a row computes on average, in whole vectors and together with the rows beside it."""
-    spans, lanes = key_spans(problem), _lanes()
+    spans, width = key_spans(problem), lanes()
     if spans is None or not spans.numel():
-        return -(-problem.keys // lanes) * lanes
+        return -(-problem.keys // width) * width
     first, last = spans.unbind(-1)
     empty, missing = first >= last, (0, -problem.queries % ROWS_AT_ONCE)
     first = pad(first.masked_fill(empty, problem.keys), missing, value=problem.keys)
     last = pad(last.masked_fill(empty, 0), missing)
     first, last = (limit.unflatten(-1, (-1, ROWS_AT_ONCE)) for limit in (first, last))
     first, last = first.amin(-1), last.amax(-1)
-    vectors = (last + lanes - 1) // lanes - first // lanes
-    return lanes * float((vectors * (first < last)).float().mean())
-
-
-def _key_spans(mask: Mask, problem: Problem) -> Tensor:
-    """Positions as numbers of keys: the M queries come last, unless they have positions of their own."""
-    first_key = problem.key_positions.start if isinstance(problem.key_positions, range) else 0
-    first_query = first_key + problem.keys - problem.queries - (problem.shift or 0)
-    with torch.inference_mode(False):
-        limits = list(_limits(mask, problem, range(first_query, first_query + problem.queries)))
-        start = latest(first_key, [start for start, _ in limits])
-        stop = earliest(first_key + problem.keys, [stop for _, stop in limits])
-        batches = (limit.shape[0] for limit in (start, stop) if isinstance(limit, Tensor) and limit.ndim > 1)
-        batch = next((size for size in batches if size != 1), 1)
-        spans = torch.empty((batch, problem.queries, 2), dtype=torch.int32, device="cpu")
-        for side, limit in enumerate((start, stop)):
-            if isinstance(limit, Tensor):
-                spans[..., side] = (limit - first_key if first_key else limit).clamp(0, problem.keys)
-            else:
-                spans[..., side] = min(max(limit - first_key, 0), problem.keys)
-    return spans
-
-
-def _limits(mask: Mask, problem: Problem, queries: range) -> Iterator[tuple[Limit, Limit]]:
-    """The first key position of each row and the one after its last, (M,) or (B, 1), of each mask that is joined."""
-    if isinstance(mask, And):
-        yield from _limits(mask.left, problem, queries)
-        yield from _limits(mask.right, problem, queries)
-    elif isinstance(mask, Padding):
-        yield None, mask.lengths.long().expand(problem.batch).reshape(-1, 1) if mask.lengths.ndim else mask.lengths
-    else:
-        if tree_tensors(mask):  # of positions: raises what the mask's formula would where it has none for some of them
-            grid = problem.grid()
-            mask.evaluate(grid.tile(slice(0, problem.queries), slice(0, 1)))
-            mask.evaluate(grid.tile(slice(0, 1), slice(0, problem.keys)))
-        span = mask.key_span()
-        if span is None:
-            raise AssertionError(f"{mask!r} was taken for one whose rows are spans")
-        yield span(queries)
+    vectors = (last + width - 1) // width - first // width
+    return width * float((vectors * (first < last)).float().mean())

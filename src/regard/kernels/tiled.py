@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..backends.torch.tile_loop import TiledAttention
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
-from .base import Cost, Result
-from .batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..tiles.tile_size import SCORES_PER_TILE
+from .base import EVERY_GRADIENT, Cost, Result
 from .custom_op import apply_kernel, register
-from .online_softmax import SCORES_PER_TILE, TiledAttention, add_feature_cost
-from .tile_scores import make_tile_scores
+from .planning.unit_costs import add_feature_cost, tilewise_cost
 
 TORCH_FEATURE = 6.0
 """The cost of one feature of an additive score for a pair in torch, in passes: a product, a reciprocal, sums."""
@@ -20,7 +21,7 @@ class TiledKernel:
 
     def __init__(self, tile: int = SCORES_PER_TILE) -> None:
         self.name = "tiled" if tile == SCORES_PER_TILE else f"tiled({tile})"
-        self._tiled = TiledAttention(make_tile_scores, tile)
+        self._tiled = TiledAttention(tile)
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -29,7 +30,11 @@ class TiledKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""
-        return add_feature_cost(self._tiled.cost(problem), problem, TORCH_FEATURE)
+        return add_feature_cost(tilewise_cost(problem, self._tiled.tile), problem, TORCH_FEATURE)
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """Those of all tensors."""
+        return EVERY_GRADIENT
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from ..biases import Bias, as_bias
 from ..core.dropout import Dropout
+from ..core.finite import all_finite
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm, zero_nonfinite
 from ..core.torch_modes import is_causal_bias, under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, RegardError, ShapeError
 from ..masks import Mask, where
 from ..masks.convert.torch_tensors import read_causal_bias
-from ..native import all_finite
 from ..utils.numbers import lies_between
 
 SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30

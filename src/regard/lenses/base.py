@@ -15,9 +15,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
+from .forms import WeightForm
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -147,7 +147,7 @@ class ShardedLens(Lens[Result_co], Protocol[Result_co]):
 class NativeReduction(Reduction, Protocol):
     """A reduction that the C code can compute too; `add` is then not called."""
 
-    def native(self) -> native.CReduction | None:
+    def native(self) -> WeightForm | None:
         """The tensors that the C code accumulates into; None where it does not support these settings."""
         ...
 

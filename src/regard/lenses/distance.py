@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from .base import Reduction, RowShard, WeightsLayout, WeightTile, select_batches
+from .forms import DistanceSums, within_max_distance
 
 
 class DistanceResult(NamedTuple):
@@ -123,15 +123,11 @@ class _DistanceState:
         for number in range(nearest, farthest + 1):
             histogram[..., number] += (tile.weights * (bins == number)).sum((-2, -1))
 
-    def native(self) -> native.DistanceSums | None:
+    def native(self) -> DistanceSums | None:
         """Supported where all batches have the same positions, within the range of the C code."""
-        if (
-            len(self.queries) != 1
-            or len(self.keys) != 1
-            or not native.within_max_distance(self.queries[0], self.keys[0])
-        ):
+        if len(self.queries) != 1 or len(self.keys) != 1 or not within_max_distance(self.queries[0], self.keys[0]):
             return None
-        return native.DistanceSums(self.queries[0], self.keys[0], self.edges, self.mass, self.moment, self.histogram)
+        return DistanceSums(self.queries[0], self.keys[0], self.edges, self.mass, self.moment, self.histogram)
 
     def finish(self, problem: Problem, lse: Tensor) -> DistanceResult:
         broken = self.layout.nan_rows(lse)

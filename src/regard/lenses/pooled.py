@@ -11,10 +11,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from .base import LensState, Reduction, RowShard, WeightsLayout, WeightTile, check_memory
+from .forms import CellReduction, never_decrease
 from .weight_sums import GroupSums
 
 Reduce = Literal["mean", "max", "sum"]
@@ -140,11 +140,11 @@ class _CellMaxState:
         at = tile.batch, slice(None), every[rows].unsqueeze(-1), every[columns]
         self.largest[at] = torch.maximum(self.largest[at], largest.to(self.largest.dtype))
 
-    def native(self) -> native.CellReduction | None:
+    def native(self) -> CellReduction | None:
         """Supported where the cells of rows never decrease."""
-        if not native.never_decrease(self.row_cells):
+        if not never_decrease(self.row_cells):
             return None
-        return native.CellReduction(self.row_cells, _cells(self.columns, self.layout), self.largest)
+        return CellReduction(self.row_cells, _cells(self.columns, self.layout), self.largest)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken, layout = self.layout.nan_rows(lse), self.layout

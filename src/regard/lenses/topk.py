@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import native
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from .base import Reduction, RowShard, WeightsLayout, WeightTile, check_memory
+from .forms import LargestWeights
 
 GROUP, LANES = 16, 32
 """Of GROUP · LANES consecutive columns, those that are LANES apart form a group. A row's k largest weights lie in the k
@@ -100,9 +100,9 @@ class _TopKState:
             self.buffer = _TileBuffer(tile)
         self.buffer.add(tile)
 
-    def native(self) -> native.LargestWeights | None:
+    def native(self) -> LargestWeights | None:
         """Supported up to k = MOST_NATIVE."""
-        return native.LargestWeights(self.weights, self.columns) if self.k <= MOST_NATIVE else None
+        return LargestWeights(self.weights, self.columns) if self.k <= MOST_NATIVE else None
 
     def finish(self, problem: Problem, lse: Tensor) -> TopKResult:
         if self.buffer is not None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import native
 from ..core.problem import Problem
 from .base import RowShard, WeightsLayout, WeightTile, select_batches
+from .forms import CellReduction, ColumnSums, EntropySums, never_decrease
 
 
 class RowEntropySums:
@@ -28,8 +28,8 @@ class RowEntropySums:
         if tile.entropy_terms is not None:
             self.sums[tile.batch, :, tile.rows].add_(tile.entropy_terms.sum(-1))
 
-    def native(self) -> native.EntropySums:
-        return native.EntropySums(self.sums)
+    def native(self) -> EntropySums:
+        return EntropySums(self.sums)
 
 
 class ColumnWeightSums:
@@ -43,8 +43,8 @@ class ColumnWeightSums:
     def add(self, tile: WeightTile) -> None:
         self.sums[tile.batch, :, tile.columns].add_(tile.weights.sum(-2))
 
-    def native(self) -> native.ColumnSums:
-        return native.ColumnSums(self.sums)
+    def native(self) -> ColumnSums:
+        return ColumnSums(self.sums)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,11 +87,11 @@ class GroupSums:
         else:
             sums[:, :, row_groups, columns.groups] += products
 
-    def native(self) -> native.CellReduction | None:
+    def native(self) -> CellReduction | None:
         """Supported where all batches have the same groups, and the groups of rows never decrease."""
-        if len(self.rows) != 1 or len(self.columns) != 1 or not native.never_decrease(self.rows[0]):
+        if len(self.rows) != 1 or len(self.columns) != 1 or not never_decrease(self.rows[0]):
             return None
-        return native.CellReduction(self.rows[0], self.columns[0], self.sums)
+        return CellReduction(self.rows[0], self.columns[0], self.sums)
 
     def nan_groups(self, lse: Tensor) -> Tensor:
         """Which groups of rows contain one that attends to NaN: bool (B, H, groups, 1)."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import mmap
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .. import native
 from ..core.grid import WHOLE
 from ..core.log_sum_exp import in_float64, with_exact_lse
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs, with_rows
+from ..core.score_forms import with_rows
 from ..core.torch_modes import under_forward_mode, under_transform, without_autocast
 from ..errors import ConfigurationError
 from ..utils.pytree import tree_tensors
 from .base import Reduction, RowShard, WeightsLayout, WeightTile, check_memory
+from .forms import WeightMatrix
 
 
 def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -126,7 +126,7 @@ class Weights:
         """All rows in one step, with a gradient."""
         lse = lse[..., self.rows, None]
         scores = problem.log_numerator(problem.scores(self.rows, self.columns))
-        return (scores - _infinite_where_empty(lse)).exp_()
+        return (scores - infinite_where_empty(lse)).exp_()
 
     def _by_rows(self, problem: Problem, lse: Tensor) -> Tensor:
         """Blocks of rows, without a gradient."""
@@ -137,11 +137,10 @@ class Weights:
         for start in range(0, len(rows), most):
             block = _slice(rows[start : start + most])
             part, into = lse[..., block], result[..., start : start + most, :]
-            if _supports_native(problem):
-                _write_natively(problem, part, block, self.columns, into)
+            if any(write(problem, part, block, self.columns, into) for write in _writers):
                 continue
             logs = problem.log_numerator(problem.scores(block, self.columns))
-            torch.exp(logs.sub_(_infinite_where_empty(part[..., None])), out=into)
+            torch.exp(logs.sub_(infinite_where_empty(part[..., None])), out=into)
         return result
 
     def __hash__(self) -> int:
@@ -149,43 +148,20 @@ class Weights:
         return hash((repr(self.rows), repr(self.columns)))
 
 
-def _infinite_where_empty(lse: Tensor) -> Tensor:
+Writer: TypeAlias = Callable[[Problem, Tensor, slice, slice, Tensor], bool]
+"""Writes the weights of some rows and columns, by the rows' log-sum-exp, into a tensor; False if it cannot."""
+
+_writers: list[Writer] = []
+
+
+def register_writer(writer: Writer) -> None:
+    """Have a backend write weights without a tensor of their scores."""
+    _writers.append(writer)
+
+
+def infinite_where_empty(lse: Tensor) -> Tensor:
     """The log-sum-exp with +inf for rows that attend to nothing, so that exp(score - lse) is 0 for any finite score."""
     return lse.masked_fill(lse == float("-inf"), float("inf"))
-
-
-def _supports_native(problem: Problem) -> bool:
-    pairs = problem.pairs
-    plain = problem.operator == "softmax" and isinstance(pairs, DotPairs) and problem.bias is None
-    return plain and native.supports(pairs.query, pairs.key)
-
-
-def _write_natively(problem: Problem, lse: Tensor, rows: slice, columns: slice, into: Tensor) -> None:
-    """Compute some rows by the C code, without a tensor of their scores."""
-    batch, pairs = problem.batch, problem.pairs
-    keep = problem.keep(problem.grid().tile(rows, columns))
-
-    def batch_and_heads(tensor: Tensor) -> Tensor:
-        """The leading axes, if any, as (B or 1, H or 1) before the last two."""
-        tensor = tensor if problem.heads or tensor.ndim <= 2 else tensor.unsqueeze(-3)
-        if tensor.ndim <= 3:
-            return tensor[(None,) * (4 - tensor.ndim)]
-        return tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:])
-
-    def all_batches(tensor: Tensor) -> Tensor:
-        tensor = batch_and_heads(tensor)
-        return tensor.expand(batch.numel(), *tensor.shape[1:])
-
-    leading = batch.numel(), problem.weights_shape[-3] if problem.heads else 1
-    native.write_weights(
-        all_batches(pairs.query[..., rows, :]),
-        all_batches(pairs.key[..., columns, :]),
-        pairs.scale,  # type: ignore[union-attr]  # `_supports_native` lets dot products alone through
-        _infinite_where_empty(lse).reshape(*leading, lse.shape[-1]),
-        into.view(*leading, *into.shape[-2:]),
-        keep=None if keep is None else batch_and_heads(keep),
-        softcap=problem.softcap,
-    )
 
 
 class _RectangleState:
@@ -217,8 +193,8 @@ class _MatrixState:
     def add(self, tile: WeightTile) -> None:
         self.into[tile.batch, :, tile.rows, tile.columns] = tile.weights
 
-    def native(self) -> native.WeightMatrix | None:
-        return native.WeightMatrix(self.into) if self.into.dtype == torch.float32 else None
+    def native(self) -> WeightMatrix | None:
+        return WeightMatrix(self.into) if self.into.dtype == torch.float32 else None
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken = self.layout.nan_rows(lse)
@@ -251,10 +227,10 @@ class _OwnRowsState:
         weights = tile.weights[..., inside].to(self.into.dtype)
         self.into[tile.batch, :, tile.rows, found[inside] // self.columns.step] = weights
 
-    def native(self) -> native.WeightMatrix | None:
+    def native(self) -> WeightMatrix | None:
         """Supported for all columns."""
         whole = self.columns == range(self.layout.keys)
-        return native.WeightMatrix(self.into) if whole and self.into.dtype == torch.float32 else None
+        return WeightMatrix(self.into) if whole and self.into.dtype == torch.float32 else None
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         self.into[self.layout.nan_rows(lse)] = float("nan")

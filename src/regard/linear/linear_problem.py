@@ -9,13 +9,13 @@ from typing import Any, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
+from ..core.finite import all_finite
 from ..core.grid import Grid
 from ..core.score_forms import at_least_float32, zero_nonfinite
 from ..core.torch_modes import under_dispatch_mode, under_transform, without_autocast
 from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
 from ..masks import Mask
-from ..native import all_finite
 from ..utils.numbers import lies_between
 from .favor_attention import favor_attention, takes_features_in_blocks
 from .feature_maps import Elu, FavorPlus, FeatureMap, Identity, key_features, query_features

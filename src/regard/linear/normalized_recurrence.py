@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..backends.cpu.linear_recurrence import RecurrenceProblem
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
 from .feature_maps import Elu
@@ -89,12 +90,10 @@ class _NormalizedRecurrence(torch.autograd.Function):
         return tuple(gradient if need else None for gradient, need in zip(gradients, ctx.needs_input_grad, strict=True))
 
 
-def _problem(inputs: Any) -> native.RecurrenceProblem:
+def _problem(inputs: Any) -> RecurrenceProblem:
     """The problem of the native code, of the tensors of `_NormalizedRecurrence`."""
     query, key, value, decay, matrix, total = inputs
-    return native.RecurrenceProblem(
-        query, key, value, decay, state=matrix, total=total, feature_map="elu", normalize=True
-    )
+    return RecurrenceProblem(query, key, value, decay, state=matrix, total=total, feature_map="elu", normalize=True)
 
 
 def _differentiable_gradients(

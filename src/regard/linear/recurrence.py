@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..backends.cpu.linear_recurrence import RecurrenceProblem
+from ..backends.cpu.token_step import recurrence_step
 from ..core.torch_modes import functorch_active, under_dispatch_mode, under_forward_mode
 from ..kernels.custom_op import with_autograd
 from .chunks import advance
@@ -62,9 +64,9 @@ def _runs_natively(inputs: Sequence[Tensor | None]) -> bool:
     return tensors[0].dtype == torch.float32 and native.supports(*tensors)
 
 
-def _native_problem(inputs: Sequence[Any]) -> native.RecurrenceProblem | None:
+def _native_problem(inputs: Sequence[Any]) -> RecurrenceProblem | None:
     """The problem of the native code; None where there is none for the tensors."""
-    return native.RecurrenceProblem(*inputs) if _runs_natively(inputs) else None
+    return RecurrenceProblem(*inputs) if _runs_natively(inputs) else None
 
 
 def _segments(key: Tensor, decay: Tensor | None) -> list[slice]:
@@ -87,7 +89,7 @@ def _forward(
     """The output, the final state, and the states before each segment, (B, Hk, segments, D, Dv)."""
     inputs = (query, key, value, decay, beta, state)
     if key.shape[2] == 1 and not stores_borders and _runs_natively(inputs):
-        return (*native.recurrence_step(*inputs), state)
+        return (*recurrence_step(*inputs), state)
     problem = _native_problem(inputs)
     if problem is not None:
         result = problem.forward(stores_borders=stores_borders)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..backends.cpu.token_step import TokenStep, prepare_step
 from ..core.torch_modes import no_mode_active
 from ..errors import RegardError
 from ..masks.causal import Causal
@@ -70,12 +71,12 @@ class DeferredState(LinearState):
     The tokens are the first `count` of the memory; step is that of the last token.
     """
 
-    def __init__(self, memory: StateMemory, count: int, step: native.TokenStep) -> None:
+    def __init__(self, memory: StateMemory, count: int, step: TokenStep) -> None:
         vars(self).update(memory=memory, count=count, step=step, normalized=step.normalize, log_scale=None)
 
     memory: StateMemory
     count: int
-    step: native.TokenStep
+    step: TokenStep
 
     def readable(self) -> tuple[StateMemory, int]:
         """The memory and the number of tokens in it that belong to the state, as long as the former is referred to."""
@@ -152,7 +153,7 @@ def single_token(
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         decay = None if decay is None else decay.contiguous()
         try:
-            step = native.prepare_step(
+            step = prepare_step(
                 *(query, key, value, decay, beta),
                 feature_map=feature_map,
                 normalize=normalize,
@@ -171,7 +172,7 @@ def single_token(
         return None  # as above
 
 
-def _deferred(state: LinearState, step: native.TokenStep) -> DeferredState:
+def _deferred(state: LinearState, step: TokenStep) -> DeferredState:
     """A state without recent tokens, as the step reads and continues it."""
     if state.normalized:
         sums = torch.cat([state.sums[..., :-1].flatten(2), state.sums[..., -1]], -1)
@@ -183,7 +184,7 @@ def _deferred(state: LinearState, step: native.TokenStep) -> DeferredState:
 
 
 def _step(
-    step: native.TokenStep, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], state: DeferredState
+    step: TokenStep, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], state: DeferredState
 ) -> tuple[Tensor, LinearState]:
     """`single_token` of tensors that the step takes, after a state of its shape.
 
@@ -208,7 +209,7 @@ def _step(
 
 
 def _fold(
-    step: native.TokenStep,
+    step: TokenStep,
     tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     state: DeferredState,
     memory: StateMemory,

@@ -21,6 +21,7 @@ from torch.ao.quantization.quantization_mappings import get_default_dynamic_quan
 from torch.nn import Parameter, functional
 
 from .. import native
+from ..backends.cpu.gemv import matmul_few_rows
 from ..core.torch_modes import no_mode_active, under_dispatch_mode, under_transform
 
 MIN_ONEDNN_PRODUCTS = 2**25
@@ -196,7 +197,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[3., 7.]])
     """
-    multiply = native.matmul_few_rows if _uses_native_code(x, weight, bias) else batched_linear
+    multiply = matmul_few_rows if _uses_native_code(x, weight, bias) else batched_linear
     return multiply(x, weight, bias)
 
 

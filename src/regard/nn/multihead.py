@@ -15,13 +15,13 @@ from torch.nn.functional import linear, pad
 
 from ..attention import attention, attention_with_lse, observe
 from ..biases import Bias, tensor
+from ..core.finite import all_finite
 from ..core.score_forms import zero_nonfinite
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import make_problem
 from ..lenses import Weights
 from ..masks import Mask, causal, from_multihead, where
-from ..native import all_finite
 from .input_checks import check_tensors, refuse_scripting
 
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.finite import all_finite
 from ..core.log_sum_exp import LARGEST_LSE, coarse_rows, in_float64, merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, with_rows
 from ..errors import KernelError
 from ..kernels import choose, zero_nonfinite_inputs
 from ..kernels.base import InPlaceKernel, OwnGradient
-from ..kernels.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..kernels.cost_model import part_choice_key
 from ..kernels.custom_op import compute_forward, compute_gradients
-from ..kernels.dispatch import fastest_own_gradient
-from ..kernels.mask_tiles import memoize
-from ..native import all_finite
+from ..kernels.planning.choice import fastest_own_gradient
+from ..kernels.planning.rates import part_choice_key
+from ..tiles.mask_tiles import memoize
 from ..utils.pytree import tree_tensors
 from .hops import PairBlock
 

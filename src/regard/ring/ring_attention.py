@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ..biases import Bias
+from ..core.batched_problem import BatchedProblem, Saved
 from ..core.problem import Problem
 from ..errors import ConfigurationError, KernelError, MaskError, RegardError
-from ..kernels.batched_problem import BatchedProblem, Saved
 from ..kernels.custom_op import add_sinks, sinks_gradient
 from ..kernels.validation import ScoreLike, make_problem
 from ..masks import Mask

@@ -19,8 +19,8 @@ from ..core.problem import Problem
 from ..errors import ConfigurationError, RegardError
 from ..kernels import zero_nonfinite_inputs
 from ..kernels.hooks import AttentionHook
+from ..kernels.lens_pass import run_reductions
 from ..kernels.part_reductions import BlockReduction
-from ..kernels.tile_weights import run_reductions
 from ..kernels.validation import make_problem
 from ..lenses import Lens, LensState, Reduction, ShardedLens
 from .block_attention import block_problem

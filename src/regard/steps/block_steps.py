@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..attention import attention_with_lse, merge
+from ..backends.torch.tile_loop import OnlineSoftmax
 from ..core.score_forms import at_least_float32
-from ..kernels.online_softmax import OnlineSoftmax
 from ..kernels.validation import make_problem
 from ..masks import Mask
 from ..scores import Dot

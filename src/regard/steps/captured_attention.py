@@ -13,7 +13,7 @@ from ..attention import run_problem
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from ..kernels import Result
-from ..kernels.call_site import find_call_site
+from ..utils.call_site import find_call_site
 from .what_if import WhatIf
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from regard.backends.cpu.top_entries import top_entries
 from regard.errors import RegardError
-from regard.native.top_entries import top_entries
 from regard.translation.settings import PenaltyForm, SearchSettings
 from regard.translation.vocabulary import BEGIN, END, PAD
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...backends.torch.tile_scores import LOG2_E
 from ...errors import AtlasError
-from ...kernels.tile_scores import LOG2_E
-from ...kernels.tile_weights import run_reductions
+from ...kernels.lens_pass import run_reductions
 from ...lenses.base import WeightsLayout, WeightTile
 from .captured_call import CapturedCall, is_causal
 from .mask_json import by_rows, read_mask, written

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.problem import Problem
 from ...heads import RoleEvidence, Roles, observe_weights
-from ...kernels.tile_weights import run_reductions
+from ...kernels.lens_pass import run_reductions
 from ...lenses import LensState, WeightTile
 from ...lenses.base import Reduction
 from .attention_map import AttentionMap

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ... import native
+from ...backends.cpu.gru_decoder import DecoderRun, DecoderWeights, GruDecoder, PackedWeights
+from ...backends.cpu.library import last_contiguous
 from ...core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
 from ...kernels.hooks import CURRENT_HOOK
-from ...native.gru_decoder import DecoderRun, DecoderWeights, GruDecoder, PackedWeights
-from ...native.library import last_contiguous
 from ...scores import Additive, Concat, Dot, General, ScaledDot, Score
 from .recurrent_state import RecurrentMemory
 from .source_attention import GlobalWindow, SourceAttention

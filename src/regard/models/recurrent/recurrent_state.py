@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ...backends.cpu.gru_decoder import PackedWeights
 from ...masks import Mask, padding
-from ...native.gru_decoder import PackedWeights
 from ...nn.caches.base import check_rows
 
 

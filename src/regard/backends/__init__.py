@@ -1,0 +1,1 @@
+"""Backends: who computes what kernels describe. `torch` anywhere, `cpu` in C."""

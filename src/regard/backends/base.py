@@ -1,0 +1,159 @@
+"""The protocol of backends: groups of methods that kernels call, each optional, and reasons against a problem.
+
+A kernel of `regard.kernels` says what is computed; a backend computes it, for tensors of the devices and dtypes that it
+knows. A group that a backend does not have is None. Problems come as `BatchedProblem`: query (B, H, M, D), key
+(B, Hk, N, D) and value (B, Hk, N, Dv), where Hk divides H, with mask, bias, softcap and dropout. Log-sum-exps are
+(B, H, M), float32 at least, -inf of rows that attend to nothing. Nothing here sees autograd: `kernels.custom_op` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.problem import Problem
+from ..lenses.forms import WeightForm
+
+Rows: TypeAlias = tuple[Tensor, Tensor]
+"""Output (B, H, M, Dv) and log-sum-exp (B, H, M); `core.finite.FiniteRows` if the output is known to be finite."""
+
+
+class FlashTiles(Protocol):
+    """Attention over the tiles that a mask leaves, with the online softmax: no weights in memory."""
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Reasons against a problem, by its score, mask and bias; never by the values of its tensors."""
+        ...
+
+    def forward(self, batched: BatchedProblem) -> Rows:
+        """Output and log-sum-exp."""
+        ...
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of query, key and value, and of a bias where `saved` asks for it."""
+        ...
+
+    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
+        """Write into output and log-sum-exp, or merge with those of other keys that stand there.
+
+        Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis. Returns
+        whether all entries of the output that were written are known to be finite.
+        """
+        ...
+
+    def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
+        """Write the gradients, or add them to those that stand there; of the bias, always add.
+
+        Those of query, key and value are float32, of any strides but in the last axis. Returns whether all entries of
+        these three that were written are known to be finite.
+        """
+        ...
+
+    def visited_pairs(self, problem: Problem) -> float:
+        """The pairs that are computed for a problem: its price."""
+        ...
+
+
+class FewQueries(Protocol):
+    """Few rows over many keys, each key read once for all rows: flash decoding."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        added: Tensor | None = None,
+        limits: Sequence[int] | None = None,
+    ) -> Rows:
+        """Softmax(scale · Q Kᵀ + added) · V, and its log-sum-exp.
+
+        Shapes: query (B, Hk, R, D), R the rows of a key head; key (B, Hk, N, D), value (B, Hk, N, Dv); added (B or 1,
+        Hk or 1, R, N), -inf where there is no pair. limits: of each query, R a multiple of them, the number of keys
+        that it attends to, as under a causal mask.
+        """
+        ...
+
+
+class ShortRows(Protocol):
+    """Attention over few keys, all scores of a row at once; masks whose rows are spans of keys."""
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Reasons against a problem."""
+        ...
+
+    def forward(self, batched: BatchedProblem) -> Rows:
+        """Output and log-sum-exp."""
+        ...
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients, in the dtype of the problem."""
+        ...
+
+
+class AdditiveTiles(Protocol):
+    """Attention with scores weight · tanh(q + k), which are not stored."""
+
+    def forward(self, batched: BatchedProblem, tile: int) -> Rows:
+        """Output and log-sum-exp; `tile` scores at once where mask, bias or dropout have a number for each pair."""
+        ...
+
+    def backward(self, batched: BatchedProblem, saved: Saved, tile: int) -> ProblemGradients:
+        """The gradients of query, key, weight and value, and of a bias where `saved` asks for it."""
+        ...
+
+
+class TileWriter(Protocol):
+    """Computes the weights of tiles, exp(score - lse), one after another."""
+
+    def tile(self, rows: slice, columns: slice, *, masked: bool, terms: bool) -> tuple[Tensor, Tensor | None]:
+        """Weights (B, H, m, n), and the terms weight · log₂ weight if requested, in a buffer that the next overwrites.
+
+        masked: whether some of the tile's pairs are masked.
+        """
+        ...
+
+
+class WeightPass(Protocol):
+    """The weights of a problem, computed again from the log-sum-exp of its rows, for lenses."""
+
+    def reduces(self, problem: Problem) -> bool:
+        """Whether `reduce` computes a problem; if not, its tiles are written and added up by torch."""
+        ...
+
+    def reduce(self, batched: BatchedProblem, lse: Tensor, forms: Sequence[WeightForm]) -> None:
+        """Add up what lenses ask for, in one pass that stores no weights; lse (B, H, M)."""
+        ...
+
+    def writer(self, batched: BatchedProblem, lse: Tensor) -> TileWriter | None:
+        """What writes the tiles of a problem; None where it cannot. lse (B, H, M, 1), `FAR` where weights are 0."""
+        ...
+
+
+class Backend(Protocol):
+    """A maker of what kernels describe. A group that it does not have is None."""
+
+    name: str
+
+    @property
+    def flash(self) -> FlashTiles | None: ...
+
+    @property
+    def few_queries(self) -> FewQueries | None: ...
+
+    @property
+    def additive(self) -> AdditiveTiles | None: ...
+
+    @property
+    def weights(self) -> WeightPass | None: ...
+
+    def why_not(self, value: Tensor) -> list[str]:
+        """Reasons why it does not compute tensors of this device and dtype; empty if it does."""
+        ...
+
+    def runs(self, *tensors: Tensor) -> bool:
+        """Whether `why_not` has no reasons against any of these, quickly: it is asked in every call."""
+        ...

@@ -1,0 +1,300 @@
+"""The linear recurrence of causal linear attention, in chunks of tokens: forward and backward.
+
+S_t = e^{g_t} S_{t-1} + k_t u_tᵀ and o_t = S_tᵀ q_t, with u_t = v_t, or by the delta rule (Yang et al. 2024, arXiv
+2406.06484; with decay arXiv 2412.06464) u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t). The structure is explained in
+recurrence.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.large_results import new_large
+from ...errors import ConfigurationError, DtypeError, ShapeError
+from ...tiles.tile_bits import BLOCK
+from . import library
+from .flash_tiles import RowsStruct, rows_struct
+from .library import DTYPE_NAMES, DTYPES, check_cpu, check_float32, last_contiguous
+from .threads import run_units, thread_count
+
+FEATURE_MAPS = ("identity", "elu")  # recurrence.h has the same, in this order
+
+LEAST_PART = 32
+"""Value columns of a part: fewer would leave vector registers empty."""
+
+SEGMENT_ENTRIES = 2**16
+"""Entries of the states of a segment of chunks, which the backward pass computes anew and holds in cache."""
+
+LEAST_WORK = 2**21
+"""Flops that are worth a thread of their own: some 10 microseconds."""
+
+
+class RecurrenceStruct(ctypes.Structure):
+    """The structure `recurrence` of recurrence.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "batch", "heads", "group", "tokens")),
+        *((name, c_int64) for name in ("dim", "value_dim", "parts", "segment", "dtype", "decay_kind")),
+        *(
+            ("feature_map", c_int64),
+            ("normalize", c_int64),
+            ("query", RowsStruct),
+            ("key", RowsStruct),
+            ("value", RowsStruct),
+        ),
+        *(("decay", RowsStruct), ("beta", RowsStruct), ("state", c_void_p), ("total", c_void_p)),
+        *((name, c_void_p) for name in ("output", "row_total", "final_state", "final_total")),
+        *((name, c_void_p) for name in ("border_state", "border_total")),
+        *(("grad_output", RowsStruct), ("grad_final_state", c_void_p), ("grad_final_total", c_void_p)),
+        *((name, c_void_p) for name in ("grad_query", "grad_key", "grad_value", "grad_decay", "grad_beta")),
+        *((name, c_void_p) for name in ("grad_state", "grad_total")),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RecurrenceResult:
+    """Results of the forward pass: the output in the dtype of the inputs, the others float32.
+
+    Shapes: output (B, H, N, Dv); row_total (B, H, N), the sums that outputs are divided by, or None; state
+    (B, Hk, D, Dv) and total (B, Hk, D) after the last token, the latter None where nothing is normalised; border_state
+    (B, Hk, T, D, Dv) and border_total (B, Hk, T, D): the same before each segment of tokens, for the backward pass, or
+    None.
+    """
+
+    output: Tensor
+    row_total: Tensor | None
+    state: Tensor
+    total: Tensor | None
+    border_state: Tensor | None
+    border_total: Tensor | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RecurrenceGradients:
+    """Gradients of a recurrence's inputs, in their shapes; None for those that it has not."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor | None
+    beta: Tensor | None
+    state: Tensor
+    total: Tensor | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RecurrenceProblem:
+    """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ, o_t = S_tᵀ φ(q_t): the inputs of both passes.
+
+    query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), on the CPU, of one dtype of `library.DTYPES` and of any
+    strides; query head h reads the state of key head h // (H / Hk). The others are float32, and so are sums. decay:
+    g <= 0, (B, Hk, N) or per feature (B, Hk, N, D); -inf forgets all. beta (B, Hk, N): the delta rule. state
+    (B, Hk, D, Dv) and total (B, Hk, D): of the tokens before, else 0.
+    feature_map: φ, "identity" or "elu" (elu(x) + 1). normalize: outputs are divided by z_tᵀ φ(q_t), where
+    z_t = e^{g_t} z_{t-1} + φ(k_t) is the total; those whose divisor is 0 are 0. Computed without autograd.
+
+    Raises:
+        KernelError: there is no native code to call (`regard.native.why_not`).
+        ShapeError, DtypeError, DeviceError: a tensor is not as above.
+        ConfigurationError: the feature map is unknown, or a total is normalised by that the delta rule does not keep.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor | None = None
+    beta: Tensor | None = None
+    state: Tensor | None = None
+    total: Tensor | None = None
+    feature_map: str = "identity"
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def forward(self, *, stores_borders: bool = False) -> RecurrenceResult:
+        """The outputs and the final state; stores_borders: with the states that `backward` starts from."""
+        code, new = library.current(), partial(self.query.new_empty, dtype=torch.float32)
+        batch, heads, tokens, dim = self.query.shape
+        key_heads, value_dim = self.value.shape[1], self.value.shape[3]
+        segments = self.segments()
+        output, state = new_large(self.query, batch, heads, tokens, value_dim), new((batch, key_heads, dim, value_dim))
+        border = new((batch, key_heads, segments, dim, value_dim)) if stores_borders else None
+        row_total = new((batch, heads, tokens)) if self.normalize else None
+        total = new((batch, key_heads, dim)) if self.normalize else None
+        border_total = new((batch, key_heads, segments, dim)) if stores_borders and self.normalize else None
+        work, _held = self._arguments(
+            output=_address(output),
+            row_total=_address(row_total),
+            final_state=_address(state),
+            final_total=_address(total),
+            border_state=_address(border),
+            border_total=_address(border_total),
+        )
+        run_units(code.recurrence, work, self._threads())
+        return RecurrenceResult(output, row_total, state, total, border, border_total)
+
+    def backward(
+        self,
+        border_state: Tensor,
+        grad_output: Tensor,
+        grad_state: Tensor | None = None,
+        *,
+        grad_total: Tensor | None = None,
+        output: Tensor | None = None,
+        row_total: Tensor | None = None,
+        border_total: Tensor | None = None,
+    ) -> RecurrenceGradients:
+        """The gradients of all inputs, from those of the output and of the final state and total; None for 0.
+
+        border_state: of `forward` with `stores_borders`; where outputs are divided by their totals, so are output,
+        row_total and border_total, which are needed there.
+        """
+        code, new = library.current(), partial(self.query.new_empty, dtype=torch.float32)
+        (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
+        parts, dtype = self._parts(), self.query.dtype
+        like = self.query if parts == 1 else self.query.new_empty(0, dtype=torch.float32)  # sums of parts are rounded
+        query = new_large(like, parts, batch, heads, tokens, dim)
+        key = new_large(like, parts, batch, key_heads, tokens, dim)
+        value = new_large(self.query, batch, key_heads, tokens, value_dim)
+        state = new((batch, key_heads, dim, value_dim))
+        decay = None if self.decay is None else new((parts, *self.decay.shape))
+        beta = None if self.beta is None else new((parts, *self.beta.shape))
+        total = new((batch, key_heads, dim)) if self.normalize else None
+        border_state, grad_output = border_state.contiguous(), last_contiguous(grad_output)
+        grad_state, grad_total = _contiguous(grad_state), _contiguous(grad_total)
+        work, _held = self._arguments(
+            output=_address(output),
+            row_total=_address(row_total),
+            border_state=_address(border_state),
+            border_total=_address(border_total),
+            grad_output=rows_struct(grad_output),
+            grad_final_state=_address(grad_state),
+            grad_final_total=_address(grad_total),
+            grad_query=_address(query),
+            grad_key=_address(key),
+            grad_value=_address(value),
+            grad_decay=_address(decay),
+            grad_beta=_address(beta),
+            grad_state=_address(state),
+            grad_total=_address(total),
+        )
+        run_units(code.recurrence_backward, work, self._threads())
+        query, key = (_sum_of_parts(gradient).to(dtype) for gradient in (query, key))
+        decay, beta = (None if gradient is None else _sum_of_parts(gradient) for gradient in (decay, beta))
+        return RecurrenceGradients(query, key, value, decay, beta, state, total)
+
+    def segments(self) -> int:
+        """The number of states that `forward` stores for the backward pass, of each key head."""
+        return -(-self.key.shape[2] // (BLOCK * self._segment_chunks()))
+
+    def _segment_chunks(self) -> int:
+        """Chunks from one stored state to the next."""
+        return max(4, min(64, SEGMENT_ENTRIES // max(self.key.shape[-1] * self.value.shape[-1], 1)))
+
+    def _threads(self) -> int:
+        """The number of threads that the work is worth."""
+        batch, heads, tokens, dim = self.query.shape
+        return thread_count(2 * batch * heads * tokens * (BLOCK + dim) * (dim + self.value.shape[-1]), LEAST_WORK)
+
+    def _parts(self) -> int:
+        """Parts of the value columns: only where key heads alone would leave threads without work."""
+        units, value_dim = max(self.key.shape[0] * self.key.shape[1], 1), self.value.shape[-1]
+        return max(1, min(-(-self._threads() // units), -(-value_dim // LEAST_PART)))
+
+    def _arguments(self, **results: Any) -> tuple[RecurrenceStruct, list[Any]]:
+        """The C structure, and the objects that own its memory, to be referenced as long as it is used."""
+        (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
+        query, key, value = (last_contiguous(tensor.detach()) for tensor in (self.query, self.key, self.value))
+        decay, beta = (None if tensor is None else tensor.detach() for tensor in (self.decay, self.beta))
+        decay = decay if decay is None or decay.ndim == 3 else last_contiguous(decay)
+        state, total = _contiguous(self.state), _contiguous(self.total)
+        parts, none = self._parts(), RowsStruct(None, 0, 0, 0)
+        work = RecurrenceStruct(
+            next_unit=0,
+            unit_count=batch * key_heads * parts if heads else 0,
+            failed=0,
+            batch=batch,
+            heads=heads,
+            group=heads // max(key_heads, 1),
+            tokens=tokens,
+            dim=dim,
+            value_dim=value_dim,
+            parts=parts,
+            segment=self._segment_chunks(),
+            dtype=library.DTYPES.index(query.dtype),
+            decay_kind=0 if decay is None else decay.ndim - 2,
+            feature_map=FEATURE_MAPS.index(self.feature_map),
+            normalize=self.normalize,
+            query=rows_struct(query),
+            key=rows_struct(key),
+            value=rows_struct(value),
+            decay=none if decay is None else RowsStruct(decay.data_ptr(), *decay.stride()[:3]),
+            beta=none if beta is None else RowsStruct(beta.data_ptr(), *beta.stride()),
+            state=_address(state),
+            total=_address(total),
+            **results,
+        )
+        return work, [query, key, value, decay, beta, state, total]
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's memory, None for None."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _sum_of_parts(gradient: Tensor) -> Tensor:
+    """The sum of the parts of a gradient, (P, ...)."""
+    return gradient.sum(0) if len(gradient) > 1 else gradient.squeeze(0)
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    """The tensor without its history, copied if it is not contiguous."""
+    return None if tensor is None else tensor.detach().contiguous()
+
+
+def _check(problem: RecurrenceProblem) -> None:
+    query, key, value = problem.query, problem.key, problem.value
+    named = {name: getattr(problem, name) for name in ("query", "key", "value", "decay", "beta", "state", "total")}
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        raise DtypeError(
+            f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; native code takes {DTYPE_NAMES}, the "
+            "same for all three: pass .float()"
+        )
+    for name, tensor in named.items():
+        if tensor is not None:
+            (check_cpu if name in ("query", "key", "value") else check_float32)(name, tensor)
+    if any(tensor.ndim != 4 for tensor in (query, key, value)):
+        raise ShapeError(
+            f"query, key and value have the shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}; "
+            "each needs the four axes (batch, heads, tokens, dim)"
+        )
+    batch, key_heads, tokens, dim = key.shape
+    needed = {
+        "query": [(batch, query.shape[1], tokens, dim)],
+        "value": [(batch, key_heads, tokens, value.shape[3])],
+        "decay": [(batch, key_heads, tokens), (batch, key_heads, tokens, dim)],
+        "beta": [(batch, key_heads, tokens)],
+        "state": [(batch, key_heads, dim, value.shape[3])],
+        "total": [(batch, key_heads, dim)],
+    }
+    for name, shapes in needed.items():
+        tensor = named[name]
+        if tensor is not None and tuple(tensor.shape) not in shapes:
+            raise ShapeError(
+                f"{name} has the shape {tuple(tensor.shape)}; with keys of {tuple(key.shape)} it needs "
+                f"{' or '.join(map(str, shapes))}"
+            )
+    if key_heads and query.shape[1] % key_heads:
+        raise ShapeError(f"query has {query.shape[1]} heads and key {key_heads}; the second has to divide the first")
+    if problem.feature_map not in FEATURE_MAPS:
+        raise ConfigurationError(f"feature_map is {problem.feature_map!r}; native code has {FEATURE_MAPS}")
+    if problem.normalize and problem.beta is not None:
+        raise ConfigurationError("the delta rule has no total of weights: pass normalize=False or beta=None")

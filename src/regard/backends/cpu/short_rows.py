@@ -1,0 +1,298 @@
+"""Dot-product attention over few keys, all scores of a row at once: forward and backward in one native call each.
+
+The structure and its layout are explained in short.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from ctypes import c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.finite import FiniteRows
+from ...core.large_results import LARGE_BYTES, new_large, new_large_like
+from ...core.problem import Problem
+from ...errors import DtypeError, ShapeError
+from . import library
+from .flash_tiles import RowsStruct
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, places_of
+from .threads import no_memory, run_units, thread_count
+
+LEAST_WORK = 2**20
+"""The fewest flops a thread: with twice as many the work is shared. It takes some 10 microseconds."""
+MAX_LAYOUTS = 4096
+"""The number of memoized layouts at which the memo is cleared."""
+LONGEST = 512
+"""The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
+
+
+class FiniteShortGradients(tuple[Tensor, Tensor, Tensor]):
+    """Gradients of query, key and value without NaN or infinity."""
+
+    __slots__ = ()
+
+
+class ShortStruct(ctypes.Structure):
+    """The structure `short_attention` of short.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "nonfinite", "coarse")),
+        *((name, c_int64) for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "dtype")),
+        *(("spans", c_void_p), ("spans_batch", c_int64)),
+        *((name, RowsStruct) for name in ("query", "key", "value")),
+        *((name, RowsStruct) for name in ("output", "grad_output", "grad_query", "grad_key", "grad_value")),
+        *(("lse", c_void_p), ("grad_lse", c_void_p), ("scale", c_double)),
+    )
+
+
+UNITS, FAILED, NONFINITE, COARSE = places_of(ShortStruct, "unit_count", "failed", "nonfinite", "coarse")
+SPANS, QUERY, KEY, VALUE = places_of(ShortStruct, "spans", "query", "key", "value")
+OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = places_of(ShortStruct, "output", "lse", "grad_output", "grad_lse")
+GRAD_QUERY, GRAD_KEY, GRAD_VALUE = places_of(ShortStruct, "grad_query", "grad_key", "grad_value")
+
+
+def attend_short(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, spans: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ_j exp(s_ij - lse_i) · v_j, (B, H, M, Dv), and lse_i = log Σ_j exp(s_ij), (B, H, M); s_ij = scale · q_i · k_j.
+
+    query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all of one of `DTYPES`, on the CPU, of any strides but
+    in the last axis, where what is not contiguous is copied; Hk divides H, and N is at most LONGEST. spans: (B or 1,
+    M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys without it. Sums
+    and lse are in float32. Autograd sees nothing of it.
+
+    Rows that attend to nothing have 0 and -inf. If all entries of the output are finite, the result is `FiniteRows`.
+
+    Raises:
+        KernelError: there is no native code to call (`regard.native.why_not`).
+        ShapeError, DtypeError, DeviceError: a tensor is not as above.
+    """
+    layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
+    lse = torch.empty(query.shape[:3], device="cpu")
+    output, numbers = _forward(layout, spans, query, key, value, lse)
+    return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
+
+
+def attend_laid_out(
+    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, bool, bool]:
+    """The output of `attend_short` alone, for tensors whose layout is known, which needs no copies.
+
+    Also whether all its entries are finite, and whether all log-sum-exps are small enough for float32
+    (`log_sum_exp.LARGEST_LSE`), so that `differentiate_laid_out` is exact.
+    """
+    output, numbers = _forward(layout, spans, query, key, value)
+    return output, not numbers[NONFINITE], not numbers[COARSE]
+
+
+def _forward(
+    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, lse: Tensor | None = None
+) -> tuple[Tensor, array[int]]:
+    """The output, and the numbers of the structure after the pass; the log-sum-exps are written if there is room."""
+    output = layout.empty_like(query) if layout.like_query else new_large(value, *query.shape[:3], value.shape[3])
+    numbers = layout.with_inputs(spans, query, key, value)
+    numbers[OUTPUT] = output.data_ptr()
+    if lse is not None:
+        numbers[LSE] = lse.data_ptr()
+    _run(library.current().short, numbers, layout.flops)
+    return output, numbers
+
+
+def _run(function: Any, numbers: array[int], flops: int) -> None:
+    """Run a pass; a small one is one call of C, with the address of the numbers."""
+    if flops < 2 * LEAST_WORK and numbers[UNITS]:
+        function(numbers.buffer_info()[0])
+        if numbers[FAILED]:
+            raise no_memory()
+    else:
+        run_units(function, ShortStruct.from_buffer(numbers), thread_count(flops, LEAST_WORK))
+
+
+def attend_short_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    spans: Tensor | None,
+    lse: Tensor,
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    output: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value of `attend_short`, in their shapes and dtype.
+
+    lse and grad_lse (B, H, M) float32, the former infinite for rows that take no part, the latter None for 0;
+    grad_output as the output. output: needed where lse is not that of these keys alone. If all entries that are written
+    are finite, the result is `FiniteShortGradients`.
+    """
+    layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
+    numbers = layout.with_inputs(spans, query, key, value)
+    numbers[LSE] = (lse := lse.contiguous()).data_ptr()
+    if grad_lse is not None:
+        numbers[GRAD_LSE] = (grad_lse := grad_lse.contiguous()).data_ptr()
+    if output is not None:
+        output = last_contiguous(output.to(value.dtype))
+        numbers[OUTPUT : OUTPUT + 4] = array("q", (output.data_ptr(), *output.stride()[:3]))
+    gradients = _backward(layout, numbers, query, key, value, grad_output)
+    return gradients if numbers[NONFINITE] else FiniteShortGradients(gradients)
+
+
+def differentiate_laid_out(
+    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients of `attend_laid_out`, whose softmax is computed again; None where they are not finite or exact."""
+    numbers = layout.with_inputs(spans, query, key, value)
+    gradients = _backward(layout, numbers, query, key, value, grad_output)
+    return None if numbers[NONFINITE] or numbers[COARSE] else gradients
+
+
+def _backward(
+    layout: ShortLayout, numbers: array[int], query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, for numbers with all addresses but theirs and that of grad_output."""
+    of_query, of_key, of_value = layout.empty_like(query), layout.empty_like(key), layout.empty_like(value)
+    if grad_output.dtype is not value.dtype:
+        grad_output = grad_output.to(value.dtype)
+    numbers[GRAD_OUTPUT] = grad_output.data_ptr()
+    if not grad_output.is_contiguous():  # as the layout has it
+        grad_output = last_contiguous(grad_output)
+        numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
+    numbers[GRAD_QUERY], numbers[GRAD_KEY] = of_query.data_ptr(), of_key.data_ptr()
+    numbers[GRAD_VALUE] = of_value.data_ptr()
+    _run(library.current().short_backward, numbers, 2 * layout.flops)
+    return of_query, of_key, of_value
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ShortLayout:
+    """What all calls with tensors of the same shapes, strides and dtypes have in common, so that it is made once.
+
+    numbers: the structure as 64-bit numbers, all addresses 0; a gradient has the strides of its tensor where these
+    leave no gaps, as after a projection, and that of the output is contiguous. flops: of a forward pass. copies:
+    whether the last axis of an input is not contiguous: it needs copies, whose layout is another. like_query: whether
+    the output is contiguous as the query is. empty_like: makes a result like an input, of those that are small in fewer
+    steps.
+    """
+
+    numbers: array[int]
+    flops: int
+    copies: bool
+    like_query: bool
+    empty_like: Callable[[Tensor], Tensor]
+
+    def with_inputs(self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> array[int]:
+        """The numbers of a call, with the addresses of its inputs."""
+        numbers = array("q", self.numbers)
+        numbers[QUERY], numbers[KEY], numbers[VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        if spans is not None:
+            numbers[SPANS] = spans.data_ptr()
+        return numbers
+
+
+_layouts: dict[tuple[Any, ...], ShortLayout] = {}
+
+
+def layout_of(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
+    """The layout of some inputs, checked where it is new."""
+    described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)]
+    known = (scale, spans if spans is None else (spans.shape, spans.dtype), *described)
+    found = _layouts.get(known)
+    if found is None:
+        if len(_layouts) >= MAX_LAYOUTS:
+            _layouts.clear()
+        found = _layouts[known] = _new_layout(scale, spans, query, key, value)
+    return found
+
+
+def _laid_out(
+    scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[ShortLayout, Tensor | None, Tensor, Tensor, Tensor]:
+    """Layout, spans and inputs, which are copied where their last axes are not contiguous."""
+    layout = layout_of(scale, spans, query, key, value)
+    if layout.copies:
+        query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
+        layout = layout_of(scale, spans, query, key, value)
+    return layout, spans, query, key, value
+
+
+def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
+    _check(query, key, value, spans)
+    (batch, heads, rows, dim), (_, shared, columns, value_dim) = query.shape, value.shape
+    work = ShortStruct(unit_count=batch * shared, heads=heads, group=heads // shared if shared else 1, scale=scale)
+    work.rows, work.columns, work.dim, work.value_dim = rows, columns, dim, value_dim
+    work.dtype = DTYPES.index(value.dtype)
+    work.spans_batch = 2 * rows if spans is not None and spans.shape[0] > 1 else 0
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        setattr(work, name, RowsStruct(0, *tensor.stride()[:3]))
+        setattr(work, f"grad_{name}", RowsStruct(0, *torch.empty_like(tensor).stride()[:3]))
+    work.output = work.grad_output = RowsStruct(0, heads * rows * value_dim, rows * value_dim, value_dim)
+    flops = 2 * batch * heads * rows * columns * (dim + value_dim)
+    copies = any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in (query, key, value))
+    largest = max(query.nbytes, key.nbytes, value.nbytes)
+    return ShortLayout(
+        array("q", bytes(work)),
+        flops,
+        copies,
+        dim == value_dim and query.is_contiguous(),
+        torch.empty_like if largest < LARGE_BYTES else new_large_like,
+    )
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> None:
+    """Check the inputs of a pass.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: as `attend_short`.
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not tensor.is_cpu:
+            check_cpu(name, tensor)
+        if tensor.ndim != 4:
+            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs four axes: batch, heads, length, dim")
+    if not query.dtype is key.dtype is value.dtype or value.dtype not in DTYPES:
+        raise DtypeError(
+            f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; native code takes all as {DTYPE_NAMES}"
+        )
+    (batch, heads, rows, dim), (_, shared, columns, value_dim) = query.shape, value.shape
+    wanted = (batch, shared, columns)
+    if key.shape != (*wanted, dim) or value.shape[0] != batch or heads % max(shared, 1) or columns > LONGEST:
+        raise ShapeError(
+            f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; beside query {tuple(query.shape)} they "
+            f"need {(*wanted, dim)} and {(*wanted, value_dim)}, with key heads that divide the {heads} query heads, "
+            f"and at most {LONGEST} keys"
+        )
+    if spans is not None and (
+        spans.dtype is not torch.int32 or spans.shape[0] not in (1, batch) or spans.shape[1:] != (rows, 2)
+    ):
+        raise ShapeError(
+            f"spans is {spans.dtype} {tuple(spans.shape)}; it needs torch.int32 {(batch, rows, 2)}, or 1 in place of "
+            "the batch"
+        )
+
+
+LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
+"""Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
+
+
+FEW_ROWS = {16: 4, 8: 2, 4: 2}
+"""By the keys of a vector the most rows of a key head for which it brings none into order, of terms that are more than
+a vector; half as many for others: as in short.c."""
+
+
+def lanes() -> int:
+    """The keys of a vector."""
+    return LANES.get(library.variant_in_use() or "", 4)
+
+
+def few_rows(problem: Problem) -> int:
+    """The most rows of a key head for which keys are multiplied as they are."""
+    width, terms = lanes(), min(problem.pairs.query.shape[-1], problem.value.shape[-1])
+    if library.multiplies_in_pairs(library.variant_in_use(), problem.value.dtype):
+        terms = -(-terms // 2)
+    return FEW_ROWS[width] if terms > width else FEW_ROWS[width] // 2

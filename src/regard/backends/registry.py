@@ -1,0 +1,20 @@
+"""All backends, in the order in which they are asked, and who of them has which group of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .base import Backend
+from .cpu.cpu_backend import CPU
+from .torch.torch_backend import TORCH
+
+BACKENDS: tuple[Backend, ...] = (CPU, TORCH)
+
+
+def reasons_against(backends: Sequence[Backend], value: Tensor) -> list[str]:
+    """Why none of these backends computes tensors of this device and dtype; empty if one does."""
+    if any(backend.runs(value) for backend in backends):
+        return []
+    return [reason for backend in backends for reason in backend.why_not(value)]

@@ -1,0 +1,1 @@
+"""What torch's own operators compute, on any device."""

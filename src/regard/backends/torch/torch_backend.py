@@ -1,0 +1,30 @@
+"""The backend of torch's own operators, for any device and dtype."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .key_parts import KeyParts
+from .tile_weights import WeightsByTorch
+
+
+class TorchBackend:
+    """Torch's operators: they compute whatever no other backend does."""
+
+    name = "torch"
+    flash = None
+    additive = None
+
+    def __init__(self) -> None:
+        self.few_queries, self.weights = KeyParts(), WeightsByTorch()
+
+    def why_not(self, value: Tensor) -> list[str]:
+        """No reasons."""
+        return []
+
+    def runs(self, *tensors: Tensor) -> bool:
+        """Of any device and dtype."""
+        return True
+
+
+TORCH = TorchBackend()

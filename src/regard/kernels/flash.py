@@ -1,0 +1,86 @@
+"""The flash kernel: attention over the tiles with unmasked pairs in one pass, forward and backward."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..backends.base import FlashTiles
+from ..backends.registry import BACKENDS, reasons_against
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.problem import Problem
+from ..core.score_forms import DotPairs
+from ..tiles.mask_tiles import distinct_matrices, sampled_layouts
+from ..tiles.tile_bits import MIN_FULL_RUN, TILE_SIZE
+from .base import EVERY_GRADIENT, Cost, FlashWork, Result
+from .custom_op import apply_kernel, register
+from .planning.unit_costs import OPERATOR, RESULT, bytes_read, total_width
+
+EXTRA = 2.0
+"""The cost of softcap, dropout or a bias on a pair, in passes (`Cost.passes`)."""
+BIAS_CALLS = 60.0
+"""Overhead of a bias, in calls: its numbers by distance."""
+
+
+class FlashKernel:
+    """Flash attention (Dao et al. 2022, arXiv 2205.14135): one pass over the tiles, no weights in memory."""
+
+    name = "cpu_flash"
+
+    def __init__(self) -> None:
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Scores that are no dot products, and what no backend computes over tiles."""
+        reasons = []
+        if problem.operator != "softmax":
+            reasons.append(f"its code computes softmax attention; this is {problem.operator}")
+        if not isinstance(problem.pairs, DotPairs):
+            reasons.append("its code computes dot products; this score is additive")
+        reasons += reasons_against([each for each in BACKENDS if each.flash is not None], problem.value)
+        return reasons or _tiles(problem.value).why_not(problem)
+
+    def cost(self, problem: Problem) -> Cost:
+        """The work over the tiles with unmasked pairs."""
+        share, found = sampled_layouts(problem, TILE_SIZE, MIN_FULL_RUN)
+        pairs = _tiles(problem.value).visited_pairs(problem)
+        numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
+        rows = min(problem.queries, 4 * TILE_SIZE[0])
+        width = total_width(problem)
+        extras = 2 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
+        return Cost(
+            flops=0.0,
+            native=FlashWork(2.0 * pairs * width, pairs, packed=pairs / max(rows, 1) * width),
+            bytes=share * sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
+            passes=EXTRA * extras * pairs + RESULT * numbers,
+            moved=bytes_read(problem),
+            calls=OPERATOR + BIAS_CALLS * (problem.bias is not None),
+        )
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        """Those of all tensors."""
+        return EVERY_GRADIENT
+
+    def run(self, problem: Problem) -> Result:
+        """Output and log-sum-exp."""
+        return apply_kernel(problem, self)
+
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a batched problem."""
+        return _tiles(batched.value).forward(batched)
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of a batched problem."""
+        return _tiles(batched.value).backward(batched, saved)
+
+    def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
+        """Write the result of a batched problem, or merge it with that of other keys, which stands there."""
+        return _tiles(batched.value).forward_into(batched, output, lse, accumulate=accumulate)
+
+    def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
+        """Write the gradients of a batched problem, or add them to those that stand there; of the bias, always add."""
+        return _tiles(batched.value).backward_into(batched, saved, into, accumulate=accumulate)
+
+
+def _tiles(value: Tensor) -> FlashTiles:
+    """Who computes tensors of this device and dtype over tiles."""
+    return next(each.flash for each in BACKENDS if each.flash is not None and each.runs(value))

@@ -1,0 +1,110 @@
+"""The weights of tiles, recomputed from the log-sum-exp of their rows, and the pass over them that serves all lenses.
+
+The weights of a tile are exp(scores - lse) (Dao et al. 2022, arXiv 2205.14135, section 3.1, does so backward). One pass
+over the tiles that the mask leaves serves all lenses. It takes the products of queries and keys once more, half of
+the flops of the forward pass, and one exponential per pair. A backend may compute reductions without a tile in
+memory; the others get tiles, of all heads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backends.base import TileWriter
+from ..backends.registry import BACKENDS
+from ..core.batched_problem import BatchedProblem
+from ..core.log_sum_exp import with_exact_lse
+from ..core.problem import Problem
+from ..core.torch_modes import under_transform, without_autocast
+from ..errors import ConfigurationError
+from ..lenses import Lens, LensState, NativeReduction, Reduction, WeightTile
+from ..lenses.forms import FAR
+from ..tiles.mask_tiles import batch_layouts, split_slice
+from ..tiles.tile_size import MIN_TILE_SIDE, batches_per_tile, tile_size
+from .part_reductions import pass_over, prefers_parts, reduce_parts
+
+WEIGHTS_PER_TILE = 2**19
+"""The number of weights in a tile, over all batches and heads: more would not fit into the processor's caches."""
+
+
+def start_lenses(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensState[Any]]:
+    """Start each lens on the problem; equal lenses share one state.
+
+    Raises:
+        ConfigurationError: something else than a lens; and what each lens says of a problem that does not fit.
+    """
+    looks: dict[Lens, LensState[Any]] = {}
+    for lens in lenses:
+        if isinstance(lens, type) or not isinstance(lens, Lens):
+            raise ConfigurationError(f"observe needs lenses from regard.lenses, such as Entropy(); one is {lens!r}")
+        if lens not in looks:
+            looks[lens] = lens.start(problem)
+    return looks
+
+
+def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> None:
+    """Add the weights of a problem without NaN to reductions: by native code where it can, else tile by tile.
+
+    Raises:
+        ConfigurationError: under torch.compile or torch.func.
+    """
+    reductions = list(reductions)
+    if not reductions:
+        return
+    if under_transform():
+        raise ConfigurationError(
+            "of all lenses only Weights works under torch.compile and torch.func: call observe outside"
+        )
+    with torch.no_grad(), without_autocast(problem.value.device.type):
+        problem, lse = with_exact_lse(problem, lse)
+        reductions = _run_in_one_pass(problem, lse, reductions)
+        if not reductions:
+            return
+        for tile in _tiles(problem, lse, terms=any(reduction.needs_entropy_terms for reduction in reductions)):
+            for reduction in reductions:
+                reduction.add(tile)
+
+
+def _run_in_one_pass(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:
+    """Run the reductions that a backend adds up without storing weights; returns the others."""
+    able = [reduction for reduction in reductions if isinstance(reduction, NativeReduction)]
+    weights = pass_over(problem) if able else None
+    if weights is None:
+        return reductions
+    forms = {reduction: form for reduction in able if (form := reduction.native()) is not None}
+    if forms:
+        batched = BatchedProblem.from_problem(problem)
+        lse = lse.reshape(batched.shape[:3])
+        if prefers_parts(problem):
+            reduce_parts(problem, lse, list(forms.values()))
+        else:
+            weights.reduce(batched, lse, list(forms.values()))
+    return [reduction for reduction in reductions if reduction not in forms]
+
+
+def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile]:
+    """Tiles of weights one after another, in a buffer that the next one overwrites."""
+    batched, size = BatchedProblem.from_problem(problem), tile_size(problem, WEIGHTS_PER_TILE)
+    batches, heads, queries, _ = batched.shape
+    # A row that attends to nothing, or to NaN, has weights 0.
+    lse = lse.reshape(batches, heads, queries, 1)
+    lse = torch.where(lse.isfinite(), lse, FAR)
+    for part in batch_layouts(problem, (size[0], MIN_TILE_SIDE), 1):
+        for batch in split_slice(part.batch, batches_per_tile(problem, WEIGHTS_PER_TILE)):
+            weights = tile_writer(batched.part(batch), lse[batch])
+            for row in part.layout.rows:
+                for run in row.runs:
+                    for columns in split_slice(run.columns, size[1]):
+                        made = weights.tile(row.rows, columns, masked=run.masked, terms=terms)
+                        yield WeightTile(*made, batch, row.rows, columns)
+
+
+def tile_writer(batched: BatchedProblem, lse: Tensor) -> TileWriter:
+    """What computes the weights of tiles of a problem; lse (b, H, M, 1), `FAR` for rows whose weights are 0."""
+    able = (each.weights for each in BACKENDS if each.runs(batched.pairs.query, batched.pairs.key))
+    found = (weights.writer(batched, lse) for weights in able if weights is not None)
+    return next(writer for writer in found if writer is not None)

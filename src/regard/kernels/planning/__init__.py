@@ -1,0 +1,1 @@
+"""Planning: which kernel computes a problem, and why; prices of work."""

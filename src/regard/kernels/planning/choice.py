@@ -1,0 +1,414 @@
+"""The choice of a kernel by predicted time, and the plan that explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from ... import native
+from ...biases import Bias
+from ...biases.base import Sum
+from ...biases.score_mod import ScoreModBias
+from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ...core.operator import OPERATORS, Operator, operator_named
+from ...core.problem import Problem
+from ...core.score_forms import DotPairs
+from ...core.torch_modes import functorch_active, under_dispatch_mode
+from ...errors import ConfigurationError, KernelError, nearest
+from ...masks import Mask
+from ...masks.base import BinaryMask, Not
+from ...masks.causal import Causal
+from ...tiles.dense_mask import is_one_causal_query, is_square_causal
+from ..additive import AdditiveKernel
+from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, OwnGradient, Result
+from ..block_sparse import BlockSparseKernel
+from ..custom_op import apply_kernel, register
+from ..decode import DecodeKernel
+from ..decomposed import DecomposedKernel
+from ..flash import FlashKernel
+from ..flex import FlexKernel
+from ..reference import ReferenceKernel, formula
+from ..sdpa import SdpaKernel
+from ..short import ShortKernel
+from ..tiled import TiledKernel
+from . import rates
+from .rates import predicted_seconds
+
+PLAIN_KERNEL = SdpaKernel()
+"""The kernel of plain problems that are small, or off the CPU and without a gradient: no times are compared."""
+
+SHORT, DECODE = ShortKernel(), DecodeKernel()
+FLASH, BLOCK_SPARSE, ADDITIVE, TILED = FlashKernel(), BlockSparseKernel(), AdditiveKernel(), TiledKernel()
+
+KERNELS: tuple[Kernel, ...] = (
+    PLAIN_KERNEL,
+    SHORT,
+    DECODE,
+    FLASH,
+    BLOCK_SPARSE,
+    FlexKernel(),
+    DecomposedKernel((FLASH, ADDITIVE, TILED), without_bias=(BLOCK_SPARSE,)),
+    ADDITIVE,
+    TILED,
+    ReferenceKernel(),
+)
+"""The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
+of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
+
+MAX_CHOICES = 4096
+"""The number of memoized choices at which the memo is cleared."""
+
+LARGEST_EXACT_LENGTH = 64
+"""Longer lengths are rounded in the memo's key; below, the fastest kernel changes from length to length."""
+
+MAX_UNCOMPARED_LENGTH = 256
+"""The most queries and keys on the CPU of which the kernel is known by their sizes: no times are compared."""
+
+STREAMED, MOST_STREAMING = {torch.float32: 2**18, torch.bfloat16: 2**15, torch.float16: 2**15}, 16
+"""From so many numbers of keys and values for each query on, and up to so many queries, `DECODE`, which reads them as
+they are, is faster than `SHORT`, which lays them out, but where each head has as many queries as keys. Numbers of 16
+bits are widened to be laid out."""
+
+MAX_PLAIN_PAIRS, MAX_PLAIN_NUMBERS = 2**16, 2**17
+"""The most query-key pairs, and numbers of all values, of a plain problem on the CPU that `PLAIN_KERNEL` computes
+without a comparison: up to there it is done before another kernel has started."""
+
+UNVECTORISED = "plain"
+"""The variant of the native code without vector instructions, beside which torch's operator may be the faster one at
+any size."""
+
+_chosen: dict[tuple, Kernel] = {}
+
+AnyKernel = TypeVar("AnyKernel", bound=Kernel)
+
+
+def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
+    """The kernels of the problem's operator."""
+    return KERNELS if problem.operator == "softmax" else operator_named(problem.operator).kernels
+
+
+def forward_mode_kernel(problem: Problem) -> Kernel:
+    """The kernel under forward-mode differentiation: the last of the operator's, by plain torch operations alone."""
+    return kernels_of(problem)[-1]
+
+
+def _reasons_against(kernel: Kernel, problem: Problem, *, forward_mode: bool) -> list[str]:
+    """The reasons why a kernel cannot compute the problem, `why_not` and those of forward-mode differentiation."""
+    reasons = kernel.why_not(problem)
+    if forward_mode and kernel is not (last := forward_mode_kernel(problem)):
+        return [f"only kernel={last.name!r} has forward-mode derivatives (torch.func.jvp, jacfwd, hessian)", *reasons]
+    return reasons
+
+
+def choose(problem: Problem, name: str | None = None) -> Kernel:
+    """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
+
+    Four cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); small
+    problems, and plain ones of few pairs or off the CPU without a gradient, have that of `uncompared_kernel`; all other
+    plain ones under torch.compile have `PLAIN_KERNEL`; and for what is not plain under torch.compile and torch.func,
+    where tensors have no values yet, the choice is made when the function runs.
+
+    Raises:
+        KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
+    """
+    forward_mode = forward_ad._current_level >= 0  # `under_forward_mode` without a call, on the way of every attention
+    if name is None:
+        if forward_mode:
+            kernel = forward_mode_kernel(problem)
+            if kernel.why_not(problem):
+                raise _no_kernel_error(problem, "it has no forward-mode derivatives")
+            return kernel
+        if (kernel := uncompared_kernel(problem)) is not None:
+            return kernel
+        if torch.compiler.is_compiling() or functorch_active():
+            if not _is_plain(problem):
+                return _deferred_choices[problem.operator]
+            if torch.compiler.is_compiling():
+                return PLAIN_KERNEL
+        return _memoized_choice(problem)
+    kernels = kernels_of(problem)
+    kernel = next((kernel for kernel in kernels if kernel.name == name), None)
+    if kernel is None:
+        raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in kernels])}")
+    reasons = _reasons_against(kernel, problem, forward_mode=forward_mode)
+    if not reasons and not _agrees(kernel, problem):
+        reasons = kernel.why_not(problem)
+    if reasons:
+        raise KernelError(
+            f"kernel {name!r} cannot compute this: {'; '.join(reasons)}. Leave kernel out to let one be chosen; "
+            "regard.explain(...) says which"
+        )
+    return kernel
+
+
+def _memoized_choice(problem: Problem) -> Kernel:
+    """The kernel of `_lowest_time`, memoized for problems of about the same sizes and the same mask."""
+    key = _signature(problem)
+    if (kernel := _chosen.get(key)) is None:
+        if len(_chosen) >= MAX_CHOICES:
+            _chosen.clear()
+        kernel = _chosen[key] = _lowest_time(problem)
+    return kernel
+
+
+def _lowest_time(problem: Problem) -> Kernel:
+    """The kernel with the lowest predicted time of those that can compute the problem, of equal times the first."""
+    able = [kernel for kernel in kernels_of(problem) if not kernel.why_not(problem)]
+    if not able:
+        raise _no_kernel_error(problem)
+    return _fastest_that_agrees(able, problem)
+
+
+def _fastest_that_agrees(able: Sequence[AnyKernel], problem: Problem) -> AnyKernel:
+    """The kernel with the lowest predicted time whose self-check, if it has one, passes."""
+    by_time = sorted(able, key=lambda kernel: _seconds(kernel, problem))
+    return next(kernel for kernel in by_time if _agrees(kernel, problem))
+
+
+def _agrees(kernel: Kernel, problem: Problem) -> bool:
+    """Whether a kernel that compares itself with the reference at its first use agrees; true for any other."""
+    return not isinstance(kernel, CheckedKernel) or kernel.agrees(problem)
+
+
+def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
+    """The error where no kernel can compute a problem, with the reasons of each.
+
+    otherwise: the reason against a kernel whose `why_not` is empty.
+    """
+    reasons = (f"{kernel.name}: {', '.join(kernel.why_not(problem)) or otherwise}" for kernel in kernels_of(problem))
+    return KernelError(
+        f"no kernel of the operator {problem.operator!r} can compute this: {'; '.join(reasons)}. Leave out what they "
+        "refuse, or register the operator with a kernel that computes it"
+    )
+
+
+def uncompared_kernel(problem: Problem) -> Kernel | None:
+    """The kernel that `choose` takes without comparing times; None where it compares them.
+
+    The first row that fits decides; small (at most 256 queries and keys) and few (at most 2^16 pairs, and 2^17 numbers
+    of values) as in the constants of this file. Plain is what torch's operator computes on its fast path, `_is_plain`.
+
+        | problem, not traced by torch.compile or torch.func   | gradient | kernel    |
+        | ---------------------------------------------------- | -------- | --------- |
+        | small, CPU, many keys for each query, or one query   | no       | decode    |
+        | small, CPU, one query of float32 over all keys       | no       | sdpa      |
+        | small, CPU, whatever `short` computes                | any      | short     |
+        | plain, CPU, few pairs                                | no       | sdpa      |
+        | plain, CPU, few pairs, float32 and float64           | yes      | sdpa      |
+        | plain, another device                                | no       | sdpa      |
+        | all others; small ones in native code of `plain`     | any      | compared  |
+
+    Traced, only the rows of plain problems are left, without a mask and without a gradient.
+    """
+    traced = torch.compiler.is_compiling() or functorch_active()
+    if not traced and _is_small(problem):
+        if native.variant_in_use() == UNVECTORISED:
+            return None
+        if (kernel := _small_kernel(problem)) is not None:
+            return kernel
+    if not _is_plain(problem):
+        return None
+    if not problem.value.is_cpu:
+        return None if problem.inputs_require_grad() else PLAIN_KERNEL
+    if problem.value.dtype in (torch.bfloat16, torch.float16) and problem.inputs_require_grad():
+        return None  # of which torch's backward pass takes up to sixty times as long as the forward pass
+    pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
+    return PLAIN_KERNEL if pairs <= MAX_PLAIN_PAIRS and problem.value.numel() <= MAX_PLAIN_NUMBERS else None
+
+
+def _is_small(problem: Problem) -> bool:
+    """Whether lengths are small enough for `SHORT` on the CPU, and its units enough for all threads or little work."""
+    rows, value = problem.queries, problem.value
+    if rows > MAX_UNCOMPARED_LENGTH or problem.keys > MAX_UNCOMPARED_LENGTH or not value.is_cpu:
+        return False
+    if type(value) not in (Tensor, Parameter) or under_dispatch_mode():  # that mode wants to see torch's operator
+        return False
+    units = value.shape[:-2].numel()
+    return units >= torch.get_num_threads() or units * rows * problem.keys <= MAX_PLAIN_PAIRS // 8
+
+
+def _small_kernel(problem: Problem) -> Kernel | None:
+    """The kernel of a problem that `_is_small`, by what each query reads; None where that does not tell."""
+    if problem.operator == "softmax" and not problem.inputs_require_grad():
+        if (_streams(problem) or _is_step(problem)) and not DECODE.why_not(problem):
+            return DECODE
+        if _is_plain_step(problem) and not PLAIN_KERNEL.why_not(problem):
+            return PLAIN_KERNEL
+    return None if SHORT.why_not(problem) else SHORT
+
+
+def _streams(problem: Problem) -> bool:
+    """Whether each query has so many keys and values to read that laying them out, as `SHORT` does, does not pay."""
+    queries, value = problem.queries, problem.value
+    least = STREAMED.get(value.dtype)
+    if least is None or not 0 < queries <= MOST_STREAMING or queries == problem.keys:
+        return False
+    return problem.pairs.key.numel() + value.numel() >= least * queries and DECODE.is_one_call(problem)
+
+
+def _is_step(problem: Problem) -> bool:
+    """Whether one query of each head attends to all its keys, by one call of native code."""
+    one = problem.queries == 1 and (problem.mask is None or is_one_causal_query(problem))
+    return one and problem.softcap is None and problem.dropout is None and DECODE.is_one_call(problem)
+
+
+def _is_plain_step(problem: Problem) -> bool:
+    """Whether one query of each head attends to all its keys in float32: one call of torch's operator."""
+    query, value = problem.pairs.query, problem.value
+    return (
+        query.shape[-2] == 1
+        and value.dtype is torch.float32
+        and query.shape[:-2] == value.shape[:-2]
+        and problem.bias is None
+        and (problem.mask is None or is_one_causal_query(problem))
+    )
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Whether torch's operator computes the problem on its fast path: dot products alone, equal heads, equal dims.
+
+    All pairs, or those of a causal mask as torch has it. One query (a decoding step) and grouped heads are not plain.
+    """
+    if not (
+        (problem.mask is None or isinstance(problem.mask, Causal))
+        and problem.bias is None
+        and problem.softcap is None
+        and problem.sinks is None
+        and problem.dropout is None
+        and not problem.wants_lse
+        and isinstance(problem.pairs, DotPairs)
+        and problem.operator == "softmax"
+    ):
+        return False
+    query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
+    even = query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
+    if not even or (problem.mask is not None and not is_square_causal(problem)):
+        return False
+    # Under a transform the kernels differ in what they can do with a mask or a gradient.
+    simplest = problem.mask is None and not problem.inputs_require_grad()
+    return simplest or not (torch.compiler.is_compiling() or functorch_active())
+
+
+def _signature(problem: Problem) -> tuple:
+    """The memo key: the features, sizes and options that a choice depends on; of a mask its classes and its hash.
+
+    Lengths are rounded: while text is generated, each call has one key more than the last. Problems of one key share a
+    choice, and the kernel is not asked `why_not` again. So a reason against a kernel may depend on what is in the key
+    alone, as a most length that is a power of two does, unless it is about time or memory and not about what the kernel
+    can compute (`MAX_BITS` of cpu_flash).
+    """
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    queries, keys = problem.queries, problem.keys
+    return (
+        problem.operator,
+        type(problem.pairs),
+        *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
+        *(_rounded_length(queries), _rounded_length(keys), queries == keys),
+        *(type(value), value.dtype, value.device, query.stride(-1)),
+        _mask_key(problem.mask),
+        *(_bias_key(problem.bias), problem.bias_requires_grad()),
+        *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
+        _rounded_shift(problem.shift),
+        problem.inputs_require_grad(),
+        # As `rates.rates_key`, without a call on the way of every attention.
+        torch.get_num_threads(),
+        native.variant_in_use(),
+        rates.times_saved,
+    )
+
+
+def _mask_key(mask: Mask | None) -> Hashable:
+    """The classes and the hash of a mask. Dataclasses of equal fields have equal hashes, whatever their class."""
+    if isinstance(mask, BinaryMask):
+        return type(mask), _mask_key(mask.left), _mask_key(mask.right)
+    return type(mask), _mask_key(mask.mask) if isinstance(mask, Not) else hash(mask)
+
+
+def _bias_key(bias: Bias | None) -> Hashable:
+    """The classes of a bias and of its parts; of a function also whether it computes many pairs at once."""
+    if isinstance(bias, Sum):
+        return _bias_key(bias.left), _bias_key(bias.right)
+    return (ScoreModBias, bias.function.elementwise) if isinstance(bias, ScoreModBias) else type(bias)
+
+
+def _rounded_length(length: int) -> int:
+    """A length, rounded to within a sixteenth above LARGEST_EXACT_LENGTH.
+
+    Lengths up to a power of two are never rounded as those above it: the most queries and keys of a kernel are such.
+    """
+    if length <= LARGEST_EXACT_LENGTH:
+        return length
+    before = length - 1
+    dropped = before.bit_length() - 5
+    return (before >> dropped << dropped) + 1
+
+
+def _rounded_shift(shift: int | None) -> int | None:
+    """A shift rounded to within a sixteenth, or None; a shard far ahead has other tiles than a near one."""
+    return shift if shift is None else (_rounded_length(shift) if shift >= 0 else -_rounded_length(-shift))
+
+
+def _seconds(kernel: Kernel, problem: Problem) -> float:
+    return predicted_seconds(kernel.cost(problem), problem)
+
+
+class _DeferredChoice:
+    """A kernel that chooses another at run time, when tensors have values: for calls under torch.compile or vmap."""
+
+    def __init__(self, operator: str) -> None:
+        self.name = f"{operator}: auto"
+        register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        return []
+
+    def cost(self, problem: Problem) -> Cost:
+        return Cost(0.0, 0.0)
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        return EVERY_GRADIENT
+
+    def run(self, problem: Problem) -> Result:
+        return apply_kernel(problem, self)
+
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        return fastest_own_gradient(batched.problem).forward(batched)
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        return fastest_own_gradient(batched.problem, bias=saved.needs_bias_grad).backward(batched, saved)
+
+
+def fastest_own_gradient(problem: Problem, *, bias: bool = False) -> OwnGradient:
+    """The fastest kernel with a backward of its own; one that computes the gradient of a bias if `bias` is true."""
+    needed = INPUT_GRADIENTS if not bias else EVERY_GRADIENT
+    able = [
+        kernel
+        for kernel in kernels_of(problem)
+        if isinstance(kernel, OwnGradient) and kernel.gradients(problem) >= needed and not kernel.why_not(problem)
+    ]
+    if not able:
+        raise _no_kernel_error(problem, "it has no backward of its own, as torch.compile and torch.func need")
+    return _fastest_that_agrees(able, problem)
+
+
+_deferred_choices: dict[str, _DeferredChoice] = {}
+
+
+def register_operator(operator: Operator) -> Operator:
+    """Register an operator by its name, for kernel dispatch, autograd, lenses and recordings.
+
+    Raises:
+        ConfigurationError: another operator has that name.
+    """
+    if OPERATORS.setdefault(operator.name, operator) is not operator:
+        raise ConfigurationError(f"there is another operator {operator.name!r}: each needs a name of its own")
+    _deferred_choices[operator.name] = _DeferredChoice(operator.name)
+    return operator
+
+
+SOFTMAX = register_operator(Operator("softmax", lambda scores: scores, formula, KERNELS))

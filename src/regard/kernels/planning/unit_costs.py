@@ -1,0 +1,257 @@
+"""Unit costs of the kernels' work, in passes and calls, and the counting of work that kernels share.
+
+A pass is the time of an element-wise operator for one number in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from ...biases.base import TensorBias
+from ...biases.relative import RelativeBias
+from ...core.problem import Problem
+from ...core.score_forms import AdditivePairs
+from ...tiles.mask_tiles import distinct_matrices, sampled_layouts
+from ...tiles.tile_size import MIN_TILE_SIDE, SCORES_PER_TILE, split_batches, tile_size
+from ..base import BACKWARD, Cost, FlashWork
+from .rates import REUSED_BYTES
+
+TILE_RESULT = 12.0
+"""Passes per number of the output for each tile: scaled by the new maximum, added to, checked."""
+
+
+def tilewise_cost(problem: Problem, tile: int) -> Cost:
+    """The work over the tiles with unmasked pairs, some eight passes over each."""
+    size, heads = tile_size(problem, tile), problem.weights_shape[-3] if problem.heads else 1
+    (masks, biases), alike = distinct_matrices(problem), isinstance(problem.bias, RelativeBias)
+    of_bias = 0.0 if alike else bias_passes(problem) * biases
+    pairs = tiles = at_once = asked = 0.0
+    share, found = sampled_layouts(problem, (size[0], MIN_TILE_SIDE), 1)
+    for batch, rows in split_batches(problem, found, tile):
+        for row in rows:
+            height = (row.rows.stop - row.rows.start) * (batch.stop - batch.start) * heads
+            for run in row.runs:
+                width = run.columns.stop - run.columns.start
+                pairs += height * width
+                tiles += math.ceil(width / size[1])
+                at_once = max(at_once, height)
+                of_mask = MASK * min(masks, heads * (batch.stop - batch.start)) * run.masked
+                asked += (row.rows.stop - row.rows.start) * width * (of_mask + of_bias)
+    pairs, tiles, asked = share * pairs, share * tiles, share * asked
+    numbers = at_once * problem.value.shape[-1]
+    extras = CAP * (problem.softcap is not None) + DROP * (problem.dropout is not None) + 2.0 * bool(biases)
+    many = max(min(size[0], problem.queries), 1)
+    flops, streamed = product_work(pairs, many, total_width(problem))
+    return Cost(
+        flops=flops,
+        streamed=streamed,
+        bytes=4.0 * 4 * min(max(tile, heads * size[0] * size[1]), problem.weights_shape.numel())
+        + widened_bytes(problem)
+        + result_bytes(problem),
+        passes=(TILEWISE + extras) * pairs
+        + tiles * (startup_passes(many, at_once / many) + TILE_RESULT * numbers)
+        + evaluated(problem, asked)
+        + WIDEN * widened_numbers(problem),
+        moved=bytes_read(problem, again=pairs / max(problem.weights_shape[:-2].numel() * many * problem.keys, 1)),
+        calls=OPERATOR + 20.0 + 35.0 * tiles + 30.0 * bool(masks) + 120.0 * bool(biases),
+    )
+
+
+def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
+    """Add `passes` per feature and visited pair to a cost, if the score is additive."""
+    if not isinstance(problem.pairs, AdditivePairs):
+        return cost
+    width = problem.value.shape[-1] + problem.pairs.query.shape[-1]
+    rows = max(min(tile_size(problem, SCORES_PER_TILE)[0], problem.queries), 1)
+    visited = (cost.flops / 2.0 + cost.torch.streamed * rows) / width if width else 0.0
+    features = problem.pairs.query.shape[-1]
+    return replace(
+        cost,
+        flops=2.0 * visited * problem.value.shape[-1],
+        torch=FlashWork(),
+        passes=cost.passes + passes * visited * features,
+    )
+
+
+ROW = 300.0
+"""Passes per row, up to OVERHEAD_ROWS rows, of a dense kernel for one batch and head, in addition to its products."""
+
+
+TRAINED_STARTUP = 2.0
+"""The factor on that overhead in training: the backward pass has more and smaller products."""
+
+
+OVERHEAD_ROWS = 32
+"""The number of rows of a rectangle that have the overhead ROW; further rows have none."""
+
+
+OPERATOR = 35.0
+"""Overhead of one of our operators, in calls: flattening, checking and rebuilding the problem."""
+
+
+RESULT = 3.0
+"""Passes per number of the output of one of our operators: checked, merged, copied."""
+
+
+TILEWISE = 12.0
+"""Passes per pair in the online softmax of tiles: maximum, difference, exponential, sum."""
+
+
+WEIGHTS = 19.0
+"""Passes per pair where all weights are in memory at once."""
+
+
+WIDEN = 3.0
+"""Passes per number of 16 bits that is converted to float32."""
+
+
+SELECT = 18.0
+"""Passes per number selected by a boolean, which torch does not vectorise."""
+
+
+MASK = 30.0
+"""Passes per pair on which a mask is evaluated, once for equal batches and heads, and converted to a float."""
+
+
+VALUE, COPIED_VALUE = 80.0, 2.0
+"""Passes per pair on which a bias is evaluated, once for equal batches and heads; and on which its values are copied,
+from those of the diagonals or from a tensor."""
+
+
+CAP = 25.0
+"""Passes per pair for softcap, a hyperbolic tangent."""
+
+
+DROP = 20.0
+"""Passes per pair for dropout."""
+
+
+FEATURE = 28.0
+"""Passes per feature and pair of an additive score in plain torch: a sum, a tangent, a product."""
+
+
+TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
+"""From so many rows on, torch's flash kernel computes blocks of so many."""
+
+
+TORCH_COLUMNS = 512
+"""The keys of its blocks; with a causal mask it skips those that are masked."""
+
+
+NARROW_PRODUCT = 8.0
+"""The columns that a product of torch's with a block of keys takes as long as, in addition to those that it has."""
+
+
+REREAD, REREAD_WIDENED = 0.25, 0.7
+"""The time to read numbers again that are in a core's own cache, of that to read them first; and of 16 bits, which are
+widened again."""
+
+
+MIN_PACKED_ROWS = 16
+"""The fewest rows for which torch's products pack keys and values; a few rows read them as they are."""
+
+
+def heads_per_key(problem: Problem) -> int:
+    """Query heads per key head, 1 at least."""
+    return max(problem.pairs.query.shape[-3] // max(problem.value.shape[-3], 1), 1) if problem.heads else 1
+
+
+def total_width(problem: Problem) -> int:
+    """Key dim plus value dim."""
+    return problem.pairs.query.shape[-1] + problem.value.shape[-1]
+
+
+def torch_flash_width(problem: Problem) -> int:
+    """Key dim plus value dim in torch's flash kernel, which pads both to the larger one."""
+    return 2 * max(problem.pairs.query.shape[-1], problem.value.shape[-1])
+
+
+def startup_passes(rows: int, rectangles: float) -> float:
+    """Overhead of dense rectangles of so many rows, in passes."""
+    return ROW * min(rows, OVERHEAD_ROWS) * rectangles
+
+
+def torch_flash_startup(problem: Problem, rows: int, rectangles: float) -> float:
+    """`startup_passes` of rectangles whose gradient is by torch's flash kernel too."""
+    return startup_passes(rows, rectangles) * (TRAINED_STARTUP if problem.inputs_require_grad() else 1.0)
+
+
+def bytes_read(problem: Problem, *, again: float = 1.0) -> float:
+    """Bytes of keys and values that are read, `again` times; query heads of a group find them in the cache."""
+    value = problem.value
+    return again * value.element_size() * value.shape[:-2].numel() * problem.keys * total_width(problem)
+
+
+def torch_flash_work(problem: Problem, pairs: float, rows: int, columns: float | None = None) -> FlashWork:
+    """The work of torch's flash kernel over so many pairs, in rectangles of so many rows and columns, by default all.
+
+    Few rows are one block; of more, blocks of 32, 64 or 256 rows pack the keys and values anew.
+    """
+    width = torch_flash_width(problem)
+    height = next(block for least, block in TORCH_BLOCKS if rows >= least)
+    many = max(min(height, rows), 1)
+    numbers = pairs / many * width
+    tiles = pairs / many / max(min(columns or problem.keys, TORCH_COLUMNS), 1)
+    few = rows < MIN_PACKED_ROWS
+    if few and rows == problem.queries:  # each query head of a group reads the keys, all but the first from the cache
+        group = heads_per_key(problem)
+        again = REREAD if problem.value.element_size() >= 4 else REREAD_WIDENED
+        numbers *= (1 + again * (group - 1)) / group
+        if rows == 1 and problem.value.dtype == torch.bfloat16:  # it is doubled: see `without_single_row`
+            numbers *= 1 + again
+    flops = 2.0 * pairs * width * (1 + NARROW_PRODUCT / max(min(columns or problem.keys, TORCH_COLUMNS), 1))
+    return FlashWork(flops, pairs, 0.0 if few else numbers, numbers if few else 0.0, tiles)
+
+
+def product_work(pairs: float, rows: int, width: int) -> tuple[float, float]:
+    """Flops of torch's products over so many pairs, in rectangles of so many rows, and numbers that few rows stream."""
+    return 2.0 * pairs * width, pairs / max(rows, 1) * width if rows < MIN_PACKED_ROWS else 0.0
+
+
+def bias_passes(problem: Problem) -> float:
+    """Passes per pair on which the bias is evaluated."""
+    return COPIED_VALUE if isinstance(problem.bias, RelativeBias | TensorBias) else VALUE
+
+
+def evaluated(problem: Problem, passes: float, *, times: int = 2, backward: float = BACKWARD) -> float:
+    """The part of `Cost.passes` that evaluating a mask or bias takes.
+
+    In training it is evaluated `times` times in all, whatever the backward pass repeats of the rest. backward:
+    `Cost.backward`.
+    """
+    return passes * times / (1 + backward) if problem.inputs_require_grad() else passes
+
+
+def widened_numbers(problem: Problem) -> float:
+    """Numbers of keys and values that are converted to float32, in new memory: all of those of 16 bits."""
+    numbers = problem.value.shape[:-2].numel() * problem.keys * total_width(problem)
+    return float(numbers) if problem.value.element_size() < 4 else 0.0
+
+
+def result_bytes(problem: Problem) -> float:
+    """Bytes of fresh memory for the output of torch's operators, whose memory may be used again where it is small."""
+    value = problem.value
+    size = float(value.element_size() * problem.weights_shape[:-1].numel() * value.shape[-1])
+    return size if size >= REUSED_BYTES else 0.0
+
+
+def widened_bytes(problem: Problem) -> float:
+    """Bytes of fresh memory for them: keys and values have one tensor each, whose memory may be used again."""
+    size = 4.0 * widened_numbers(problem)
+    return size if size / 2 >= REUSED_BYTES else 0.0
+
+
+def torch_flash_cost(problem: Problem, *, causal: bool) -> Cost:
+    """The cost of torch's flash kernel over all pairs, or over the tiles that is_causal leaves."""
+    pairs, leading = problem.weights_shape.numel(), problem.weights_shape[:-2].numel()
+    share = min(0.5 + TORCH_COLUMNS / (2 * problem.queries), 1.0) if causal and problem.queries else 1.0
+    return Cost(
+        flops=0.0,
+        bytes=result_bytes(problem),
+        passes=torch_flash_startup(problem, problem.queries, leading),
+        moved=bytes_read(problem),
+        torch=torch_flash_work(problem, pairs * share, problem.queries),
+    )

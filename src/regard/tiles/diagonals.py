@@ -1,0 +1,74 @@
+"""Masks and biases that depend on the distance of query and key alone: one number for each diagonal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..biases import RelativeBias
+from ..core.grid import Grid
+from ..core.problem import Problem
+
+
+def distances(problem: Problem) -> Tensor:
+    """The distances of key and query on the diagonals, from the last query's first key to the first query's last.
+
+    Shapes: (M + N - 1,). By default queries are at the last key positions, and the last query's first key is N - 1
+    positions before it.
+
+    Raises:
+        AssertionError: positions that are not equally spaced, and so have no diagonals of one distance.
+    """
+    if (shift := problem.shift) is None:
+        raise AssertionError("diagonals of a problem whose positions are not equally spaced")
+    steps = torch.arange(1 - problem.keys + shift, problem.queries + shift, device=problem.value.device)
+    return steps * problem.step
+
+
+def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:
+    """The bias of a problem on each of its diagonals, (heads, M + N - 1), if it fits the problem."""
+    problem.bias_values(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if it does not
+    return bias.values_at(distances(problem))
+
+
+class Diagonals:
+    """Mask and bias of each diagonal, -inf where masked: (1 or H, M + N - 1), from the last query's first key on.
+
+    A tile of it is a window that moves by one from row to row. Memory is read so only where rows are taken in reverse:
+    then pair (i, j) of a tile is number i + j of its line.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.queries = problem.queries
+        dtype = torch.promote_types(problem.value.dtype, torch.float32)
+        distance = distances(problem)
+        line = torch.zeros(1, len(distance), dtype=dtype, device=distance.device)
+        if isinstance(problem.bias, RelativeBias):
+            line = bias_along(problem, problem.bias).to(dtype)
+        if problem.mask is not None:
+            grid = Grid(torch.zeros(1, dtype=torch.int64, device=distance.device), distance, heads=False)
+            line = line.masked_fill(~problem.mask.evaluate(grid).view(1, -1), float("-inf"))
+        self.line = line.contiguous()
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> Diagonals | None:
+        """The diagonals of a problem; None if its mask or bias depends on more than the distance."""
+        some = problem.queries > 0 and problem.keys > 0
+        return cls(problem) if some and cls.suffice_for(problem) else None
+
+    @staticmethod
+    def suffice_for(problem: Problem) -> bool:
+        """Whether a problem has a mask or a bias, and neither depends on more than the distance."""
+        mask, bias = problem.mask, problem.bias
+        return (
+            problem.shift is not None
+            and (mask is None or mask.by_distance)
+            and (bias is None or isinstance(bias, RelativeBias))
+            and not (mask is None and bias is None)
+        )
+
+    def reversed_tile(self, rows: slice, columns: slice) -> Tensor:
+        """The additive mask of a tile with its rows in reverse order: (1, 1 or H, m, n), a view."""
+        heads, length = self.line.shape
+        size = (1, heads, rows.stop - rows.start, columns.stop - columns.start)
+        return self.line.as_strided(size, (0, length, 1, 1), columns.start + self.queries - rows.stop)

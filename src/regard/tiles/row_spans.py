@@ -1,0 +1,78 @@
+"""Masks of which each row is one span of keys: the first key and the one after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..masks import Mask
+from ..masks.base import And
+from ..masks.key_spans import Limit, earliest, latest
+from ..masks.padding import Padding
+from ..utils.pytree import tree_tensors
+from .dense_mask import is_one_causal_query
+from .mask_tiles import memoize
+
+
+def has_spans(mask: Mask, problem: Problem) -> bool:
+    """Whether each row of a mask is a span of keys that its symbols tell, over consecutive positions."""
+    if problem.shift is None or problem.step != 1:
+        return False
+    if isinstance(mask, And):
+        return has_spans(mask.left, problem) and has_spans(mask.right, problem)
+    if isinstance(mask, Padding):
+        lengths, batch = mask.lengths.shape, problem.batch
+        return len(lengths) <= len(batch) and all(
+            size in (1, own) for size, own in zip(reversed(lengths), reversed(batch), strict=False)
+        )
+    return mask.key_span() is not None
+
+
+def key_spans(problem: Problem) -> Tensor | None:
+    """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None for all keys."""
+    mask = problem.mask
+    return (
+        None
+        if mask is None or is_one_causal_query(problem)
+        else memoize(problem, "spans", lambda: _key_spans(mask, problem))
+    )
+
+
+def _key_spans(mask: Mask, problem: Problem) -> Tensor:
+    """Positions as numbers of keys: the M queries come last, unless they have positions of their own."""
+    first_key = problem.key_positions.start if isinstance(problem.key_positions, range) else 0
+    first_query = first_key + problem.keys - problem.queries - (problem.shift or 0)
+    with torch.inference_mode(False):
+        limits = list(_limits(mask, problem, range(first_query, first_query + problem.queries)))
+        start = latest(first_key, [start for start, _ in limits])
+        stop = earliest(first_key + problem.keys, [stop for _, stop in limits])
+        batches = (limit.shape[0] for limit in (start, stop) if isinstance(limit, Tensor) and limit.ndim > 1)
+        batch = next((size for size in batches if size != 1), 1)
+        spans = torch.empty((batch, problem.queries, 2), dtype=torch.int32, device="cpu")
+        for side, limit in enumerate((start, stop)):
+            if isinstance(limit, Tensor):
+                spans[..., side] = (limit - first_key if first_key else limit).clamp(0, problem.keys)
+            else:
+                spans[..., side] = min(max(limit - first_key, 0), problem.keys)
+    return spans
+
+
+def _limits(mask: Mask, problem: Problem, queries: range) -> Iterator[tuple[Limit, Limit]]:
+    """The first key position of each row and the one after its last, (M,) or (B, 1), of each mask that is joined."""
+    if isinstance(mask, And):
+        yield from _limits(mask.left, problem, queries)
+        yield from _limits(mask.right, problem, queries)
+    elif isinstance(mask, Padding):
+        yield None, mask.lengths.long().expand(problem.batch).reshape(-1, 1) if mask.lengths.ndim else mask.lengths
+    else:
+        if tree_tensors(mask):  # of positions: raises what the mask's formula would where it has none for some of them
+            grid = problem.grid()
+            mask.evaluate(grid.tile(slice(0, problem.queries), slice(0, 1)))
+            mask.evaluate(grid.tile(slice(0, 1), slice(0, problem.keys)))
+        span = mask.key_span()
+        if span is None:
+            raise AssertionError(f"{mask!r} was taken for one whose rows are spans")
+        yield span(queries)

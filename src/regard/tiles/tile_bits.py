@@ -1,0 +1,141 @@
+"""The tiles of a mask as runs of columns, with a bit for each pair of the tiles that the mask cuts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.batched_problem import BatchedProblem
+from ..core.grid import Grid
+from ..core.problem import Problem
+from .diagonals import distances
+from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize, sampled_layouts
+
+BLOCK = 64
+"""Rows and columns of a tile, as in flash.h."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TileBits:
+    """The tiles of BLOCK × BLOCK pairs with unmasked pairs, and which of their pairs exist.
+
+    Shapes: first (R + 1,) int64: the runs of block row r are first[r] to first[r + 1]. runs (·, 3) int64: the first
+    column, a multiple of BLOCK, the column after the last, and the number of the first tile among those with bits; -1
+    where all pairs exist. bits (B or 1, H or 1, T, BLOCK) uint64: a word for each row of a tile, its lowest bit the
+    first column's.
+    """
+
+    first: np.ndarray
+    runs: np.ndarray
+    bits: np.ndarray
+
+
+TILE_SIZE = (BLOCK, BLOCK)
+
+
+MIN_FULL_RUN = 1
+"""Tiles all of whose pairs exist need no bits, however few lie side by side."""
+
+
+MAX_MEMO_BYTES = 2**22
+"""The most bytes of bits that are memoized for a mask and a size; more are computed in each call."""
+
+
+def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, TileBits], ...]:
+    """The tiles with unmasked pairs of a mask, as runs and bits, batch by batch where they differ."""
+
+    def compute() -> tuple[tuple[slice, TileBits], ...]:
+        return tuple(
+            (part.batch, _tiles(batched, part)) for part in batch_layouts(batched.problem, TILE_SIZE, MIN_FULL_RUN)
+        )
+
+    return memoize(
+        batched.problem,
+        "bits",
+        compute,
+        when=lambda found: sum(tiles.bits.nbytes for _, tiles in found) <= MAX_MEMO_BYTES,
+    )
+
+
+@lru_cache(maxsize=1024)
+def all_tiles(queries: int, keys: int) -> TileBits:
+    """All tiles, without bits: every pair exists."""
+    rows, runs = -(-queries // BLOCK), int(keys > 0)
+    table = np.tile(np.array([[0, keys, -1]], dtype=np.int64), (rows * runs, 1))
+    return TileBits(np.arange(rows + 1, dtype=np.int64) * runs, table, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64))
+
+
+def masked_pairs(problem: Problem) -> int:
+    """The largest number of pairs that need a bit, over batches with different tiles; of many tiles about that."""
+    share, found = sampled_layouts(problem, TILE_SIZE, MIN_FULL_RUN)
+    return round(share * max((part.layout.masked_pairs for part in found), default=0))
+
+
+def _tiles(batched: BatchedProblem, part: BatchLayout) -> TileBits:
+    layout, mask = part.layout, batched.problem.mask
+    first = np.cumsum([0, *(len(row.runs) for row in layout.rows)], dtype=np.int64)
+    runs, count = [], 0
+    for row in layout.rows:
+        for run in row.runs:
+            runs.append((run.columns.start, run.columns.stop, count if run.masked else -1))
+            count += -(-(run.columns.stop - run.columns.start) // BLOCK) if run.masked else 0
+    table = np.array(runs, dtype=np.int64).reshape(-1, 3)
+    if not count:
+        bits = np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
+    elif mask is not None and mask.by_distance and batched.problem.shift is not None:
+        bits = _by_distance(batched.problem, first, table)
+    else:
+        bits = _pair_by_pair(batched.part(part.batch), layout, count)
+    return TileBits(first, table, np.ascontiguousarray(bits))
+
+
+def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.ndarray:
+    """One line of bits for all tiles: the word of a row is the 64 bits of the line from its first pair on."""
+    queries = problem.queries
+    along = distances(problem)
+    grid = Grid(torch.zeros(1, dtype=torch.int64, device="cpu"), along, heads=False)
+    line = np.zeros(len(along) + 2 * BLOCK, dtype=bool)  # rows and columns of padding lie beyond both ends
+    line[BLOCK : BLOCK + len(along)] = problem.mask.evaluate(grid).view(-1).numpy()  # type: ignore[union-attr]
+    words = _packed(np.lib.stride_tricks.sliding_window_view(line, BLOCK))[:, 0]
+    rows = np.repeat(np.arange(len(first) - 1), np.diff(first)) * BLOCK
+    columns = [
+        (row, column)
+        for row, (start, stop, number) in zip(rows.tolist(), runs.tolist(), strict=True)
+        if number >= 0
+        for column in range(start, stop, BLOCK)
+    ]
+    row, column = np.array(columns, dtype=np.int64).T
+    at = BLOCK + queries - 1 - (row[:, None] + np.arange(BLOCK)) + column[:, None]
+    return np.where(row[:, None] + np.arange(BLOCK) < queries, words[at], np.uint64(0))[None, None]
+
+
+def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int) -> np.ndarray:
+    """The bits of each masked run, from the mask's pairs: (B or 1, H or 1, T, BLOCK)."""
+    found: list[Tensor] = []
+    for row in layout.rows:
+        for run in row.runs:
+            keep = batched.keep(row.rows, run.columns) if run.masked else None
+            if keep is not None:
+                size = row.rows.stop - row.rows.start, run.columns.stop - run.columns.start
+                found.append(keep.expand(*keep.shape[:2], *size))
+    leading = np.broadcast_shapes(*{tuple(keep.shape[:2]) for keep in found})
+    bits = np.zeros((*leading, count, BLOCK), dtype=np.uint64)
+    number = 0
+    for keep in found:
+        rows, columns = keep.shape[-2:]
+        tiles = -(-columns // BLOCK)
+        padded = np.zeros((*keep.shape[:2], rows, tiles * BLOCK), dtype=bool)
+        padded[..., :columns] = keep.numpy()
+        words = _packed(padded.reshape(*keep.shape[:2], rows, tiles, BLOCK))[..., 0]
+        bits[:, :, number : number + tiles, :rows] = words.swapaxes(-1, -2)
+        number += tiles
+    return bits
+
+
+def _packed(pairs: np.ndarray) -> np.ndarray:
+    """Pack (..., BLOCK) booleans into one word, (..., 1); the first is the lowest bit."""
+    return np.packbits(pairs, axis=-1, bitorder="little").view("<u8")
