@@ -216,6 +216,30 @@ def unlisted(found: Iterable[str], listed: Iterable[str]) -> list[str]:
     return [name for name in found if not any(part in f".{name}." for part in parts)]
 
 
+ROOM_ROW = re.compile(r"^\| (`[a-z_`, ]+`) \| (.+) \|$", flags=re.MULTILINE)
+NO_SENTENCE = "WRITE ONE SENTENCE HERE."
+
+
+def rooms_table(text: str) -> list[str]:
+    """The rows of the table below "## Rooms" of a page."""
+    section = text.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    return [match.group() for match in ROOM_ROW.finditer(section)]
+
+
+def table_of_layers(layers: Iterable[tuple[str, ...]], rows: Iterable[str]) -> list[str]:
+    """The rows that a table of the layers needs, one for each line, with the sentences of its rooms from `rows`."""
+    sentences: dict[str, str] = {}
+    for row in rows:
+        names, text = row.strip("| ").split(" | ")
+        found = re.findall(r"[A-Z].*?\.(?= [A-Z]|$)", text)
+        sentences |= dict(zip(re.findall(r"\w+", names), found, strict=False))
+    lines = [[name.removeprefix("regard.") for name in layer] for layer in layers]
+    return [
+        f"| {', '.join(f'`{name}`' for name in line)} | {' '.join(sentences.get(name, NO_SENTENCE) for name in line)} |"
+        for line in lines
+    ]
+
+
 def faults_by_module(find: Callable[[str, str], list[str]]) -> dict[str, list[str]]:
     """The faults that `find(module, source)` returns of each module that has some."""
     found = {module: find(module, path.read_text("utf-8")) for module, path in FILES.items()}
@@ -269,6 +293,14 @@ def test_every_line_of_the_table_is_there():
     named = {name for layer in LAYERS for name in layer}
     assert named <= FILES.keys()
     assert FILES.keys() >= KERNELS | KNOW_ALL_KERNELS
+
+
+def test_the_page_has_each_line_of_layers_with_a_sentence_for_each_room():
+    rows = rooms_table((ROOT.parents[1] / "docs" / "architecture.md").read_text("utf-8"))
+    needed = table_of_layers(LAYERS, rows)
+    mend = "\n".join(needed)
+    assert NO_SENTENCE not in mend, f"docs/architecture.md, Rooms: give the new rooms a sentence each:\n{mend}"
+    assert rows == needed, f"docs/architecture.md, Rooms: the table does not have the lines of LAYERS; make it\n{mend}"
 
 
 def test_every_exception_is_needed():
@@ -342,6 +374,28 @@ def test_the_checker_finds_names_in_several_places():
     source = "class Case:\n    class Inner: ...\nclass Inner: ..."
     assert names_in_several_places(classes("one", source)) == ["Inner: one:3, one:2"]
     assert names_in_several_places([*classes("one", "class Case: ..."), ("Cases", "two:1")]) == []
+
+
+def test_a_table_of_rooms_follows_the_layers():
+    rows = ["| `a`, `b` | The a. B in torch.nn. |", "| `c` | C. |"]
+    page = [
+        "| `no` | Room. |",
+        "",
+        "## Rooms",
+        "",
+        "| room | is |",
+        "| --- | --- |",
+        *rows,
+        "",
+        "## Next",
+        "| `d` | D. |",
+    ]
+    assert rooms_table("\n".join(page)) == rows
+    assert table_of_layers([("regard.a", "regard.b"), ("regard.c",)], rows) == rows
+    moved = table_of_layers([("regard.c",), ("regard.b",), ("regard.a", "regard.d")], rows)
+    assert moved == ["| `c` | C. |", "| `b` | B in torch.nn. |", f"| `a`, `d` | The a. {NO_SENTENCE} |"]
+    for wrong in ("| `a`, `b` | One for both. |", "| `a`, `b` | One. Two. Three. |"):
+        assert table_of_layers([("regard.a", "regard.b")], [wrong]) != [wrong]
 
 
 def test_the_checker_finds_a_long_function():
