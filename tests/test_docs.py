@@ -19,6 +19,7 @@ from unittest import mock
 
 import pytest
 
+from regard.doctor import RULES
 from regard.doctor.code_explanation import explained_codes, explanation
 from regard.models.language_model.huggingface.architectures import ARCHITECTURES
 
@@ -40,9 +41,9 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
 @pytest.fixture(autouse=True)
-def families_of_one_page():
-    """A family of models that a page adds is gone after it: messages on other pages list all families."""
-    with mock.patch.dict(ARCHITECTURES):
+def registrations_of_one_page():
+    """A family of models, or a rule of the doctor, that a page adds is gone after it: others list all of them."""
+    with mock.patch.dict(ARCHITECTURES), mock.patch.dict(RULES):
         yield
 
 
@@ -170,7 +171,18 @@ def test_a_page_of_a_mechanism_is_in_both_languages_with_all_sections_and_a_figu
 
 def test_there_is_a_page_for_each_part_that_users_extend():
     names = {page.stem for page in PAGES if page.parent.name == "extending"}
-    assert names >= {"mask", "score", "bias", "kernel", "lens", "operator", "model_family"}
+    assert names >= {"mask", "score", "bias", "kernel", "backend", "lens", "operator", "model_family", "rule"}
+    index = (DOCS / "guides" / "index.md").read_text("utf-8")
+    assert [name for name in sorted(names) if f"](../extending/{name}.md)" not in index] == []
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(
+        r"^ +- (?:[\w ]+: )?([\w/-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text("utf-8"), re.MULTILINE
+    )
+    pages = {page.relative_to(DOCS).as_posix() for page in {*DOCS.rglob("*.md")} - {*KOREAN}}
+    assert pages == {*listed}
+    assert len(listed) == len(pages)
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
