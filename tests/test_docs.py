@@ -196,6 +196,18 @@ def test_links_and_names_of_files_are_there(page):
             assert (root / name).exists(), name
 
 
+CHANGES = re.split(r"^- ", (DOCS.parent / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+MOST_CHANGE_LINES = 5
+MEASURED = re.compile(r"\d\s?(times|%|[mµn]?s\b|[KMG]i?B\b|GFLOP|seconds|minutes)")
+
+
+@pytest.mark.parametrize("entry", CHANGES, ids=lambda entry: re.sub(r"\W+", "-", entry[:40]).strip("-"))
+def test_a_feature_of_the_changelog_is_short_and_leaves_figures_to_their_pages(entry):
+    text = re.split(r"\n\n|\n#", entry)[0].strip()
+    assert len(text.splitlines()) <= MOST_CHANGE_LINES, text
+    assert MEASURED.search(text) is None, "a figure stands on the page that owns it, with machine and command"
+
+
 SOURCES = DOCS.parent / "src" / "regard"
 WORDS = {
     word
