@@ -13,7 +13,7 @@ from regard.kernels.planning.rates import FlashRates, Rates, cache_file, save_ra
 from regard.kernels.reference import ReferenceKernel
 
 FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5)
-MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, fresh=3e9, call=4e-6)
+MEASURED = Rates(4e10, 5e9, {"torch": {"float32": FLASH}, "cpu": {"float32": FLASH}}, moved=2e10, fresh=3e9, call=4e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_defaults_and_how_well_they_predict(regard):
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}" in lines[1]
     call = rates.rates_in_use().rates.call
     assert lines[6].split() == ["a", "call", f"{call * 1e6:.2f}", "µs"]
-    assert lines[8].split()[:2] == ["torch's", "float32"]
+    assert lines[8].split()[:2] == ["torch", "float32"]
     first = next(number for number, line in enumerate(lines) if line.startswith("problem"))
     assert lines[first].split() == ["problem", "kernel", "predicted", "measured", "ratio"]
     rows = [

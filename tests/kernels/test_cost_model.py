@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from regard.kernels.planning.unit_costs import product_work, widened_bytes
 
 DEFAULTS = rates.default_rates("cpu", native.variant() if native.available() else None)
 FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5, moved=2e10)
-MEASURED = Rates(4e10, 5e9, {"float32": FLASH}, {"float32": FLASH}, moved=2e10, fresh=3e9, call=4e-6)
+MEASURED = Rates(4e10, 5e9, {"torch": {"float32": FLASH}, "cpu": {"float32": FLASH}}, moved=2e10, fresh=3e9, call=4e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -55,63 +55,66 @@ class TestSeconds:
         unit = Rates(
             100.0,
             10.0,
-            {"float32": own, "float64": double},
-            {"float32": own},
+            {"torch": {"float32": own, "float64": double}},
             moved=4.0,
             fresh=2.0,
             call=0.5,
             cache=1.0,
         )
         flash = FlashWork(flops=150.0, pairs=40.0, packed=50.0, streamed=5.0)  # 3 + 2 + 5, and 1 of reading
-        cost = Cost(200.0, bytes=1.0, passes=30.0, moved=8.0, calls=3.0, torch=flash)
+        cost = Cost(200.0, bytes=1.0, passes=30.0, moved=8.0, calls=3.0, flash={"torch": flash})
         assert unit.seconds(cost, torch.float32, threads=1) == pytest.approx(10 + 2 + 3 + 2 + 1.5)
         assert unit.seconds(cost, torch.float32, threads=2) == pytest.approx((10 + 2 + 3) / 2 + 2 + 1.5)
         assert unit.seconds(cost, torch.float64, threads=1) == pytest.approx(13 + 4 + 3 + 2 + 1.5)
         assert unit.seconds(cost, torch.bfloat16, threads=1) == unit.seconds(cost, torch.float32, threads=1)
-        assert unit.seconds(replace(cost, torch=flash + flash), torch.float32, threads=1) == pytest.approx(28.5)
+        assert unit.seconds(replace(cost, flash={"torch": flash + flash}), torch.float32, threads=1) == pytest.approx(
+            28.5
+        )
 
     def test_keys_arrive_from_memory_while_others_are_multiplied(self):
-        cost = Cost(0.0, 0.0, moved=4e10, calls=0.0, native=FlashWork(streamed=3e9))
+        cost = Cost(0.0, 0.0, moved=4e10, calls=0.0, flash={"cpu": FlashWork(streamed=3e9)})
         assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(2)
         assert MEASURED.seconds(replace(cost, moved=1e10), torch.float32, threads=1) == pytest.approx(1)
 
     def test_keys_that_native_code_packs_arrive_at_its_own_rate(self):
-        cost = Cost(0.0, 0.0, moved=2.0 * MEASURED.cache, calls=0.0, native=FlashWork(packed=1e-3))
+        cost = Cost(0.0, 0.0, moved=2.0 * MEASURED.cache, calls=0.0, flash={"cpu": FlashWork(packed=1e-3)})
         arriving = cost.moved / FLASH.moved
         assert replace(MEASURED, moved=1e20).seconds(cost, torch.float32, threads=1) == pytest.approx(arriving)
 
     def test_what_the_cache_keeps_does_not_arrive_from_memory(self):
-        cost = Cost(0.0, 0.0, moved=MEASURED.cache, calls=0.0, native=FlashWork(streamed=3.0))
+        cost = Cost(0.0, 0.0, moved=MEASURED.cache, calls=0.0, flash={"cpu": FlashWork(streamed=3.0)})
         assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(1e-9)
         beyond = replace(cost, moved=MEASURED.cache + 4)
         assert MEASURED.seconds(beyond, torch.float32, threads=1) == pytest.approx(beyond.moved / FLASH.moved)
         other = replace(MEASURED, moved=5e9)
         assert other.seconds(beyond, torch.float32, threads=1) == pytest.approx(beyond.moved / FLASH.moved)
-        assert other.seconds(replace(beyond, native=FlashWork()), torch.float32) == pytest.approx(beyond.moved / 5e9)
+        assert other.seconds(replace(beyond, flash={}), torch.float32) == pytest.approx(beyond.moved / 5e9)
 
     def test_products_of_few_rows_are_in_float32_whatever_comes_in(self):
         slow = replace(FLASH, streamed=1e9)
-        rates = replace(MEASURED, torch={"float32": FLASH, "float16": slow, "float64": slow})
+        rates = replace(MEASURED, flash={"torch": {"float32": FLASH, "float16": slow, "float64": slow}})
         cost = Cost(0.0, 0.0, calls=0.0, streamed=3e9)
         for dtype, seconds in ((torch.float32, 1), (torch.float16, 1), (torch.float64, 3)):
             assert rates.seconds(cost, dtype, threads=1) == pytest.approx(seconds)
 
     def test_tiles_take_time_to_begin_in_the_backward_pass_alone(self):
-        rates = replace(MEASURED, torch={"float32": replace(FLASH, tiles=10.0)})
-        cost = Cost(0.0, 0.0, calls=0.0, gradient=0.0, torch=FlashWork(tiles=20.0))
+        rates = replace(MEASURED, flash={"torch": {"float32": replace(FLASH, tiles=10.0)}})
+        cost = Cost(0.0, 0.0, calls=0.0, gradient=0.0, flash={"torch": FlashWork(tiles=20.0)})
         assert rates.seconds(cost, torch.float32, threads=1) == 0
         assert rates.seconds(cost, torch.float32, threads=1, training=True) == pytest.approx(2)
 
     def test_training_adds_the_backward_pass_and_the_calls_of_autograd(self):
         work = FlashWork(flops=6e10)
-        for cost in (Cost(0.0, 0.0, calls=0.0, torch=work), Cost(0.0, 0.0, calls=0.0, native=work)):
+        for cost in (Cost(0.0, 0.0, calls=0.0, flash={"torch": work}), Cost(0.0, 0.0, calls=0.0, flash={"cpu": work})):
             assert MEASURED.seconds(cost, torch.float32, threads=1) == pytest.approx(1)
             seconds = MEASURED.seconds(replace(cost, calls=10.0), torch.float32, threads=1, training=True)
             assert seconds == pytest.approx(1 + 2.5 + (20 + GRADIENT) * 4e-6)
 
     def test_a_dtype_has_rates_of_its_own(self):
-        rates = replace(MEASURED, torch={"float32": FLASH, "bfloat16": replace(FLASH, flops=6e9, backward=7.0)})
-        cost = Cost(0.0, 0.0, calls=0.0, torch=FlashWork(flops=6e10))
+        rates = replace(
+            MEASURED, flash={"torch": {"float32": FLASH, "bfloat16": replace(FLASH, flops=6e9, backward=7.0)}}
+        )
+        cost = Cost(0.0, 0.0, calls=0.0, flash={"torch": FlashWork(flops=6e10)})
         assert rates.seconds(cost, torch.bfloat16, threads=1) == pytest.approx(10)
         assert rates.seconds(cost, torch.bfloat16, threads=1, training=True) > 80
 
@@ -137,15 +140,19 @@ class TestDefaults:
     def test_rates_of_the_processor_that_the_system_names(self, capability, processor, expected, monkeypatch):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setattr(Path, "read_text", lambda *_: processor)
-        assert rates._torch_instructions.__wrapped__() == expected
+        assert rates._machine_here.__wrapped__() == expected
 
-    @pytest.mark.parametrize("processor", rates.MEASURED)
+    @pytest.mark.parametrize("processor", ["AVX512", "AVX2", "DEFAULT", rates.ZEN_4, rates.ZEN_5])
     def test_each_variant_of_the_native_code_has_rates_of_its_own(self, processor):
-        found = {
-            variant: rates.default_rates("cpu", variant, processor).native for variant in (None, "plain", "avx512")
-        }
-        assert found[None] == rates.default_rates("cpu", None, processor).torch
-        assert found["plain"]["float32"].flops < found["avx512"]["float32"].flops
+        none, plain, avx512 = (rates.default_rates("cpu", each, processor) for each in (None, "plain", "avx512"))
+        assert none.of("cpu", torch.float32) == none.of("torch", torch.float32)
+        assert plain.of("cpu", torch.float32).flops < avx512.of("cpu", torch.float32).flops
+
+    def test_rates_say_by_which_command_they_were_measured(self):
+        for machine, held in rates.machine_rates().items():
+            assert held["measured"], machine
+            assert held["command"], machine
+            assert all(rate > 0 for rate in rates.default_rates("cpu", None, machine).numbers())
 
     def test_few_rows_multiply_and_read_their_keys(self):
         assert product_work(800.0, 8, 64) == (2 * 800 * 64, 100 * 64)
@@ -179,7 +186,9 @@ class TestInUse:
         for _ in range(2):
             plans += [regard.explain(query, query, query, mask=mask) for mask in (masks.causal(), masks.strided(64))]
             texts += [str(plan) for plan in plans[-2:]]
-            save_rates(replace(MEASURED, native={"float32": replace(FLASH, flops=1e8)}), cache_file())
+            save_rates(
+                replace(MEASURED, flash={**MEASURED.flash, "cpu": {"float32": replace(FLASH, flops=1e8)}}), cache_file()
+            )
         assert [plan.kernel.name for plan in plans] == ["cpu_flash", "decomposed", "sdpa", "decomposed"]
         assert "64 × 64, by cpu_flash" in texts[1]
         assert "64 × 64, by block_sparse" in texts[3]
@@ -188,8 +197,14 @@ class TestInUse:
         variants = native.variants()
         if len(variants) < 2:
             pytest.skip("fewer than two variants of the native code run here")
-        slow = replace(FLASH, flops=1e8)
-        monkeypatch.setitem(rates.DEFAULT_NATIVE, variants[-1], slow)
+        original = rates.default_rates
+
+        def slow_in_the_last(device: str = "cpu", variant: str | None = None, machine: str | None = None) -> Rates:
+            own = original(device, variant, "AVX2")
+            slow = {"float32": replace(FLASH, flops=1e8)}
+            return replace(own, flash={**own.flash, "cpu": slow}) if variant == variants[-1] else own
+
+        monkeypatch.setattr(rates, "default_rates", slow_in_the_last)
         query = torch.zeros(1, 8, 4096, 64)
         names = []
         for variant in (variants[0], variants[-1], variants[0]):
@@ -264,7 +279,7 @@ class TestFile:
         monkeypatch.delenv("XDG_CACHE_HOME")
         assert cache_file() == Path.home() / ".cache" / "regard" / "calibration.json"
 
-    @pytest.mark.parametrize("name", [field.name for field in fields(Rates) if field.name not in ("torch", "native")])
+    @pytest.mark.parametrize("name", rates.NUMBERS)
     @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "fast", None])
     def test_each_rate_needs_to_be_a_number_above_0(self, tmp_path, name, value):
         save_rates(MEASURED, tmp_path / "kept.json")
@@ -274,15 +289,16 @@ class TestFile:
         ):
             load_rates(tmp_path / "kept.json")
 
-    @pytest.mark.parametrize("kernel", ["torch", "native"])
+    @pytest.mark.parametrize("backend", ["torch", "cpu"])
     @pytest.mark.parametrize(
-        "rates",
+        "by_dtype",
         [{}, [], None, {"bfloat16": asdict(FLASH)}, {"float32": {}}, {"float32": asdict(FLASH) | {"pairs": -1}}],
     )
-    def test_each_flash_kernel_needs_rates_above_0_in_float32(self, tmp_path, kernel, rates):
+    def test_each_flash_kernel_needs_rates_above_0_in_float32(self, tmp_path, backend, by_dtype):
         save_rates(MEASURED, tmp_path / "kept.json")
-        changed(tmp_path / "kept.json", "rates", **{kernel: rates})
-        with pytest.raises(ConfigurationError, match="those of the flash kernels torch and native in each dtype"):
+        flash = {name: {"float32": asdict(FLASH)} for name in ("torch", "cpu")} | {backend: by_dtype}
+        changed(tmp_path / "kept.json", "rates", flash=flash)
+        with pytest.raises(ConfigurationError, match="those of the flash kernel of torch, and of other backends, in"):
             load_rates(tmp_path / "kept.json")
 
     def test_a_file_where_the_folder_should_be(self, tmp_path):
@@ -317,8 +333,9 @@ class TestCalibration:
             monkeypatch.setattr(calibration, name, value)
         measured = calibration.measure(budget=0.0, large=2**16)
         assert all(0 < rate < float("inf") for rate in measured.numbers())
-        assert set(measured.torch) == {"float32", "float64", "bfloat16", "float16"}
-        assert set(measured.native) >= {"float32", "bfloat16", "float16"}
+        assert set(measured.flash["torch"]) == {"float32", "float64", "bfloat16", "float16"}
+        if native.available():
+            assert set(measured.flash["cpu"]) == {"float32", "bfloat16", "float16"}
 
     def test_brief_work_is_repeated_and_the_least_counts(self, monkeypatch):
         spent = iter([0.004, 0.001, 0.002, 0.5, 0.3])

@@ -112,7 +112,7 @@ def linear_price(workload: Workload, features: int, key_heads: int) -> Price:
     calls = workload.layers * (LINEAR_CALLS + LINEAR_GRADIENT * (workload.task == "train"))
     # Of many tokens, reading is hidden behind products.
     read = moved if workload.task == "decode" else 0.0
-    cost = Cost(0.0, 0.0, moved=read, calls=calls, native=FlashWork(flops / LINEAR_EFFICIENCY))
+    cost = Cost(0.0, 0.0, moved=read, calls=calls, flash={"cpu": FlashWork(flops / LINEAR_EFFICIENCY)})
     seconds = seconds_on(workload.device_type, cost, torch.float32)
     stored = 0.0 if workload.task == "train" else states
     in_memory = inputs if workload.task == "train" else inputs / workload.layers

@@ -122,8 +122,7 @@ def _lines(rates: Rates) -> list[str]:
         f"  new memory       {rates.fresh / 1e9:10,.1f} GB/s handed out",
         f"  a call           {rates.call / 1e-6:10,.2f} µs",
         f"  {'flash kernels, a thread':<32}{'GFLOP/s':>9}{'pairs':>9}{'packed':>9}{'streamed':>9}  backward  memory",
-        *_flash_lines("torch's", rates.torch),
-        *_flash_lines("native", rates.native),
+        *(line for backend, by_dtype in rates.flash.items() for line in _flash_lines(backend, by_dtype)),
     ]
 
 

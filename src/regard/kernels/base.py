@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -65,9 +66,9 @@ class Cost:
     element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes of keys and values
     that are read once, and come from main memory if they are too many for the cache. calls: of torch's operators.
     gradient: overhead of a gradient in addition, in calls. backward: backward over forward of flops and passes.
-    streamed: numbers, in float32 at least, that torch's products read once for a few rows. torch, native: work of the
-    flash kernels. note: an explanation of an unusually high cost, shown by `explain`. parts: the parts that the work
-    consists of, shown by `explain` if it is chosen.
+    streamed: numbers, in float32 at least, that torch's products read once for a few rows. flash: work of flash
+    kernels, by the backend's name. note: an explanation of an unusually high cost, shown by `explain`. parts: the parts
+    that the work consists of, shown by `explain` if it is chosen.
     """
 
     flops: float
@@ -78,8 +79,7 @@ class Cost:
     gradient: float = GRADIENT
     backward: float = BACKWARD
     streamed: float = 0.0
-    torch: FlashWork = FlashWork()
-    native: FlashWork = FlashWork()
+    flash: Mapping[str, FlashWork] = field(default_factory=dict)
     note: str = ""
     parts: tuple[str, ...] = ()
 

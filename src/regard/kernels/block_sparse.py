@@ -88,7 +88,7 @@ class BlockSparseKernel:
         every = problem.weights_shape[:-2].numel() * problem.keys
         return Cost(
             flops=0.0,
-            torch=torch_flash_work(problem, pairs, rows, columns / max(rectangles, 1.0)),
+            flash={"torch": torch_flash_work(problem, pairs, rows, columns / max(rectangles, 1.0))},
             bytes=4.0 * WIDE_BLOCK[0] * problem.keys + 8.0 * numbers,
             passes=torch_flash_startup(problem, rows, rectangles) + RESULT * numbers + evaluated(problem, added),
             moved=bytes_read(problem, again=columns / max(every, 1)),

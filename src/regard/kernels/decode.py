@@ -87,8 +87,7 @@ class DecodeKernel:
             work = FlashWork(2.0 * pairs * total_width(problem), pairs, streamed=numbers)
         return Cost(
             flops=0.0,
-            torch=FlashWork() if natively else work,
-            native=work if natively else FlashWork(),
+            flash={"cpu" if natively else "torch": work},
             bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 if natively else 1 + wide / self.part),
             passes=(0.0 if natively else torch_flash_startup(problem, rows, leading / max(group, 1)))
             + RESULT * leading * problem.queries * problem.value.shape[-1]

@@ -23,7 +23,7 @@ from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..tiles.mask_tiles import memoize
 from ..tiles.selections import ALL, Axis, ResidueClasses, Selection, reasons_against_parts, selections
-from .base import EVERY_GRADIENT, Cost, InPlaceKernel, Kernel, OwnGradient, Result
+from .base import EVERY_GRADIENT, Cost, FlashWork, InPlaceKernel, Kernel, OwnGradient, Result
 from .custom_op import apply_kernel, register
 from .planning.rates import part_choice_key, predicted_seconds
 from .planning.unit_costs import RESULT
@@ -62,8 +62,10 @@ class DecomposedKernel:
                 total.passes + own.passes + RESULT * rows * problem.value.shape[-1],
                 moved=total.moved + own.moved,
                 calls=total.calls + own.calls + CALLS,
-                torch=total.torch + own.torch,
-                native=total.native + own.native,
+                flash={
+                    name: total.flash.get(name, FlashWork()) + own.flash.get(name, FlashWork())
+                    for name in {*total.flash, *own.flash}
+                },
                 streamed=total.streamed + own.streamed,
             )
             parts.append(

@@ -37,19 +37,20 @@ class FlashKernel:
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
         reasons += reasons_against([each for each in BACKENDS if each.flash is not None], problem.value)
-        return reasons or _tiles(problem.value).why_not(problem)
+        return reasons or _maker(problem.value)[1].why_not(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""
         share, found = sampled_layouts(problem, TILE_SIZE, MIN_FULL_RUN)
-        pairs = _tiles(problem.value).visited_pairs(problem)
+        backend, tiles = _maker(problem.value)
+        pairs = tiles.visited_pairs(problem)
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         rows = min(problem.queries, 4 * TILE_SIZE[0])
         width = total_width(problem)
         extras = 2 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
         return Cost(
             flops=0.0,
-            native=FlashWork(2.0 * pairs * width, pairs, packed=pairs / max(rows, 1) * width),
+            flash={backend: FlashWork(2.0 * pairs * width, pairs, packed=pairs / max(rows, 1) * width)},
             bytes=share * sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
             passes=EXTRA * extras * pairs + RESULT * numbers,
             moved=bytes_read(problem),
@@ -66,21 +67,21 @@ class FlashKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
-        return _tiles(batched.value).forward(batched)
+        return _maker(batched.value)[1].forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return _tiles(batched.value).backward(batched, saved)
+        return _maker(batched.value)[1].backward(batched, saved)
 
     def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there."""
-        return _tiles(batched.value).forward_into(batched, output, lse, accumulate=accumulate)
+        return _maker(batched.value)[1].forward_into(batched, output, lse, accumulate=accumulate)
 
     def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
         """Write the gradients of a batched problem, or add them to those that stand there; of the bias, always add."""
-        return _tiles(batched.value).backward_into(batched, saved, into, accumulate=accumulate)
+        return _maker(batched.value)[1].backward_into(batched, saved, into, accumulate=accumulate)
 
 
-def _tiles(value: Tensor) -> FlashTiles:
-    """Who computes tensors of this device and dtype over tiles."""
-    return next(each.flash for each in BACKENDS if each.flash is not None and each.runs(value))
+def _maker(value: Tensor) -> tuple[str, FlashTiles]:
+    """Who computes tensors of this device and dtype over tiles: the backend's name and its methods."""
+    return next((each.name, each.flash) for each in BACKENDS if each.flash is not None and each.runs(value))

@@ -88,7 +88,7 @@ class FlexKernel:
         each = LOOK_UP * parts + CAP / MASK * (problem.softcap is not None)
         return Cost(
             flops=0.0,
-            torch=torch_flash_work(problem, leading * visited, BLOCK),
+            flash={"torch": torch_flash_work(problem, leading * visited, BLOCK)},
             bytes=16.0 * blocks * (problem.mask is not None),
             passes=each * leading * visited,
             moved=bytes_read(problem),

@@ -73,7 +73,7 @@ class SdpaKernel:
         flash = torch_flash_cost(problem, causal=causal)
         if problem.queries == 1 and problem.keys > LONG_ROW and (group := heads_per_key(problem)) > 1:
             work = torch_flash_work(problem, pairs, group)  # as `Rectangle` computes a long row
-            flash = replace(flash, torch=work, moved=bytes_read(problem))
+            flash = replace(flash, flash={"torch": work}, moved=bytes_read(problem))
         return replace(
             flash,
             bytes=flash.bytes + one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),

@@ -91,13 +91,10 @@ class ShortKernel:
         laid_out = value.shape[:-1].numel() * (width - as_they_are * value.shape[-1])
         few = heads_per_key(problem) * problem.queries <= few_rows(problem)
         idle = torch.get_num_threads() / max(min(units, torch.get_num_threads()), 1)  # a key head has one thread
+        packed = (AS_THEY_ARE if few else LAID_OUT) * idle * laid_out
         return Cost(
             flops=0.0,
-            native=FlashWork(
-                2.0 * idle * pairs * width,
-                idle * pairs,
-                packed=(AS_THEY_ARE if few else LAID_OUT) * idle * laid_out,
-            ),
+            flash={"cpu": FlashWork(2.0 * idle * pairs * width, idle * pairs, packed)},
             bytes=0.0,
             passes=RESULT * rows * problem.value.shape[-1],
             moved=bytes_read(problem),

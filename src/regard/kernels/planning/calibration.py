@@ -54,18 +54,17 @@ def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
             ],
             budget,
         )
-    found: dict[str, dict[str, FlashRates]] = {"torch": {}, "native": {}}
+    found: dict[str, dict[str, FlashRates]] = {"torch": {}}
     spent = iter(others)
     *cached, moved = (size / next(spent) for size in (*CACHE_SIZES, 4 * large))
     streamed = [4 * large / next(spent) for _ in flash]
     for benchmark, from_memory in zip(flash, streamed, strict=True):
         times = [threads * next(spent) for _ in benchmark.works]
-        found[benchmark.kernel][benchmark.dtype] = replace(benchmark.rates(times), moved=from_memory)
+        found.setdefault(benchmark.backend, {})[benchmark.dtype] = replace(benchmark.rates(times), moved=from_memory)
     return Rates(
         flops=16 * flops / products / threads,
         passes=16 * passes / softmaxes / threads,
-        torch=found["torch"],
-        native=found["native"] or found["torch"],
+        flash=found,
         moved=moved,
         fresh=4.0 * large / max(taken - written, written / 100),  # where it costs nothing, noise would make it negative
         call=calls / 1000,
@@ -127,7 +126,7 @@ def _products() -> tuple[Work, float]:
 class _FlashBenchmark:
     """Calls of a flash kernel in a dtype that differ in dim and rows, so that its rates follow from their times."""
 
-    kernel: str
+    backend: str
     dtype: str
     works: tuple[Work, ...]
 
@@ -136,9 +135,9 @@ class _FlashBenchmark:
 
         Forward passes are sums of products, pairs and packed numbers: three rates from three times, none below 0.
         """
-        work = np.array([_amounts(self.kernel, rows, dim) for rows, dim in SHAPES[self.kernel]])
+        work = np.array([_amounts(self.backend, rows, dim) for rows, dim in SHAPES[self.backend]])
         each = _least_squares(work / np.array(times[:3])[:, None], np.ones(3))
-        flops, pairs, _ = _amounts(self.kernel, 1, FEW_DIM)
+        flops, pairs, _ = _amounts(self.backend, 1, FEW_DIM)
         numbers = HEADS * KEYS * 2 * FEW_DIM
         streamed = (times[3] - flops * each[0] - pairs * each[1]) / numbers
         least = times[3] / numbers / 10
@@ -152,7 +151,7 @@ class _FlashBenchmark:
 
 HEADS, KEYS = 8, 1024
 """Heads and keys of the benchmarks of the flash kernels."""
-SHAPES = {"torch": ((1024, 32), (1024, 128), (32, 64)), "native": ((1024, 32), (1024, 128), (8, 64))}
+SHAPES = {"torch": ((1024, 32), (1024, 128), (32, 64)), "cpu": ((1024, 32), (1024, 128), (8, 64))}
 """Rows and dims of their forward passes: large blocks, and one so small that what it packs is much of its time."""
 FEW_DIM = 128
 """Dim of the benchmark of a single row."""
@@ -164,10 +163,10 @@ NATIVE_BLOCK = 256
 """Rows for which the native flash kernel packs a block of keys once."""
 
 
-def _amounts(kernel: str, rows: int, dim: int) -> tuple[float, float, float]:
+def _amounts(backend: str, rows: int, dim: int) -> tuple[float, float, float]:
     """Flops, pairs and packed numbers of a forward pass."""
     pairs = float(HEADS * rows * KEYS)
-    block = next(block for least, block in TORCH_BLOCKS if rows >= least) if kernel == "torch" else NATIVE_BLOCK
+    block = next(block for least, block in TORCH_BLOCKS if rows >= least) if backend == "torch" else NATIVE_BLOCK
     return 4.0 * pairs * dim, pairs, pairs / min(block, rows) * 2 * dim
 
 
@@ -190,7 +189,7 @@ def _flash_benchmarks() -> Iterator[_FlashBenchmark]:
         yield _FlashBenchmark("torch", _name(dtype), tuple(_torch_works(dtype)))
     if native.available():
         for dtype in DTYPES:
-            yield _FlashBenchmark("native", _name(dtype), tuple(_native_works(dtype)))
+            yield _FlashBenchmark("cpu", _name(dtype), tuple(_native_works(dtype)))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -223,7 +222,7 @@ def _torch_works(dtype: torch.dtype) -> Iterator[Work]:
 
 
 def _native_works(dtype: torch.dtype) -> Iterator[Work]:
-    for rows, dim in SHAPES["native"]:
+    for rows, dim in SHAPES["cpu"]:
         yield _native_problem(_tensors(rows, dim, dtype)).forward
     inputs = _tensors(1, FEW_DIM, dtype)
     yield lambda: attend_few_queries(*inputs, 0.125)
@@ -264,7 +263,7 @@ def _stream(benchmark: _FlashBenchmark, numbers: Tensor) -> Work:
     dtype: torch.dtype = getattr(torch, benchmark.dtype)
     key, value = numbers.view(dtype).view(2, 1, HEADS, -1, FEW_DIM)
     query = torch.ones(1, HEADS, _few_rows(dtype), FEW_DIM, dtype=dtype, device="cpu")
-    if benchmark.kernel == "torch":
+    if benchmark.backend == "torch":
         return lambda: _torch_flash(query, key, value)
     return lambda: attend_few_queries(query[:, :, :1], key, value, 0.125)
 

@@ -15,7 +15,7 @@ from ...biases.relative import RelativeBias
 from ...core.problem import Problem
 from ...core.score_forms import AdditivePairs
 from ...tiles.mask_tiles import distinct_matrices, sampled_layouts
-from ...tiles.tile_size import MIN_TILE_SIDE, SCORES_PER_TILE, split_batches, tile_size
+from ...tiles.tile_size import MIN_TILE_SIDE, split_batches, tile_size
 from ..base import BACKWARD, Cost, FlashWork
 from .rates import REUSED_BYTES
 
@@ -65,13 +65,11 @@ def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
     if not isinstance(problem.pairs, AdditivePairs):
         return cost
     width = problem.value.shape[-1] + problem.pairs.query.shape[-1]
-    rows = max(min(tile_size(problem, SCORES_PER_TILE)[0], problem.queries), 1)
-    visited = (cost.flops / 2.0 + cost.torch.streamed * rows) / width if width else 0.0
+    visited = cost.flops / 2.0 / width if width else 0.0
     features = problem.pairs.query.shape[-1]
     return replace(
         cost,
         flops=2.0 * visited * problem.value.shape[-1],
-        torch=FlashWork(),
         passes=cost.passes + passes * visited * features,
     )
 
@@ -253,5 +251,5 @@ def torch_flash_cost(problem: Problem, *, causal: bool) -> Cost:
         bytes=result_bytes(problem),
         passes=torch_flash_startup(problem, problem.queries, leading),
         moved=bytes_read(problem),
-        torch=torch_flash_work(problem, pairs * share, problem.queries),
+        flash={"torch": torch_flash_work(problem, pairs * share, problem.queries)},
     )
