@@ -216,7 +216,7 @@ def unlisted(found: Iterable[str], listed: Iterable[str]) -> list[str]:
     return [name for name in found if not any(part in f".{name}." for part in parts)]
 
 
-ROOM_ROW = re.compile(r"^\| (`[a-z_`, ]+`) \| (.+) \|$", flags=re.MULTILINE)
+ROOM_ROW = re.compile(r"^\| (`[a-z_.`, ]+`) \| (.+) \|$", flags=re.MULTILINE)
 NO_SENTENCE = "WRITE ONE SENTENCE HERE."
 
 
@@ -232,7 +232,7 @@ def table_of_layers(layers: Iterable[tuple[str, ...]], rows: Iterable[str]) -> l
     for row in rows:
         names, text = row.strip("| ").split(" | ")
         found = re.findall(r"[A-Z].*?\.(?= [A-Z]|$)", text)
-        sentences |= dict(zip(re.findall(r"\w+", names), found, strict=False))
+        sentences |= dict(zip(re.findall(r"[\w.]+", names), found, strict=False))
     lines = [[name.removeprefix("regard.") for name in layer] for layer in layers]
     return [
         f"| {', '.join(f'`{name}`' for name in line)} | {' '.join(sentences.get(name, NO_SENTENCE) for name in line)} |"
