@@ -3,7 +3,7 @@
 Checked elsewhere: whether a mask or a bias fits, which is known once it is asked about its pairs (`Problem.keep` and
 `Problem.bias_values` in core/problem.py); what a formula of a user's returns (`Mask.evaluate`, `Bias.evaluate`); what
 may be a bias (`biases.base.as_bias`); the whole numbers of masks (masks/index_checks.py); the name of a kernel
-(`dispatch.choose`).
+(`planning.choice.choose`).
 """
 
 from __future__ import annotations

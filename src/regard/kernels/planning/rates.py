@@ -219,7 +219,7 @@ def rates_key() -> tuple[int, str | None, int]:
 def part_choice_key(problem: Problem) -> tuple:
     """What the kernel of a part of a mask, or of a block of a ring, depends on beside sizes and mask: `memoize`'s key.
 
-    The key of whole calls is `dispatch._signature`.
+    The key of whole calls is `choice._signature`.
     """
     query, value = problem.pairs.query, problem.value
     kinds = value.dtype, query.shape[-1], value.shape[-1], type(problem.bias), type(problem.pairs)
