@@ -9,7 +9,6 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from .backends.cpu.short_rows import LONGEST
 from .biases import Bias
 from .core.grid import from_zero
 from .core.log_sum_exp import merge_softmax
@@ -25,9 +24,10 @@ from .lenses import Lens
 from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
-from .small_calls import attend_repeatedly
+from .small_calls import repeated_calls
 
 
+@repeated_calls
 def attention(
     query: Tensor,
     key: Tensor,
@@ -94,12 +94,6 @@ def attention(
     tensor([[2.4621, 3.4621],
             [1.5379, 2.5379]])
     """
-    plain = score is bias is softcap is sinks is query_positions is key_positions is kernel is None and not dropout_p
-    # Where torch traces the call, no length is compared.
-    if plain and not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
-        short = query.ndim == 4 and query.shape[2] <= LONGEST
-        if short and (output := attend_repeatedly(query, key, value, mask, scale)) is not None:
-            return output
     problem = make_problem(
         query,
         key,

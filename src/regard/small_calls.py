@@ -9,8 +9,10 @@ text has one key more each time: there the number of keys counts up to the next 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +36,8 @@ from .utils.pytree import tree_tensors
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
+QUICK = ("mask", "scale")
+"""The options of calls that are remembered."""
 MAX_CALLS = 4096
 """The number of memoized calls at which the memo is cleared."""
 
@@ -50,6 +54,35 @@ class _Call:
 _Calls: TypeAlias = dict[tuple[Any, ...], _Call | StepLayout | None]  # None: a call that takes the long way
 _calls: _Calls = {}
 _calls_of_mask: weakref.WeakKeyDictionary[Mask, _Calls] = weakref.WeakKeyDictionary()
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
+    """The function `attention`, whose small calls go straight to native code where their like came before."""
+    in_full = cast(Callable[..., Tensor], attention)
+
+    @wraps(attention)
+    def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        # Where torch traces the call, no length is compared.
+        traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+        small = not traced and type(query) in PLAIN_TYPES and query.ndim == 4 and query.shape[2] <= LONGEST
+        if small and (not options or _is_plain(options)):
+            output = attend_repeatedly(query, key, value, options.get("mask"), options.get("scale"))
+            if output is not None:
+                return output
+        return in_full(query, key, value, **options)
+
+    return cast(Callable[Arguments, Tensor], attend)
+
+
+def _is_plain(options: dict[str, Any]) -> bool:
+    """Whether no option but mask and scale is given."""
+    for name, given in options.items():
+        if given is not None and name not in QUICK and not (name == "dropout_p" and not given):
+            return False
+    return True
 
 
 def attend_repeatedly(

@@ -6,7 +6,7 @@ the seed of rank 0 (`agreed_problem` in ring/ring_attention.py); elsewhere `torc
 shard has that effect. A shard of heads does so with `head_block`, which `with_heads` in ring/head_exchange.py sets. A
 shard of a batch does not: head numbers are counted from 0 in each call.
 
-The hash is computed in three places, which tests hold together: here; in C, `dropout_mask` of `backends/cpu/tile.h`, from the
+The hash is computed in three places, which tests hold together: here; in C, `dropout_mask` of `cpu/tile.h`, from the
 hashes of rows and columns that are computed here; and in the oracle's `dropout_keeps`, with Python's integers.
 """
 

@@ -60,7 +60,7 @@ class FlashWork:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The work of a kernel's forward pass on a problem; `planning.rates` predicts the time from it, and that of training.
+    """The work of a kernel's forward pass on a problem; `planning.rates` predicts times from it.
 
     flops: of torch's matrix products, in float32 at least. bytes: memory beside inputs and outputs. passes:
     element-wise reads and writes beside the products (exponentials, masking, sums). moved: bytes of keys and values

@@ -25,7 +25,7 @@ class AdditiveInC:
     def forward(self, batched: BatchedProblem, tile: int) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem, some batches at a time."""
         return batched.join_batches(
-            (batch, _forward(batched.part(batch), rows, tile)) for batch, rows in _block_rows(batched.problem, tile)
+            [(batch, _forward(batched.part(batch), rows, tile)) for batch, rows in _block_rows(batched.problem, tile)]
         )
 
     def backward(self, batched: BatchedProblem, saved: Saved, tile: int) -> ProblemGradients:

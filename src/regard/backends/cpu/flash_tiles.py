@@ -64,7 +64,7 @@ class FlashInC:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem, slice by slice of batches with the same tiles."""
-        return batched.join_batches((batch, part.forward()) for batch, part in tile_problems(batched))
+        return batched.join_batches([(batch, part.forward()) for batch, part in tile_problems(batched)])
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, slice by slice of batches with the same tiles."""
