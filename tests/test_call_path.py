@@ -9,6 +9,7 @@ import torch
 
 import regard
 from regard import native
+from regard.linear import Relu
 from regard.masks import causal, window
 
 from .test_architecture import depth, module_name, place
@@ -102,6 +103,26 @@ def test_a_call_goes_down(options):
     climbs = [(caller, callee) for caller, callee in rooms if depth(str(place(callee))) < depth(str(place(caller)))]
     assert len(climbs) <= 3, climbs
     assert sum(callee == "regard.kernels.planning.choice" for _, callee in found) <= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "plan", "most"),
+    [
+        pytest.param({}, "linear/linear_plans.py", 13, id="all keys"),
+        pytest.param({"causal": True}, "linear/elu_recurrence.py", 14, id="causal"),
+        pytest.param({"causal": True, "feature_map": Relu()}, "linear/recurrence.py", 17, id="causal, relu"),
+    ],
+)
+def test_linear_attention_enters_few_files(options, plan, most):
+    if not native.available():
+        pytest.skip("without native code the recurrence is computed in chunks")
+    query, key, value = torch.randn(3, 1, 4, 64, 16)
+    compute = regard.linear_attention
+    compute(query, key, value, **options)
+    files = entered_files(lambda: compute(query, key, value, **options))
+    print(f"{len(files)} files: {' -> '.join(files)}")  # noqa: T201, as above
+    assert plan in files
+    assert len(files) <= most
 
 
 def test_files_are_counted_once_and_those_of_others_are_not():

@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.linear import FavorPlus, favor_attention, linear_problem
+from regard.linear import FavorPlus, favor_attention, linear_plans
 
 DIM, VALUE_DIM = 5, 3
 
@@ -26,7 +26,7 @@ def inputs(spread=1.0, heads=6, key_heads=2, queries=33, keys=70):
 def whole(monkeypatch, tensors, **options):
     """The result of the path that computes all features at once."""
     with monkeypatch.context() as patch:
-        patch.setattr(linear_problem, "takes_features_in_blocks", lambda *_: False)
+        patch.setattr(linear_plans, "takes_features_in_blocks", lambda *_: False)
         return regard.linear_attention(*tensors, **options)
 
 

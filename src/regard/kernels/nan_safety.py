@@ -28,7 +28,7 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
 - rings: `ring.block_attention` calls `custom_op` for each block, or a kernel in place where all inputs are finite
   (`is_tame`). `ShardRows` records whether a block met NaN, `ShardGradients` sets results and gradients of such rows to
   finite ones, as `compute_gradients` does;
-- linear attention has code of its own: `linear.linear_problem.NonfiniteRows` sets rows with NaN to 0 before the feature
+- linear attention has code of its own: `linear.nonfinite_rows.NonfiniteRows` sets rows with NaN to 0 before the feature
   map, and marks output, totals and state; `linear.linear_weights` marks the features that lenses read.
 """
 

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
-from .feature_maps import FavorPlus, FeatureMap, key_features, query_features
-from .normalized_recurrence import divide_by_totals, divisor
+from .elu_recurrence import divide_by_totals, divisor
+from .feature_maps import FavorPlus, key_features, query_features
 
 BLOCK_FEATURES = 2**20
 """Features of a block, of all heads: 4 MiB."""
 
 
-def takes_features_in_blocks(feature_map: FeatureMap, *tensors: Tensor) -> bool:
+def takes_features_in_blocks(feature_map: FavorPlus, *tensors: Tensor) -> bool:
     """Whether `favor_attention` takes these tensors: FAVOR+ of the softmax kernel on a CPU, outside of transforms."""
     return (
-        type(feature_map) is FavorPlus
-        and feature_map.kernel == "softmax"
+        feature_map.kernel == "softmax"
         and feature_map.dim == tensors[0].shape[-1]
         and not feature_map.matrix.requires_grad
         and all(tensor.is_cpu for tensor in tensors)

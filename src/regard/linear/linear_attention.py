@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Unpack, cast
 
+import torch
 from torch import Tensor
 
+from ..core.torch_modes import functorch_active
 from ..errors import ConfigurationError, MaskError
-from ..kernels.hooks import linear_substitute
+from ..kernels.hooks import current_hook, linear_substitute
 from ..masks import Mask
 from .feature_maps import FeatureMap
-from .linear_problem import LinearOptions, make_linear_problem
+from .linear_arguments import LinearOptions
+from .linear_plans import choose_plan
+from .linear_problem import make_linear_problem
 from .linear_state import LinearState
 from .linear_weights import report_to_hook
 from .single_token import single_token
@@ -98,8 +102,13 @@ def linear_attention(
     if substitute is not None:
         return substitute(query, key, value, options, False)[0]
     step = single_token(query, key, value, options) if state is not None and _is_one_token(query) else None
-    output = make_linear_problem(query, key, value, **options).run().output if step is None else step[0]
-    report_to_hook(query, key, value, options)
+    if step is None:
+        problem = make_linear_problem(query, key, value, **options)
+        output = choose_plan(problem).run().output
+    else:
+        output, _ = step
+    if _is_observed():
+        report_to_hook(query, key, value, options)
     return output
 
 
@@ -129,12 +138,14 @@ def linear_attention_with_state(
     if _is_one_token(query):
         step = single_token(query, key, value, options)
         if step is not None:
-            report_to_hook(query, key, value, options)
+            if _is_observed():
+                report_to_hook(query, key, value, options)
             return step
     problem = make_linear_problem(query, key, value, **options)
     check_has_state(causal=problem.causal, documents=problem.documents is not None)
-    result = problem.run()
-    report_to_hook(query, key, value, options)
+    result = choose_plan(problem).run()
+    if _is_observed():
+        report_to_hook(query, key, value, options)
     return result.output, cast("LinearState", result.state)
 
 
@@ -159,3 +170,8 @@ def check_has_state(*, causal: bool, documents: bool) -> None:
 def _is_one_token(query: Tensor) -> bool:
     """Whether queries are (B, heads, 1, D), as in decoding."""
     return type(query) is Tensor and query.ndim == 4 and query.shape[2] == 1
+
+
+def _is_observed() -> bool:
+    """Whether a hook wants the weights of the call, whose values can be read."""
+    return not torch.compiler.is_compiling() and current_hook() is not None and not functorch_active()

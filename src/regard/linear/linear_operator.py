@@ -14,6 +14,7 @@ from ..errors import MaskError
 from ..kernels import Cost, Result, register_operator
 from .feature_maps import Identity
 from .linear_mask import read_mask
+from .linear_plans import feature_plan
 from .linear_problem import make_linear_problem
 
 
@@ -68,7 +69,7 @@ class RecurrenceKernel:
         linear = make_linear_problem(
             query, key, value, feature_map=Identity(), scale=1.0, mask=problem.mask, decay=decay
         )
-        result = linear.run()
+        result = feature_plan(linear).run()
         if result.total is None:
             raise AssertionError("sums of given features have totals")
         lse = torch.where(result.total.isnan(), math.nan, log_of_positive(result.total))

@@ -15,16 +15,18 @@ from torch import Tensor
 from ..attention import Observation, observe_problem, run_problem
 from ..core.problem import Problem
 from ..core.score_forms import DecayedDotPairs, DotPairs
-from ..core.torch_modes import functorch_active, under_transform
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError
 from ..kernels import make_problem
-from ..kernels.hooks import current_hook, linear_observer
+from ..kernels.hooks import linear_observer
 from ..lenses import Lens
 from ..masks import Mask, causal
-from .feature_maps import Elu, FavorPlus, Relu, Softmax, key_features, query_features
+from .feature_maps import Elu, FavorPlus, Relu, Softmax
+from .linear_arguments import LinearOptions
 from .linear_mask import mask_of_keys
 from .linear_operator import LINEAR
-from .linear_problem import LinearOptions, LinearProblem, make_linear_problem
+from .linear_plans import FeaturePlan, choose_plan, feature_plan
+from .linear_problem import make_linear_problem
 
 NONNEGATIVE = (Elu, FavorPlus, Relu, Softmax)
 """Feature maps without negative features, whose values need no check."""
@@ -93,7 +95,8 @@ def linear_attention_weights(
     columns = group * len(chosen)  # of each key head: the rows of all its query heads
     with torch.enable_grad():
         value = key.new_zeros(*key.shape[:-1], columns, requires_grad=True)
-        output = make_linear_problem(query.detach(), key.detach(), value, **options).run().output
+        problem = make_linear_problem(query.detach(), key.detach(), value, **options)
+        output = choose_plan(problem).run().output
     at = torch.tensor(list(chosen), dtype=torch.int64, device=query.device)
     upstream = torch.zeros_like(output)  # (..., heads, M, columns)
     if group == 1:
@@ -115,10 +118,10 @@ def make_weights_problem(query: Tensor, key: Tensor, value: Tensor, **options: U
         ConfigurationError: weights that are no shares of their row.
     """
     check_has_weights(options)
-    linear = make_linear_problem(query, key, value, **options).widened()
-    queries, keys = marked_features(linear)
+    plan = feature_plan(make_linear_problem(query, key, value, **options))
+    queries, keys = marked_features(plan)
     check_nonnegative(options, queries, keys)
-    unflatten, decay = linear.layout.unflatten, linear.decay
+    unflatten, decay = plan.problem.axes.unflatten, plan.sequences.decay
     if decay is None:
         pairs = DotPairs(unflatten(queries), unflatten(keys), 1.0)
     else:
@@ -146,9 +149,10 @@ def check_has_weights(options: LinearOptions) -> None:
 
 
 def report_to_hook(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions) -> None:
-    """Call the current attention hook, if there is one, with the weights' problem of a call, and its exact twin."""
-    if torch.compiler.is_compiling() or current_hook() is None or functorch_active():
-        return
+    """Call the current attention hook with the weights of a call, then perhaps with those of exact attention.
+
+    Weights that are no shares of their row are not recorded, with a warning.
+    """
     with torch.no_grad():
         try:
             problem = make_weights_problem(query, key, value, **options)
@@ -179,18 +183,14 @@ def is_exact_twin() -> bool:
     return _is_exact_twin.get()
 
 
-def marked_features(linear: LinearProblem) -> tuple[Tensor, Tensor]:
+def marked_features(plan: FeaturePlan) -> tuple[Tensor, Tensor]:
     """φ of queries and keys, (B, heads, length, features), with NaN in rows that have NaN or infinity."""
-    query, key = linear.query, linear.key
-    if linear.maps_elu:
-        query, key = Elu()(query), Elu()(key)
-    elif linear.favor is not None:
-        query, key = query_features(linear.favor, query)[0], key_features(linear.favor, key, linear.keep)[0]
-    if linear.nonfinite is None:
+    (query, key, *_), nonfinite = plan.sequences, plan.problem.nonfinite
+    if nonfinite is None:
         return query, key
     return (
-        query.masked_fill(linear.nonfinite.query.unsqueeze(-1), math.nan),
-        key.masked_fill(linear.nonfinite.key.unsqueeze(-1), math.nan),
+        query.masked_fill(nonfinite.query.unsqueeze(-1), math.nan),
+        key.masked_fill(nonfinite.key.unsqueeze(-1), math.nan),
     )
 
 

@@ -20,7 +20,7 @@ from ..core.torch_modes import no_mode_active
 from ..errors import RegardError
 from ..masks.causal import Causal
 from .feature_maps import Elu, FeatureMap, Identity, UnitNorm
-from .linear_problem import LinearOptions
+from .linear_arguments import LinearOptions
 from .linear_state import LinearState
 
 RECENT_SHARE = 0.25

@@ -15,8 +15,8 @@ from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..linear import Elu, FavorPlus, FeatureMap, Identity, UnitNorm, linear_attention, observe_linear_attention
+from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_mask import mask_at_positions
-from ..linear.linear_problem import LinearOptions
 from ..masks import Mask
 from ..positions import Rotary, Rotation
 from .caches import LinearCache

@@ -26,10 +26,10 @@ from ..errors import RegardError
 from ..kernels import zero_nonfinite_inputs
 from ..kernels.hooks import AttentionHook, attention_hook, no_hook
 from ..lenses import Lens
-from ..linear import Elu
+from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_mask import read_mask
 from ..linear.linear_operator import LINEAR, log_of_positive
-from ..linear.linear_problem import LinearOptions
+from ..linear.linear_plans import FeaturePlan
 from ..linear.linear_weights import check_has_weights, check_nonnegative, marked_features, report_to_hook
 from ..masks import Mask, causal
 from ..masks.base import Kept, Pairs
@@ -102,9 +102,10 @@ def observe_linear_shard(
     named, hooked = described_lenses(lenses), described_hook(hook)
     call = agreed_linear_call(query, key, value, options, layout, peers, check=check, lenses=named, hook=hooked)
     agreed = Agreement(*query_and_key_shards(call.layout, call.queries, call.keys.lengths), call.number, seed=0)
-    call = _with_given_features(call)
+    plan = call.feature_plan()
+    call = replace(call, shard=replace(call.shard, plan=plan))
     with torch.no_grad():
-        problem = _weights_problem(call, options, value)
+        problem = _weights_problem(call, plan, options, value)
     states = start_shard_lenses(peers, problem, agreed, lenses)
     result = call.run()
     if result.total is None:
@@ -120,33 +121,22 @@ def observe_linear_shard(
         return Observation(result.output, lse, {lens: state.finish(problem, lse) for lens, state in states.items()})
 
 
-def _with_given_features(call: LinearCall) -> LinearCall:
-    """The call with the features of queries and keys in place of a feature map."""
-    problem = call.with_common_features(call.shard.problem)
-    if problem.maps_elu:
-        value = torch.cat([problem.value, torch.ones_like(problem.value[..., :1])], -1)
-        query, key = Elu()(problem.query), Elu()(problem.key)
-        problem = replace(problem, query=query, key=key, value=value, maps_elu=False)
-    return replace(call, shard=replace(call.shard, problem=problem))
-
-
-def _weights_problem(call: LinearCall, options: LinearOptions, value: Tensor) -> Problem:
+def _weights_problem(call: LinearCall, plan: FeaturePlan, options: LinearOptions, value: Tensor) -> Problem:
     """The `Problem` over the features of a shard, at positions in the whole sequence.
 
     Raises:
         ConfigurationError: features that are negative in some process.
     """
-    linear, fault = call.shard.problem, None
-    queries, keys = marked_features(linear)
+    fault, (queries, keys) = None, marked_features(plan)
     try:
         check_nonnegative(options, queries, keys)
     except RegardError as error:
         fault = error  # raised once the others know
     agree_on(call.peers, fault, {}, [])
-    unflatten = linear.layout.unflatten
+    unflatten, decay = plan.problem.axes.unflatten, plan.sequences.decay
     pairs: DotPairs | DecayedDotPairs = DotPairs(unflatten(queries), unflatten(keys), 1.0)
-    if linear.decay is not None:
-        sums = _decay_sums(call, linear.decay if linear.decay.ndim == 4 else linear.decay.unsqueeze(-1))
+    if decay is not None:
+        sums = _decay_sums(call, decay if decay.ndim == 4 else decay.unsqueeze(-1))
         pairs = DecayedDotPairs.from_sums(pairs.query, pairs.key, unflatten(sums))
     masks = [
         KeysOfSequence(part.pairs) if isinstance(part, TensorMask) else part for part in whole_masks(call, options)
@@ -217,7 +207,7 @@ def whole_masks(call: LinearCall, options: LinearOptions) -> list[Mask]:
         if tensor_length(part) in (None, total):
             found.append(part)
             continue
-        kept = part.evaluate(Grid.from_lengths(1, own, heads=call.shard.problem.layout.has_heads, device=device))
+        kept = part.evaluate(Grid.from_lengths(1, own, heads=call.shard.problem.axes.has_heads, device=device))
         kept = kept.expand(*kept.shape[:-1], own).to(torch.uint8)  # which every backend gathers
         found.append(TensorMask(gather_shards(kept, kept.ndim - 1, shards, peers).bool()))
     if mask.documents is not None:

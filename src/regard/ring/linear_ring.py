@@ -25,21 +25,23 @@ from ..core.grid import Grid
 from ..core.torch_modes import without_autocast
 from ..errors import ConfigurationError, RegardError
 from ..kernels.validation import check_same_kind, check_shapes
-from ..linear import Elu, FavorPlus, LinearState
+from ..linear import FavorPlus, LinearState
 from ..linear.chunks import SMALLEST_DECAY
-from ..linear.feature_maps import key_features, query_features
+from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_attention import check_has_state
 from ..linear.linear_mask import LinearMask, read_mask
-from ..linear.linear_problem import (
-    FEATURELESS,
-    LinearOptions,
-    LinearProblem,
+from ..linear.linear_plans import (
+    EluRecurrence,
+    FeaturePlan,
+    LinearPlan,
     LinearResult,
-    NonfiniteRows,
-    make_linear_problem,
+    LinearSequences,
+    choose_plan,
+    feature_plan,
     read_state,
 )
-from ..linear.normalized_recurrence import normalized_recurrence
+from ..linear.linear_problem import LinearProblem, make_linear_problem
+from ..linear.nonfinite_rows import NonfiniteRows
 from ..linear.recurrence import recurrence
 from ..masks import Mask, causal
 from ..masks.base import Not
@@ -277,10 +279,10 @@ def _pieces_in_order(layout: RingLayout, shards: Shards) -> list[tuple[int, rang
 class LinearShard:
     """A process's part of one call, checked: its problem, in which each piece of a document is a document of its own.
 
-    table: these documents; None where there are none.
+    plan: how the part would be computed alone. table: these documents; None where there are none.
     """
 
-    problem: LinearProblem
+    plan: LinearPlan
     table: DocumentTable | None
 
     @classmethod
@@ -318,10 +320,16 @@ class LinearShard:
             masks.append(Documents(distinct * len(pieces) + piece_of.to(key.device)))
         own: LinearOptions = {**options, "mask": reduce(and_, masks) if masks else None, "causal": False}
         problem = make_linear_problem(query, key, value, **own).widened()
+        plan = choose_plan(problem)
         if problem.documents is None or ids is None:
-            return cls(problem, None)
+            return cls(plan, None)
         ids = ids.reshape(-1, length).expand(len(problem.key), length)
-        return cls(problem, DocumentTable.from_batches(problem.documents, ids.long(), piece_of))
+        return cls(plan, DocumentTable.from_batches(problem.documents, ids.long(), piece_of))
+
+    @property
+    def problem(self) -> LinearProblem:
+        """The problem of the plan."""
+        return self.plan.problem
 
     @property
     def documents(self) -> int:
@@ -349,37 +357,36 @@ class LinearCall:
 
     def run(self) -> LinearResult:
         """Output and, where they are computed, each row's sum of weights, and the state that is wanted."""
-        problem = self.shard.problem
+        plan = self.shard.plan
         if len(self.pieces) == 1:
-            result = problem.run()
+            result = plan.run()
             return result if self.wants_state else replace(result, state=None)
-        with without_autocast(problem.query.device.type):
-            return self._run(self.with_common_features(problem))
+        with without_autocast(plan.problem.query.device.type):
+            return self._run(plan if isinstance(plan, EluRecurrence) else self.feature_plan())
 
-    def with_common_features(self, problem: LinearProblem) -> LinearProblem:
-        """A problem with the features of FAVOR+, which lack the largest factor of the keys of all processes."""
-        return _with_common_scale(_with_features(problem), self.peers)
+    def feature_plan(self) -> FeaturePlan:
+        """The plan with all features, of which those of FAVOR+ lack the largest factor of the keys of all processes."""
+        plan = self.shard.plan
+        return _with_common_scale(plan if isinstance(plan, FeaturePlan) else feature_plan(plan.problem), self.peers)
 
-    def _run(self, problem: LinearProblem) -> LinearResult:
-        segments = self._segments(problem)
-        tensors = problem.query, problem.key, problem.value, problem.decay, problem.beta
-        parts = [_without_padding(part, exists, problem) for part, exists in segments.cut.split(tensors)]
+    def _run(self, own: EluRecurrence | FeaturePlan) -> LinearResult:
+        problem, segments = own.problem, self._segments(own.problem)
+        parts = [_part(own, sequences, exists) for sequences, exists in segments.cut.split(own.sequences)]
         marks, final = _marks(problem, segments), None
         processes, tag = tuple(process for process, _ in self.pieces), self.number * TAGS
-        plan = StatePlan(self.peers, processes, segments.present, self.wants_state, (tag, tag + 1))
+        states = StatePlan(self.peers, processes, segments.present, self.wants_state, (tag, tag + 1))
         if problem.causal:
-            outputs, marks, final = _causal(problem, parts, segments, plan, marks)
+            outputs, marks, final = _causal(own, parts, segments, states, marks)
         else:
-            outputs, marks = _unordered(parts, segments, plan, marks)
-        sums = segments.cut.join(outputs, len(problem.key))
-        output = sums if problem.maps_elu else problem.finish(sums)
+            outputs, marks = _unordered(parts, segments, states, marks)
+        output, total = own.finish(segments.cut.join(outputs, len(problem.key)))
+        unflatten, state = problem.axes.unflatten, None
         output = _mark_nonfinite(problem, output, parts, segments, marks)
-        unflatten, state, total = problem.layout.unflatten, None, None
-        if problem.normalize and not problem.maps_elu:
-            total = unflatten(_mark_nonfinite(problem, sums[..., -1:], parts, segments, marks)).squeeze(-1)
+        if total is not None:
+            total = unflatten(_mark_nonfinite(problem, total, parts, segments, marks)).squeeze(-1)
         if self.wants_state and final is not None:
             kept = final.own.masked_fill((final.marks[..., 0] > 0)[..., None, None], torch.nan)
-            scale = None if problem.key_scale is None else unflatten(problem.key_scale)
+            scale = None if own.key_scale is None else unflatten(own.key_scale)
             state = LinearState(unflatten(kept), problem.normalize, scale)
         return LinearResult(unflatten(output).to(problem.dtype), state, total)
 
@@ -408,40 +415,30 @@ def _own_keys(mask: LinearMask, positions: Tensor, total: int, *, heads: bool) -
     return None if kept is None else kept.squeeze(-2)
 
 
-def _with_features(problem: LinearProblem) -> LinearProblem:
-    """A problem with FAVOR+ features, where it was made without them."""
-    if problem.favor is None:
-        return problem
-    query, query_scale = query_features(problem.favor, problem.query)
-    key, key_scale = key_features(problem.favor, problem.key, problem.keep)
-    value = torch.cat([problem.value, torch.ones_like(problem.value[..., :1])], -1)
-    scales = {"query_scale": query_scale, "key_scale": key_scale}
-    return replace(problem, query=query, key=key, value=value, favor=None, **scales)
-
-
-def _with_common_scale(problem: LinearProblem, peers: Peers) -> LinearProblem:
-    """A problem whose stabilised keys lack the largest factor of all processes, as those of one process do."""
-    if problem.key_scale is None:
-        return problem
-    own = problem.key_scale
-    if problem.keep is not None and problem.state is None:  # keys that do not exist have no factor
-        own = own.masked_fill(~problem.keep.any(-1)[..., None, None], -torch.inf)
+def _with_common_scale(plan: FeaturePlan, peers: Peers) -> FeaturePlan:
+    """A plan whose stabilised keys lack the largest factor of all processes, as those of one process do."""
+    if plan.key_scale is None:
+        return plan
+    own, keep = plan.key_scale, plan.problem.keep
+    if keep is not None and plan.state is None:  # keys that do not exist have no factor
+        own = own.masked_fill(~keep.any(-1)[..., None, None], -torch.inf)
     largest = peers.maximum(own.clone(), "while the scales of features were compared")
-    largest = largest.where(largest > -torch.inf, problem.key_scale)
-    factor = (problem.key_scale - largest).clamp(max=0.0).exp()
-    state = None if problem.state is None else problem.state * factor
-    return replace(problem, key=problem.key * factor, state=state, key_scale=largest)
+    largest = largest.where(largest > -torch.inf, plan.key_scale)
+    factor = (plan.key_scale - largest).clamp(max=0.0).exp()
+    state = None if plan.state is None else plan.state * factor
+    sequences = plan.sequences._replace(key=plan.sequences.key * factor)
+    return replace(plan, sequences=sequences, state=state, key_scale=largest)
 
 
-def _without_padding(part: list[Any], exists: Tensor | None, problem: LinearProblem) -> list[Any]:
-    """A part with keys that leave the state as it is after the end of each document."""
+def _part(plan: LinearPlan, sequences: list[Any], exists: Tensor | None) -> LinearSequences:
+    """A part of the sequences, with keys that leave the state as it is after the end of each document."""
+    part = LinearSequences(*sequences)
     if exists is None:
         return part
-    query, key, value, decay, beta = part
-    key = key.where(exists.unsqueeze(-1), FEATURELESS if problem.maps_elu else 0.0)
+    decay = part.decay
     if decay is not None:
         decay = decay.where(exists if decay.ndim == 3 else exists.unsqueeze(-1), 0.0)
-    return [query, key, value, decay, beta]
+    return part._replace(key=plan.hide_keys(part.key, exists), decay=decay)
 
 
 def _marks(problem: LinearProblem, segments: Segments) -> Tensor:
@@ -457,7 +454,7 @@ def _marks(problem: LinearProblem, segments: Segments) -> Tensor:
 
 
 def _mark_nonfinite(
-    problem: LinearProblem, output: Tensor, parts: list[list[Any]], segments: Segments, marks: Tensor
+    problem: LinearProblem, output: Tensor, parts: list[LinearSequences], segments: Segments, marks: Tensor
 ) -> Tensor:
     """The output with NaN in rows that attend to a key that is NaN or infinite, in any process.
 
@@ -472,7 +469,7 @@ def _mark_nonfinite(
             finite.expand(problem.query.shape[:3]), finite.expand(problem.key.shape[:3]), problem.keep
         )
     rows = [
-        each.unsqueeze(2).expand(-1, -1, part[0].shape[2], -1) > 0
+        each.unsqueeze(2).expand(-1, -1, part.query.shape[2], -1) > 0
         for each, part in zip(segments.per_part(marks), parts, strict=True)
     ]
     bad, any_key = segments.cut.join(rows, len(problem.key)).unbind(-1)
@@ -480,10 +477,10 @@ def _mark_nonfinite(
 
 
 def _unordered(
-    parts: list[list[Any]], segments: Segments, plan: StatePlan, marks: Tensor
+    parts: list[LinearSequences], segments: Segments, plan: StatePlan, marks: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Outputs of each part from sums over the keys of all processes, and the marks of these."""
-    sums = torch.cat([key.mT @ value for _, key, value, *_ in parts])
+    sums = torch.cat([part.key.mT @ part.value for part in parts])
     mine = PieceStates(sums, None, marks)[segments.of_entries.to(sums.device)]
     at = segments.present[plan.peers.rank].nonzero().flatten().to(sums.device)
     rows = mine.flatten()
@@ -491,55 +488,58 @@ def _unordered(
     total = mine.unflatten(sum_over_processes(plan.peers, every)[at])
     is_shared = (segments.entry >= 0).to(sums.device).split(segments.sizes)
     outputs = []
-    for (query, *_), local, shared, whole in zip(
+    for part, local, shared, whole in zip(
         parts, sums.split(segments.sizes), is_shared, segments.per_part(total.own), strict=True
     ):
-        outputs.append(read_state(query, whole.where(shared[:, None, None, None], local)))
+        outputs.append(read_state(part.query, whole.where(shared[:, None, None, None], local)))
     return outputs, total.marks
 
 
 def _causal(
-    problem: LinearProblem, parts: list[list[Any]], segments: Segments, plan: StatePlan, marks: Tensor
+    own: EluRecurrence | FeaturePlan,
+    parts: list[LinearSequences],
+    segments: Segments,
+    plan: StatePlan,
+    marks: Tensor,
 ) -> tuple[list[Tensor], Tensor, PieceStates]:
-    """Outputs of each part, the marks of the keys before each entry, and the states after all pieces."""
-    if problem.beta is None:
+    """Rows of each part, the marks of the keys before each entry, and the states after all pieces."""
+    if own.problem.beta is None:
         outputs = None
-        added, transitions = zip(*(_decayed_sums(problem, part) for part in parts), strict=True)
-        anchor = parts[0][0]
+        added, transitions = zip(*(_decayed_sums(own, part) for part in parts), strict=True)
+        anchor = parts[0].query
     else:
-        outputs, added, transitions = _delta_runs(problem, parts, segments, plan)
+        outputs, added, transitions = _delta_runs(own.state, parts, segments, plan)
         anchor = outputs[0]
     of_entries = segments.of_entries.to(anchor.device)
     transition = None if transitions[0] is None else torch.cat(transitions)
-    own = PieceStates(torch.cat(added), transition, marks)[of_entries]
-    states, entries, anchor = plan.send(own, anchor)
+    sums = PieceStates(torch.cat(added), transition, marks)[of_entries]
+    states, entries, anchor = plan.send(sums, anchor)
     sequences = segments.present.shape[1]
-    start = own.own.new_zeros(sequences, *own.own.shape[1:]) if problem.state is None else problem.state
+    start = sums.own.new_zeros(sequences, *sums.own.shape[1:]) if own.state is None else own.state
     first = PieceStates(start, None, marks.new_zeros(sequences, *marks.shape[1:]))
     before, final = plan.compose(states, entries, first)
     incoming = segments.per_part(before.own)
     if outputs is not None:
-        outputs = [_with_state(*each, problem) for each in zip([anchor, *outputs[1:]], incoming, strict=True)]
+        columns = own.sequences.value.shape[-1]
+        outputs = [_with_state(*each, columns) for each in zip([anchor, *outputs[1:]], incoming, strict=True)]
     else:
-        parts = [[anchor, *parts[0][1:]], *parts[1:]]
-        outputs = [_from_state(problem, part, state) for part, state in zip(parts, incoming, strict=True)]
+        parts = [parts[0]._replace(query=anchor), *parts[1:]]
+        outputs = [own.rows(part, state)[0] for part, state in zip(parts, incoming, strict=True)]
     return outputs, before.marks, final
 
 
-def _decayed_sums(problem: LinearProblem, part: list[Any]) -> tuple[Tensor, Tensor | None]:
+def _decayed_sums(plan: EluRecurrence | FeaturePlan, part: LinearSequences) -> tuple[Tensor, Tensor | None]:
     """Σ_j e^{g_{j+1} + ... + g_n} φ(k_j) v_jᵀ, the total beside it where normalised, and e^{g_1 + ... + g_n}.
 
     Shapes: (rows, Hk, D, Dv or Dv + 1), (rows, Hk, 1 or D, 1).
     """
-    _, key, value, decay, _ = part
-    key, factors = Elu()(key) if problem.maps_elu else key, None
-    if decay is not None:
-        decay = (decay.unsqueeze(-1) if decay.ndim == 3 else decay).clamp(min=SMALLEST_DECAY)
-        later = functional.pad(decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
-        key = key * _normal_exp(later)
-        factors = _normal_exp(decay[:, :, 0] + later[:, :, 0]).unsqueeze(-1)
-    sums = key.mT @ value
-    return torch.cat([sums, key.sum(2).unsqueeze(-1)], -1) if problem.maps_elu else sums, factors
+    decay = part.decay
+    if decay is None:
+        return plan.sums_over_keys(part.key, part.value), None
+    decay = (decay.unsqueeze(-1) if decay.ndim == 3 else decay).clamp(min=SMALLEST_DECAY)
+    later = functional.pad(decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
+    factors = _normal_exp(decay[:, :, 0] + later[:, :, 0]).unsqueeze(-1)
+    return plan.sums_over_keys(part.key, part.value, _normal_exp(later)), factors
 
 
 def _normal_exp(x: Tensor) -> Tensor:
@@ -547,16 +547,8 @@ def _normal_exp(x: Tensor) -> Tensor:
     return x.masked_fill(x < math.log(torch.finfo(x.dtype).tiny), -torch.inf).exp()
 
 
-def _from_state(problem: LinearProblem, part: list[Any], state: Tensor) -> Tensor:
-    """The output of a part after the positions of a state, divided by the totals where `problem.maps_elu`."""
-    query, key, value, decay, _ = part
-    if problem.maps_elu:
-        return normalized_recurrence(query, key, value, decay, state)[0]
-    return recurrence(query, key, value, decay, None, state)[0]
-
-
 def _delta_runs(
-    problem: LinearProblem, parts: list[list[Any]], segments: Segments, plan: StatePlan
+    state: Tensor | None, parts: list[LinearSequences], segments: Segments, plan: StatePlan
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """The delta rule from a state of 0: outputs, final states and transitions of each part.
 
@@ -570,7 +562,7 @@ def _delta_runs(
         query, key, value, decay, beta = part
         dim, value_dim = key.shape[-1], value.shape[-1]
         if not before.any():
-            output, final = recurrence(query, key, value, decay, beta, problem.state)
+            output, final = recurrence(*part, state)
             runs.append((output, final, final.new_zeros(*final.shape[:2], dim, dim)))
             continue
         identity = torch.eye(dim, dtype=key.dtype, device=key.device).expand(*key.shape[:2], dim, dim)
@@ -581,7 +573,7 @@ def _delta_runs(
     return outputs, added, transitions
 
 
-def _with_state(output: Tensor, state: Tensor, problem: LinearProblem) -> Tensor:
+def _with_state(output: Tensor, state: Tensor, columns: int) -> Tensor:
     """The output of a run from 0 as one from a state, of which the other columns of the output are read."""
-    own, reads = output.tensor_split([problem.value.shape[-1]], -1)
+    own, reads = output.tensor_split([columns], -1)
     return own + read_state(reads, state) if reads.shape[-1] else own

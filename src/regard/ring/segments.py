@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..linear.linear_mask import DocumentBatches
+from ..linear.document_batches import DocumentBatches
 from .layout import Shards
 from .peers import Peers
 

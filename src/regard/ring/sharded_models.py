@@ -15,7 +15,7 @@ from ..kernels import Result
 from ..kernels.hooks import AttentionHook, AttentionSubstitute, active_substitute, current_hook, no_hook
 from ..lenses import Lens
 from ..linear import LinearState
-from ..linear.linear_problem import LinearOptions
+from ..linear.linear_arguments import LinearOptions
 from .layout import RingLayout
 from .linear_lenses import call_linear_hook, observe_linear_shard
 from .linear_ring import agreed_linear_call

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..approximations import Linformer
 from ..kernels.validation import make_problem
 from ..linear import FavorPlus, Relu, linear_attention_with_state
-from ..linear.linear_problem import LinearOptions
+from ..linear.linear_arguments import LinearOptions
 from ..nn import LengthProjection
 from .layer_steps import linear_walkthrough
 from .step_table import StepTable, Walkthrough, make_table

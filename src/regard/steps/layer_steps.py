@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.hooks import AttentionSubstitute, active_substitute
-from ..linear.linear_problem import LinearOptions
+from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_weights import make_weights_problem
 from ..nn import Attention
 from .captured_attention import CapturedAttention, captured_calls

@@ -15,7 +15,7 @@ from ..attention import observe
 from ..biases.gaussian import Gaussian
 from ..errors import ConfigurationError, nearest
 from ..lenses import Weights
-from ..linear.linear_problem import LinearOptions
+from ..linear.linear_arguments import LinearOptions
 from ..models import recurrent
 from ..models.recurrent.decoders import TanhReadout
 from ..models.recurrent.encoder import make_cell, run

@@ -8,7 +8,7 @@ from typing import Unpack
 from torch import Tensor
 
 from ...linear import Elu, FeatureMap, LinearState, linear_attention_with_state
-from ...linear.linear_problem import LinearOptions
+from ...linear.linear_arguments import LinearOptions
 from ..input_checks import check_positions
 from .base import Cache, check_rows
 

@@ -20,7 +20,7 @@ from .recurrence import recurrence
 
 
 def runs_natively(*tensors: Tensor) -> bool:
-    """Whether `normalized_recurrence` takes these tensors: on the CPU, of one dtype that native code reads, outside of
+    """Whether `elu_recurrence` takes these tensors: on the CPU, of one dtype that native code reads, outside of
     transforms and modes.
     """
     if under_transform() or under_forward_mode() or under_dispatch_mode():
@@ -28,7 +28,7 @@ def runs_natively(*tensors: Tensor) -> bool:
     return native.supports(*tensors)
 
 
-def normalized_recurrence(
+def elu_recurrence(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None, sums: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Outputs S_tᵀ φ(q_t) / z_tᵀ φ(q_t) with φ = elu + 1, 0 where the divisor is 0, and the state after all positions.
@@ -41,7 +41,7 @@ def normalized_recurrence(
     float32, bfloat16 or float16, the others float32.
     """
     matrix, total = (None, None) if sums is None else (sums[..., :-1], sums[..., -1])
-    output, matrix, total = _NormalizedRecurrence.apply(query, key, value, decay, matrix, total)  # type: ignore[misc]
+    output, matrix, total = _EluRecurrence.apply(query, key, value, decay, matrix, total)  # type: ignore[misc]
     return output, torch.cat([matrix, total.unsqueeze(-1)], -1)
 
 
@@ -70,8 +70,8 @@ def _unfused(
     return divide_by_totals(rows).to(dtype), sums[..., :-1], sums[..., -1]
 
 
-class _NormalizedRecurrence(torch.autograd.Function):
-    """`normalized_recurrence` with the matrix and the total apart."""
+class _EluRecurrence(torch.autograd.Function):
+    """`elu_recurrence` with the matrix and the total apart."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +91,7 @@ class _NormalizedRecurrence(torch.autograd.Function):
 
 
 def _problem(inputs: Any) -> RecurrenceProblem:
-    """The problem of the native code, of the tensors of `_NormalizedRecurrence`."""
+    """The problem of the native code, of the tensors of `_EluRecurrence`."""
     query, key, value, decay, matrix, total = inputs
     return RecurrenceProblem(query, key, value, decay, state=matrix, total=total, feature_map="elu", normalize=True)
 
