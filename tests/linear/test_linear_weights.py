@@ -15,7 +15,17 @@ from regard.core.score_forms import DecayedDotPairs
 from regard.errors import ConfigurationError, KernelError, MaskError
 from regard.explorer import Atlas, record
 from regard.kernels.hooks import attention_hook
-from regard.linear import Elu, FavorPlus, Identity, Relu, Softmax, linear_attention_weights
+from regard.linear import (
+    DeltaRule,
+    Elu,
+    FavorPlus,
+    FeatureDecay,
+    HeadDecay,
+    Identity,
+    Relu,
+    Softmax,
+    linear_attention_weights,
+)
 from regard.linear.linear_operator import quadratic_formula
 from regard.linear.linear_weights import make_weights_problem
 from regard.linear.naive import quadratic_weights, step_recurrence
@@ -248,8 +258,8 @@ def layers() -> dict[str, regard.nn.LinearAttention]:
 
     return {
         "plain": regard.nn.LinearAttention(projections(), causal=True),
-        "head": regard.nn.LinearAttention(projections(), causal=True, decay="head"),
-        "feature": regard.nn.LinearAttention(projections(), causal=True, decay="feature"),
+        "head": regard.nn.LinearAttention(projections(), causal=True, decay=HeadDecay()),
+        "feature": regard.nn.LinearAttention(projections(), causal=True, decay=FeatureDecay()),
         "performer": regard.nn.PerformerAttention(projections(), num_features=40),
     }
 
@@ -294,7 +304,7 @@ def test_hooks_get_the_problem_once_and_results_stay():
 
 
 def test_what_cannot_be_recorded_is_said_once():
-    layer = regard.nn.LinearAttention(regard.nn.Projections(32, num_heads=4), causal=True, delta_rule=True)
+    layer = regard.nn.LinearAttention(regard.nn.Projections(32, num_heads=4), causal=True, rule=DeltaRule())
     model, x = torch.nn.Sequential(layer, layers()["plain"]), torch.randn(1, 9, 32)
     words = "weights of linear attention are not recorded: .*normalize=False"
     with pytest.warns(UserWarning, match=words), record(model) as recording:

@@ -9,7 +9,18 @@ from torch import nn
 import regard
 from regard import masks
 from regard.errors import ConfigurationError, DtypeError, MaskError, ShapeError
-from regard.linear import Identity, Relu, UnitNorm, naive
+from regard.linear import (
+    DeltaRule,
+    Elu,
+    FeatureDecay,
+    FixedDecay,
+    HeadDecay,
+    Identity,
+    Relu,
+    SumRule,
+    UnitNorm,
+    naive,
+)
 from regard.nn import (
     Attention,
     FeedForward,
@@ -29,14 +40,19 @@ LAYERS = {
     "elu": lambda: LinearAttention(projections(), causal=True),
     "relu, rotary": lambda: LinearAttention(projections(), feature_map=Relu(), causal=True, rotary=Rotary(2)),
     "retnet": lambda: LinearAttention(
-        projections(), feature_map=Identity(), normalize=False, causal=True, decay=FIXED, rotary=Rotary(2)
+        projections(),
+        feature_map=Identity(),
+        rule=SumRule(normalize=False),
+        causal=True,
+        decay=FixedDecay(FIXED),
+        rotary=Rotary(2),
     ),
-    "decay per head": lambda: LinearAttention(projections(), causal=True, decay="head"),
+    "decay per head": lambda: LinearAttention(projections(), causal=True, decay=HeadDecay()),
     "gated": lambda: LinearAttention(
-        projections(), feature_map=Identity(), normalize=False, causal=True, decay="feature"
+        projections(), feature_map=Identity(), rule=SumRule(normalize=False), causal=True, decay=FeatureDecay()
     ),
-    "delta": lambda: LinearAttention(projections(), causal=True, delta_rule=True),
-    "gated delta": lambda: LinearAttention(projections(), causal=True, delta_rule=True, decay="head"),
+    "delta": lambda: LinearAttention(projections(), causal=True, rule=DeltaRule()),
+    "gated delta": lambda: LinearAttention(projections(), causal=True, rule=DeltaRule(), decay=HeadDecay()),
     "performer": lambda: PerformerAttention(projections(), num_features=7, causal=True),
     "performer relu": lambda: PerformerAttention(projections(), num_features=7, causal=True, kernel="relu"),
 }
@@ -161,6 +177,80 @@ def test_a_fixed_decay_is_that_of_each_head():
     assert "fixed_decay" in layer.state_dict()
 
 
+def test_a_decay_per_feature_is_of_the_features_that_the_map_makes():
+    features = regard.linear.FavorPlus(3, 7, seed=0)
+    layer = LinearAttention(projections(), causal=True, feature_map=features, decay=FeatureDecay(temperature=2.0))
+    x, gate = torch.randn(2, 9, DIM), layer.get_submodule("decay_gate")
+    assert gate(x).shape == (2, 9, KEY_HEADS * 7)
+    q, (k, v) = layer.projections.queries(x), layer.projections.keys_and_values(x)
+    decay = torch.log(torch.sigmoid(gate(x))).unflatten(-1, (KEY_HEADS, 7)).transpose(1, 2) / 2
+    keep = torch.ones(9, 9, dtype=torch.bool).tril()
+    context = naive.quadratic(features(q), features(k), v, keep=keep, decay=decay, normalize=True)
+    close(layer(x), layer.projections.project_output(context))
+
+
+OLDER = [
+    (
+        {"decay": FIXED},
+        {"decay": FixedDecay(FIXED)},
+        r"a tensor as decay .* pass decay=regard.linear.FixedDecay\(logarithms\)",
+    ),
+    ({"decay": "head"}, {"decay": HeadDecay()}, r"decay='head' .* pass decay=regard.linear.HeadDecay\(\)"),
+    ({"decay": "feature"}, {"decay": FeatureDecay()}, r"decay='feature' .* pass decay=regard.linear.FeatureDecay\(\)"),
+    ({"delta_rule": True}, {"rule": DeltaRule()}, r"delta_rule=True .* pass rule=regard.linear.DeltaRule\(\)"),
+    (
+        {"delta_rule": False},
+        {},
+        r"delta_rule=False .* pass rule=regard.linear.SumRule\(normalize=True\)",
+    ),
+    (
+        {"normalize": False},
+        {"rule": SumRule(normalize=False)},
+        r"normalize=False .* pass rule=regard.linear.SumRule\(normalize=False\)",
+    ),
+    ({"normalize": True}, {}, r"normalize=True .* pass rule=regard.linear.SumRule\(normalize=True\)"),
+    (
+        {"delta_rule": True, "normalize": False},
+        {"rule": DeltaRule()},
+        r"delta_rule=True and normalize=False .* pass rule=regard.linear.DeltaRule\(\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "objects", "words"), OLDER, ids=lambda each: str(each)[:40])
+def test_the_flags_of_earlier_versions_are_read_with_a_warning(flags, objects, words):
+    with pytest.warns(FutureWarning, match=words) as found:
+        old = LinearAttention(projections(), causal=True, **flags)
+    assert [each.filename for each in found] == [__file__], "the warning points at who makes the layer"
+    new, x = LinearAttention(projections(), causal=True, **objects), torch.randn(2, 9, DIM)
+    new.load_state_dict(old.state_dict())
+    assert torch.equal(new(x), old(x))
+    assert repr(new) == repr(old)
+
+
+STATE = {
+    "elu": set(),
+    "retnet": {"fixed_decay"},
+    "decay per head": {"decay_gate.weight", "decay_gate.bias"},
+    "gated": {"decay_gate.weight", "decay_gate.bias"},
+    "delta": {"beta_gate.weight", "beta_gate.bias"},
+    "gated delta": {"decay_gate.weight", "decay_gate.bias", "beta_gate.weight", "beta_gate.bias"},
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_the_names_of_saved_tensors_stay(name):
+    names = {key for key in LAYERS[name]().state_dict() if not key.startswith("projections.")}
+    assert names == STATE[name]
+
+
+def test_a_layer_shows_its_decay_and_its_rule():
+    assert "decay=None, rule=SumRule(normalize=True)" in repr(LAYERS["elu"]())
+    assert "decay=HeadDecay(temperature=16.0), rule=DeltaRule()" in repr(LAYERS["gated delta"]())
+    assert "decay=FixedDecay(...), rule=SumRule(normalize=False)" in repr(LAYERS["retnet"]())
+    assert LAYERS["elu"]().feature_map == Elu()
+
+
 def test_every_parameter_learns(layer):
     x = torch.randn(2, 9, DIM, requires_grad=True)
     layer(x).square().sum().backward()
@@ -255,11 +345,30 @@ def test_compiled(name):
     ("make", "error", "message"),
     [
         (
-            lambda: LinearAttention(projections(), decay="head"),
+            lambda: LinearAttention(projections(), decay=HeadDecay()),
             ConfigurationError,
-            "decay needs an order of the tokens",
+            r"decay=HeadDecay\(temperature=16.0\) needs an order of the tokens: make the layer with causal=True",
         ),
-        (lambda: LinearAttention(projections(), delta_rule=True), ConfigurationError, "delta_rule needs an order"),
+        (
+            lambda: LinearAttention(projections(), rule=DeltaRule()),
+            ConfigurationError,
+            r"rule=DeltaRule\(\) needs an order of the tokens: make the layer with causal=True",
+        ),
+        (
+            lambda: LinearAttention(projections(), causal=True, rule="delta"),  # type: ignore[arg-type]
+            ConfigurationError,
+            r"rule is 'delta'; it needs SumRule\(\) or DeltaRule\(\) of regard.linear",
+        ),
+        (
+            lambda: LinearAttention(projections(), causal=True, rule=DeltaRule(), normalize=True),
+            ConfigurationError,
+            r"rule=DeltaRule\(\) takes the place of normalize=True: pass the rule alone",
+        ),
+        (
+            lambda: LinearAttention(projections(), causal=True, rule=SumRule(), delta_rule=True, normalize=False),
+            ConfigurationError,
+            r"rule=SumRule\(normalize=True\) takes the place of delta_rule=True and normalize=False",
+        ),
         (
             lambda: LinearAttention(projections(), causal=True, delta_rule=True, normalize=True),
             ConfigurationError,
@@ -268,17 +377,17 @@ def test_compiled(name):
         (
             lambda: LinearAttention(projections(), causal=True, decay="heads"),
             ConfigurationError,
-            "decay is 'heads'; it",
+            r"decay is 'heads'; it needs FixedDecay\(logarithms\), HeadDecay\(\) or FeatureDecay\(\)",
         ),
         (
-            lambda: LinearAttention(projections(), causal=True, decay=torch.zeros(3)),
-            ShapeError,
-            r"decay is torch.float32 \(3,\); it needs one floating-point logarithm for each key head, \(2,\)",
-        ),
-        (
-            lambda: LinearAttention(projections(), causal=True, decay=torch.ones(2)),
+            lambda: LinearAttention(projections(), causal=True, decay=HeadDecay),  # type: ignore[arg-type]
             ConfigurationError,
-            "values up to 1; it is the logarithm",
+            r"decay is <class .*HeadDecay'>; it needs FixedDecay",
+        ),
+        (
+            lambda: LinearAttention(projections(), causal=True, decay=FixedDecay(torch.zeros(3))),
+            ShapeError,
+            "decay has 3 logarithms; it needs one for each of 2 key heads",
         ),
         (
             lambda: LinearAttention(projections(memory_dim=3), causal=True),

@@ -28,6 +28,7 @@ import regard.ring as ring
 import regard.ring.demo as ring_demo
 from regard import explorer, lenses, masks
 from regard.errors import RegardError
+from regard.linear import FixedDecay
 from regard.models import language_model as lm
 from regard.positions import Rotary
 from regard.ring import key_exchange
@@ -610,7 +611,7 @@ def make_layer(kind: str, mask: str) -> tuple[regard.nn.LinearAttention, Tensor,
     if kind == "performer":
         layer = regard.nn.PerformerAttention(projections, num_features=32)
     else:
-        decay = torch.tensor([-0.1, -0.01]) if kind == "causal" else None
+        decay = FixedDecay(torch.tensor([-0.1, -0.01])) if kind == "causal" else None
         layer = regard.nn.LinearAttention(projections, causal=kind == "causal", decay=decay, rotary=Rotary(4))
     made = {
         "none": None,

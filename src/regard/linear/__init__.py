@@ -1,5 +1,9 @@
 """Linear attention: time and memory linear in the length, by feature maps of queries and keys."""
 
+from .decays import Decay as Decay
+from .decays import FeatureDecay as FeatureDecay
+from .decays import FixedDecay as FixedDecay
+from .decays import HeadDecay as HeadDecay
 from .feature_maps import Elu as Elu
 from .feature_maps import FavorPlus as FavorPlus
 from .feature_maps import FeatureMap as FeatureMap
@@ -12,16 +16,26 @@ from .linear_attention import linear_attention_with_state as linear_attention_wi
 from .linear_state import LinearState as LinearState
 from .linear_weights import linear_attention_weights as linear_attention_weights
 from .linear_weights import observe_linear_attention as observe_linear_attention
+from .update_rules import DeltaRule as DeltaRule
+from .update_rules import SumRule as SumRule
+from .update_rules import UpdateRule as UpdateRule
 
 __all__ = [
+    "Decay",
+    "DeltaRule",
     "Elu",
     "FavorPlus",
+    "FeatureDecay",
     "FeatureMap",
+    "FixedDecay",
+    "HeadDecay",
     "Identity",
     "LinearState",
     "Relu",
     "Softmax",
+    "SumRule",
     "UnitNorm",
+    "UpdateRule",
     "linear_attention",
     "linear_attention_weights",
     "linear_attention_with_state",

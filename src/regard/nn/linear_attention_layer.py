@@ -7,14 +7,24 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..attention import Observation
 from ..biases import Bias
-from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
-from ..linear import Elu, FavorPlus, FeatureMap, Identity, UnitNorm, linear_attention, observe_linear_attention
+from ..linear import (
+    Decay,
+    DeltaRule,
+    FavorPlus,
+    FeatureDecay,
+    FeatureMap,
+    FixedDecay,
+    HeadDecay,
+    SumRule,
+    UpdateRule,
+    linear_attention,
+    observe_linear_attention,
+)
 from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_mask import mask_at_positions
 from ..masks import Mask
@@ -23,10 +33,8 @@ from .caches import LinearCache
 from .input_checks import check_positions, refuse_scripting
 from .layer_arguments import check_no_rotation, checked_rotary
 from .linear import Linear
+from .linear_attention_flags import decay_of_flag, rule_of_flags
 from .projections import Projections, init_xavier
-
-GATE_TEMPERATURE = 16.0
-"""What the logarithms of learned decays are divided by, so that a new layer forgets slowly."""
 
 
 class LinearAttention(nn.Module):
@@ -41,18 +49,22 @@ class LinearAttention(nn.Module):
         projections: dims, heads and the linear maps.
         feature_map: φ, from `regard.linear`; `Elu()` by default, `UnitNorm(Identity())` for the delta rule.
         causal: whether a token attends to itself and those before it alone.
-        decay: of a causal layer, e^g for each step back: logarithms (num_kv_heads,) that stay as they are, as in
-            RetNet; "head" or "feature" for g = log sigmoid(W x + b) / 16, learned, one for each key head and token or
-            one for each feature too, as in gated linear attention.
-        delta_rule: of a causal layer, whether a value replaces what the state has for its key, by the learned share
-            β = sigmoid(W x); with a decay it is the gated delta rule.
-        normalize: whether weights are divided by their sum; by default all but the delta rule are.
+        decay: of a causal layer, what the state is multiplied by before each token, from `regard.linear`:
+            `FixedDecay(logarithms)` as in RetNet; `HeadDecay()`, learned, or `FeatureDecay()`, learned for each feature
+            as in gated linear attention; none by default.
+        rule: how a value is written into the state, from `regard.linear`: `SumRule()` by default,
+            `SumRule(normalize=False)` for weights that are not divided by their sum, or `DeltaRule()` of a causal
+            layer, with a decay the gated delta rule.
         rotary: rotary position embedding of queries and keys, before φ. Weights depend on relative positions alone
             where φ is `Identity()`.
+        delta_rule: in earlier versions what `rule` is; read for one version, with a warning, as are the decays "head",
+            "feature" and a tensor.
+        normalize: likewise.
 
     Raises:
-        ConfigurationError: gates of a layer that is not causal, or another argument that does not fit.
-        ShapeError: a decay that is not one number for each key head.
+        ConfigurationError: a decay or the delta rule in a layer that is not causal, or another argument that does not
+            fit.
+        ShapeError: a fixed decay that has not one number for each key head.
 
     Source: Katharopoulos et al. 2020 (arXiv 2006.16236); gates Yang et al. 2024 (arXiv 2312.06635), section 4.4, the
     delta rule Yang et al. 2024 (arXiv 2406.06484), section 3.3.
@@ -75,19 +87,20 @@ class LinearAttention(nn.Module):
         *,
         feature_map: FeatureMap | None = None,
         causal: bool = False,
-        decay: Tensor | str | None = None,
-        delta_rule: bool = False,
-        normalize: bool | None = None,
+        decay: Decay | Tensor | str | None = None,
+        rule: UpdateRule | None = None,
         rotary: Rotary | None = None,
+        delta_rule: bool | None = None,
+        normalize: bool | None = None,
     ) -> None:
         super().__init__()
-        if not causal and (decay is not None or delta_rule):
+        decay, rule = decay_of_flag(decay), rule_of_flags(rule, delta_rule, normalize)
+        _check_kinds(decay, rule)
+        if not causal and (decay is not None or isinstance(rule, DeltaRule)):
+            has = f"rule={rule!r}" if decay is None else f"decay={decay!r}"
             raise ConfigurationError(
-                f"{'delta_rule' if delta_rule else 'decay'} needs an order of the tokens: make the layer with causal="
-                "True, or leave it out"
+                f"{has} needs an order of the tokens: make the layer with causal=True, or leave it out"
             )
-        if normalize and delta_rule:
-            raise ConfigurationError("the weights of the delta rule have no sum to divide by: leave normalize out")
         if causal and projections.memory_dim is not None:
             raise ConfigurationError(
                 "a causal layer attends to its own sequence alone, but the projections have memory_dim="
@@ -95,24 +108,29 @@ class LinearAttention(nn.Module):
             )
         self.projections = projections
         self.causal = causal
-        self.normalize = not delta_rule if normalize is None else normalize
+        self.rule = rule
         self.rotary = checked_rotary(rotary, projections.head_dim)
-        default = UnitNorm(Identity()) if delta_rule else Elu()
-        self._feature_map = default if feature_map is None else feature_map
-        self.decay_gate, self.beta_gate = None, None
+        self._feature_map = rule.default_map if feature_map is None else feature_map
+        self.decay_gate, self.beta_gate, self._learned_decay = None, None, None
         self.register_buffer("fixed_decay", None)
         heads = projections.num_kv_heads
-        if isinstance(decay, Tensor):
-            self.fixed_decay = _checked_decay(decay, heads)
+        if isinstance(decay, FixedDecay):
+            self.fixed_decay = _of_heads(decay, heads)
         elif decay is not None:
+            self._learned_decay = decay
             self.decay_gate = _gate(projections.dim, heads * self._gates_per_head(decay))
-        if delta_rule:
+        if isinstance(rule, DeltaRule):
             self.beta_gate = _gate(projections.dim, heads)
 
     @property
     def feature_map(self) -> FeatureMap:
         """φ of queries and keys."""
         return self._feature_map
+
+    @property
+    def normalize(self) -> bool:
+        """Whether weights are divided by their sum."""
+        return self.rule.normalize
 
     def forward(
         self,
@@ -272,16 +290,11 @@ class LinearAttention(nn.Module):
         gates: LinearOptions = {}
         if self.fixed_decay is not None:
             gates["decay"] = self.fixed_decay[None, :, None]
-        elif self.decay_gate is not None:
-            logits = (
-                at_least_float32(self.decay_gate(source))
-                .unflatten(-1, (self.projections.num_kv_heads, -1))
-                .transpose(1, 2)
-            )
-            decay = functional.logsigmoid(logits) / GATE_TEMPERATURE  # (batch, key heads, N, 1 or features)
-            gates["decay"] = decay.squeeze(-1) if self.decay_per == "head" else decay
-        if self.beta_gate is not None:
-            gates["beta"] = self.beta_gate(source).sigmoid().transpose(1, 2)
+        elif self.decay_gate is not None and self._learned_decay is not None:
+            logits = self.decay_gate(source).unflatten(-1, (self.projections.num_kv_heads, -1))
+            gates["decay"] = self._learned_decay(logits.transpose(1, 2))
+        if self.beta_gate is not None and isinstance(self.rule, DeltaRule):
+            gates["beta"] = self.rule.beta(self.beta_gate(source))
         return (queries, keys, values), gates
 
     def _rotation(self, tokens: Tensor, positions: Tensor | None) -> Rotation:
@@ -291,19 +304,17 @@ class LinearAttention(nn.Module):
         dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32
         return self.rotary.rotation(positions, dtype=dtype)  # type: ignore[union-attr]
 
-    def _gates_per_head(self, decay: str) -> int:
+    def _gates_per_head(self, decay: HeadDecay | FeatureDecay) -> int:
         """Learned decays of a token and a key head: 1, or the number of features."""
-        if decay not in ("head", "feature"):
-            raise ConfigurationError(
-                f"decay is {decay!r}; it needs 'head', 'feature', a tensor of logarithms (num_kv_heads,), or None"
-            )
-        self.decay_per = decay
-        return 1 if decay == "head" else self.feature_map(torch.zeros(1, self.projections.head_dim)).shape[-1]
+        if isinstance(decay, HeadDecay):
+            return 1
+        return self.feature_map(torch.zeros(1, self.projections.head_dim)).shape[-1]
 
     __prepare_scriptable__ = refuse_scripting
 
     def extra_repr(self) -> str:
-        return f"feature_map={self.feature_map!r}, causal={self.causal}, normalize={self.normalize}"
+        decay = repr(self._learned_decay) if self.fixed_decay is None else "FixedDecay(...)"
+        return f"feature_map={self.feature_map!r}, causal={self.causal}, decay={decay}, rule={self.rule!r}"
 
 
 class PerformerAttention(LinearAttention):
@@ -357,23 +368,30 @@ class PerformerAttention(LinearAttention):
         self.matrix = self.feature_map.redraw(seed).matrix.to(self.matrix)
 
 
-def _checked_decay(decay: Tensor, heads: int) -> Tensor:
-    """Logarithms (num_kv_heads,) of at most 0.
+def _check_kinds(decay: object, rule: object) -> None:
+    """Check that decay and rule are those of `regard.linear`.
 
     Raises:
-        ShapeError, ConfigurationError: they are not that.
+        ConfigurationError: one is not, such as a class in place of an object.
     """
-    if not decay.is_floating_point() or tuple(decay.shape) != (heads,):
-        raise ShapeError(
-            f"decay is {decay.dtype} {tuple(decay.shape)}; it needs one floating-point logarithm for each key head, "
-            f"({heads},)"
-        )
-    if not decay.is_meta and bool((decay > 0).any()):
+    if decay is not None and not isinstance(decay, FixedDecay | HeadDecay | FeatureDecay):
         raise ConfigurationError(
-            f"decay has values up to {float(decay.max()):.4g}; it is the logarithm of a factor of at most 1, so it "
-            "needs values of at most 0"
+            f"decay is {decay!r}; it needs FixedDecay(logarithms), HeadDecay() or FeatureDecay() of regard.linear, or "
+            "None"
         )
-    return decay
+    if not isinstance(rule, SumRule | DeltaRule):
+        raise ConfigurationError(f"rule is {rule!r}; it needs SumRule() or DeltaRule() of regard.linear, or None")
+
+
+def _of_heads(decay: FixedDecay, heads: int) -> Tensor:
+    """The logarithms of a fixed decay.
+
+    Raises:
+        ShapeError: they are not one for each of the key heads.
+    """
+    if len(decay.logarithms) != heads:
+        raise ShapeError(f"decay has {len(decay.logarithms)} logarithms; it needs one for each of {heads} key heads")
+    return decay.logarithms
 
 
 def _gate(dim: int, count: int) -> Linear:

@@ -5,8 +5,9 @@ import torch
 
 from regard import lenses, masks
 from regard.errors import ConfigurationError
+from regard.linear import DeltaRule, SumRule
 from regard.models import language_model as lm
-from regard.nn import Attention, KVCache, LinearAttention, LinearCache
+from regard.nn import Attention, KVCache, LinearAttention, LinearCache, Projections
 from regard.positions import Rotary
 
 LINEAR = [
@@ -93,6 +94,20 @@ def test_bad_configurations():
         lm.LayerConfig(before=3, linear=LINEAR[0])
     with pytest.raises(ConfigurationError, match=r"there is no feature map 'eluu'; did you mean 'elu'\?"):
         model_of(lm.LinearAttentionConfig("eluu"))
+    with pytest.raises(ConfigurationError, match=r"there is no decay 'heads'; did you mean 'head'\?"):
+        model_of(lm.LinearAttentionConfig(decay="heads"))
+    with pytest.raises(ConfigurationError, match="the weights of the delta rule have no sum to divide by"):
+        model_of(lm.LinearAttentionConfig(delta_rule=True, normalize=True))
+
+
+def test_settings_of_linear_layers_make_their_decay_and_rule():
+    made = [linear.make(Projections(32, 4), None) for linear in LINEAR]
+    assert [layer.rule for layer in made] == [SumRule(), SumRule(normalize=False), DeltaRule()]
+    assert [
+        next(words for words in ("decay=None", "decay=FeatureDecay(", "decay=HeadDecay(") if words in repr(layer))
+        for layer in made
+    ] == ["decay=None", "decay=FeatureDecay(", "decay=HeadDecay("]
+    assert lm.LinearAttentionConfig(delta_rule=True, normalize=False).make(Projections(32, 4), None).rule == DeltaRule()
 
 
 def test_lenses_see_softmax_and_linear_layers():

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import CheckpointError, ConfigurationError, nearest
-from ...linear import Elu, FeatureMap, Identity, Relu, Softmax, UnitNorm
+from ...linear import (
+    DeltaRule,
+    Elu,
+    FeatureDecay,
+    FeatureMap,
+    HeadDecay,
+    Identity,
+    Relu,
+    Softmax,
+    SumRule,
+    UnitNorm,
+    UpdateRule,
+)
 from ...masks import Mask, causal, prefix, window
 from ...nn import (
     Attention,
@@ -30,6 +42,8 @@ from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotar
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
+
+Part = TypeVar("Part")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -193,6 +207,9 @@ LINEAR_FEATURE_MAPS: dict[str, FeatureMap] = {
 }
 """Feature maps of linear attention by name; "unit" is x / |x|."""
 
+LINEAR_DECAYS: dict[str, HeadDecay | FeatureDecay] = {"head": HeadDecay(), "feature": FeatureDecay()}
+"""Learned decays of linear attention by name."""
+
 
 @dataclass(frozen=True)
 class LinearAttentionConfig:
@@ -214,18 +231,33 @@ class LinearAttentionConfig:
 
     def make(self, projections: Projections, rotary: Rotary | None) -> LinearAttention:
         """Build the linear attention of one block."""
-        if self.feature_map is not None and self.feature_map not in LINEAR_FEATURE_MAPS:
-            known = nearest(str(self.feature_map), LINEAR_FEATURE_MAPS)
-            raise ConfigurationError(f"there is no feature map {self.feature_map!r}; {known}")
         return LinearAttention(
             projections,
-            feature_map=None if self.feature_map is None else LINEAR_FEATURE_MAPS[self.feature_map],
+            feature_map=_named("feature map", self.feature_map, LINEAR_FEATURE_MAPS),
             causal=True,
-            decay=self.decay,
-            delta_rule=self.delta_rule,
-            normalize=self.normalize,
+            decay=_named("decay", self.decay, LINEAR_DECAYS),
+            rule=self._rule(),
             rotary=rotary,
         )
+
+    def _rule(self) -> UpdateRule:
+        """The rule of the two settings."""
+        if not self.delta_rule:
+            return SumRule(self.normalize is not False)
+        if self.normalize:
+            raise ConfigurationError("the weights of the delta rule have no sum to divide by: leave normalize out")
+        return DeltaRule()
+
+
+def _named(kind: str, name: str | None, known: dict[str, Part]) -> Part | None:
+    """The part of a layer that a setting names; None for None.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    if name is not None and name not in known:
+        raise ConfigurationError(f"there is no {kind} {name!r}; {nearest(str(name), known)}")
+    return None if name is None else known[name]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""The decay of a layer of linear attention: fixed for each head, or a learned gate for each head or each feature."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+from torch.nn import functional
+
+from ..core.score_forms import at_least_float32
+from ..errors import ConfigurationError, DtypeError, ShapeError
+from ..utils.numbers import lies_between
+
+
+@dataclass(frozen=True, eq=False)
+class FixedDecay:
+    """g: one number for each key head, the same for all tokens; it is not learned, and saved with the layer.
+
+    Args:
+        logarithms: g, (key heads,), at most 0: the state is multiplied by e^g before each token.
+
+    Raises:
+        DtypeError, ShapeError: no floating-point tensor of one axis.
+        ConfigurationError: a number above 0.
+
+    Source: Sun et al. 2023 (arXiv 2307.08621), Eq. 6; RetNet has 1 - 2^{-5-h} of head h.
+
+    >>> import torch, regard
+    >>> regard.linear.FixedDecay((1 - 2.0 ** (-5 - torch.arange(2))).log())
+    FixedDecay(logarithms=tensor([-0.0317, -0.0157]))
+    """
+
+    logarithms: Tensor
+
+    def __post_init__(self) -> None:
+        given = self.logarithms
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            has = given.dtype if isinstance(given, Tensor) else f"a {type(given).__name__}"
+            raise DtypeError(f"logarithms needs a floating-point tensor; it is {has}")
+        if given.ndim != 1:
+            raise ShapeError(f"logarithms has the shape {tuple(given.shape)}; it needs one for each key head, (heads,)")
+        if not given.is_meta and not bool((given <= 0).all()):
+            raise ConfigurationError(
+                f"logarithms has values up to {float(given.max()):.4g}; each is the logarithm of a factor of at most "
+                "1, so it needs values of at most 0"
+            )
+
+
+@dataclass(frozen=True)
+class HeadDecay:
+    """g = log σ(w · x + b) / temperature: learned, one number for each key head and token x.
+
+    Args:
+        temperature: what logarithms are divided by, so that a new layer forgets slowly.
+
+    Raises:
+        ConfigurationError: a temperature that is not above 0.
+
+    Source: Sun et al. 2024 (arXiv 2405.05254), gated retention.
+
+    >>> import torch, regard
+    >>> regard.linear.HeadDecay()(torch.zeros(1, 1, 3, 1))
+    tensor([[[-0.0433, -0.0433, -0.0433]]])
+    """
+
+    temperature: float = 16.0
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The decay (batch, key heads, N) of logits (batch, key heads, N, 1), in float32 at least."""
+        return _log_gate(logits, self.temperature).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class FeatureDecay:
+    """g = log σ(W x + b) / temperature: learned, one number for each key head, feature of φ and token x.
+
+    Args:
+        temperature: what logarithms are divided by, so that a new layer forgets slowly.
+
+    Raises:
+        ConfigurationError: a temperature that is not above 0.
+
+    Source: Yang et al. 2024, gated linear attention (arXiv 2312.06635), section 4.4.
+
+    >>> import torch, regard
+    >>> regard.linear.FeatureDecay(temperature=1.0)(torch.zeros(1, 1, 1, 2))
+    tensor([[[[-0.6931, -0.6931]]]])
+    """
+
+    temperature: float = 16.0
+
+    def __post_init__(self) -> None:
+        _check_temperature(self.temperature)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The decay (batch, key heads, N, features) of logits of the same shape, in float32 at least."""
+        return _log_gate(logits, self.temperature)
+
+
+Decay: TypeAlias = FixedDecay | HeadDecay | FeatureDecay
+"""What `regard.nn.LinearAttention` takes as `decay`."""
+
+
+def _check_temperature(temperature: float) -> None:
+    if not lies_between(0, temperature, math.inf):
+        raise ConfigurationError(f"temperature is {temperature!r}; it needs a finite number above 0")
+
+
+def _log_gate(logits: Tensor, temperature: float) -> Tensor:
+    return functional.logsigmoid(at_least_float32(logits)) / temperature
