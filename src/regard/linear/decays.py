@@ -16,10 +16,10 @@ from ..utils.numbers import lies_between
 
 @dataclass(frozen=True, eq=False)
 class FixedDecay:
-    """g: one number for each key head, the same for all tokens; it is not learned, and saved with the layer.
+    """A decay that is not learned: one logarithm g for each key head, the same for all tokens, saved with the layer.
 
     Args:
-        logarithms: g, (key heads,), at most 0: the state is multiplied by e^g before each token.
+        logarithms: g (key heads,), at most 0: the state is multiplied by e^g before each token.
 
     Raises:
         DtypeError, ShapeError: no floating-point tensor of one axis.
@@ -50,7 +50,7 @@ class FixedDecay:
 
 @dataclass(frozen=True)
 class HeadDecay:
-    """g = log σ(w · x + b) / temperature: learned, one number for each key head and token x.
+    """A learned decay, one number for each key head and token x: g = log σ(w · x + b) / temperature.
 
     Args:
         temperature: what logarithms are divided by, so that a new layer forgets slowly.
@@ -77,7 +77,7 @@ class HeadDecay:
 
 @dataclass(frozen=True)
 class FeatureDecay:
-    """g = log σ(W x + b) / temperature: learned, one number for each key head, feature of φ and token x.
+    """A learned decay, one number for each key head, feature of φ and token x: g = log σ(W x + b) / temperature.
 
     Args:
         temperature: what logarithms are divided by, so that a new layer forgets slowly.

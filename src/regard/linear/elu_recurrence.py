@@ -17,12 +17,11 @@ from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
 from .feature_maps import Elu
 from .recurrence import recurrence
+from .sums_over_keys import divide_by_totals
 
 
 def runs_natively(*tensors: Tensor) -> bool:
-    """Whether `elu_recurrence` takes these tensors: on the CPU, of one dtype that native code reads, outside of
-    transforms and modes.
-    """
+    """Whether `elu_recurrence` takes these tensors: on the CPU, of one dtype of native code, outside of transforms."""
     if under_transform() or under_forward_mode() or under_dispatch_mode():
         return False
     return native.supports(*tensors)
@@ -43,19 +42,6 @@ def elu_recurrence(
     matrix, total = (None, None) if sums is None else (sums[..., :-1], sums[..., -1])
     output, matrix, total = _EluRecurrence.apply(query, key, value, decay, matrix, total)  # type: ignore[misc]
     return output, torch.cat([matrix, total.unsqueeze(-1)], -1)
-
-
-def divide_by_totals(sums: Tensor) -> Tensor:
-    """Σ_j w_ij v_j / Σ_j w_ij, with the divisor in the last column: (..., Dv + 1) to (..., Dv)."""
-    return sums[..., :-1] / divisor(sums[..., -1:])
-
-
-def divisor(total: Tensor) -> Tensor:
-    """The totals, and infinity for those below the smallest normal number, so that a row without weights is 0.
-
-    Of a smaller number, 1 / total may be infinite, and the gradient NaN.
-    """
-    return total.where(total.abs() >= torch.finfo(total.dtype).tiny, torch.inf)
 
 
 def _unfused(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
-from .elu_recurrence import divide_by_totals, divisor
 from .feature_maps import FavorPlus, key_features, query_features
+from .sums_over_keys import by_key_head, divide_by_totals, divisor, read_state
 
 BLOCK_FEATURES = 2**20
 """Features of a block, of all heads: 4 MiB."""
@@ -43,10 +43,8 @@ def favor_attention(query: Tensor, key: Tensor, value: Tensor, features: FavorPl
 def _definition(query: Tensor, key: Tensor, value: Tensor, features: FavorPlus, keep: Tensor | None) -> Tensor:
     """The same by an operation for each step, which can be differentiated twice."""
     key_rows, _ = key_features(features, key, keep)
-    rows = _by_key_head(query_features(features, query)[0], key.shape[1])
     value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    sums = (rows.flatten(2, 3) @ (key_rows.mT @ value)).view(*query.shape[:3], -1)
-    return divide_by_totals(sums)
+    return divide_by_totals(read_state(query_features(features, query)[0], key_rows.mT @ value))
 
 
 class _FavorAttention(torch.autograd.Function):
@@ -99,7 +97,7 @@ class _Blocks:
 
     def query_features(self, at: slice) -> Tensor:
         """φ(q), the queries of a group after each other: (B, Hk, r · block, m)."""
-        features = _by_key_head(self.query[:, :, at], self.key.shape[1]).flatten(2, 3) @ self.rows.mT
+        features = by_key_head(self.query[:, :, at], self.key.shape[1]).flatten(2, 3) @ self.rows.mT
         return features.sub_(features.amax(-1, keepdim=True)).exp_()
 
     def key_logarithms(self, at: slice) -> Tensor:
@@ -132,7 +130,7 @@ class _Blocks:
         key_heads, total, matrix_rows = self.key.shape[1], sums[..., -1:], sums.mT.contiguous()
         for at in self.of(self.query.shape[2], self.query.shape[1]):
             features = self.query_features(at)
-            own, rows = (_by_key_head(tensor[:, :, at], key_heads).flatten(2, 3) for tensor in (upstream, output))
+            own, rows = (by_key_head(tensor[:, :, at], key_heads).flatten(2, 3) for tensor in (upstream, output))
             inverse = divisor(features @ total).reciprocal_()
             of_products = torch.cat([own, -(own * rows).sum(-1, keepdim=True)], -1).mul_(inverse)  # (..., Dv + 1)
             grad_sums += features.mT @ of_products
@@ -152,8 +150,3 @@ class _Blocks:
             of_square = of_logarithms.sum(-1, keepdim=True) * self.shrink
             grad_key[:, :, at] = (of_logarithms @ self.rows).sub_(key * of_square)
         return grad_key, grad_value
-
-
-def _by_key_head(tensor: Tensor, key_heads: int) -> Tensor:
-    """(B, H, M, ·) to (B, Hk, r, M, ·)."""
-    return tensor.unflatten(1, (key_heads, -1)) if key_heads else tensor.unsqueeze(2)

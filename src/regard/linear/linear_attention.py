@@ -101,7 +101,7 @@ def linear_attention(
     substitute = linear_substitute()
     if substitute is not None:
         return substitute(query, key, value, options, False)[0]
-    step = single_token(query, key, value, options) if state is not None and _is_one_token(query) else None
+    step = None if state is None else single_token(query, key, value, options)
     if step is None:
         problem = make_linear_problem(query, key, value, **options)
         output = choose_plan(problem).run().output
@@ -135,18 +135,15 @@ def linear_attention_with_state(
     substitute = linear_substitute()
     if substitute is not None:
         return substitute(query, key, value, options, True)
-    if _is_one_token(query):
-        step = single_token(query, key, value, options)
-        if step is not None:
-            if _is_observed():
-                report_to_hook(query, key, value, options)
-            return step
-    problem = make_linear_problem(query, key, value, **options)
-    check_has_state(causal=problem.causal, documents=problem.documents is not None)
-    result = choose_plan(problem).run()
+    step = single_token(query, key, value, options)
+    if step is None:
+        problem = make_linear_problem(query, key, value, **options)
+        check_has_state(causal=problem.causal, documents=problem.documents is not None)
+        result = choose_plan(problem).run()
+        step = result.output, cast("LinearState", result.state)
     if _is_observed():
         report_to_hook(query, key, value, options)
-    return result.output, cast("LinearState", result.state)
+    return step
 
 
 def check_has_state(*, causal: bool, documents: bool) -> None:
@@ -165,11 +162,6 @@ def check_has_state(*, causal: bool, documents: bool) -> None:
             "masks.documents has several documents in one sequence, so that no state is the one to continue from: pass "
             "each document as a sequence of its own, or take linear_attention, which returns no state"
         )
-
-
-def _is_one_token(query: Tensor) -> bool:
-    """Whether queries are (B, heads, 1, D), as in decoding."""
-    return type(query) is Tensor and query.ndim == 4 and query.shape[2] == 1
 
 
 def _is_observed() -> bool:

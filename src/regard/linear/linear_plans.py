@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from ..core.torch_modes import without_autocast
-from .elu_recurrence import divide_by_totals, elu_recurrence, runs_natively
+from .elu_recurrence import elu_recurrence, runs_natively
 from .favor_attention import favor_attention, takes_features_in_blocks
 from .feature_maps import Elu, FavorPlus, key_features, query_features
 from .linear_arguments import check_features, checked_decay, initial_sums
 from .linear_problem import LinearProblem
 from .linear_state import LinearState
 from .recurrence import recurrence
+from .sums_over_keys import divide_by_totals, read_state
 
 
 def choose_plan(problem: LinearProblem) -> LinearPlan:
@@ -43,10 +44,12 @@ def feature_plan(problem: LinearProblem) -> FeaturePlan:
 
 @dataclass(frozen=True, eq=False)
 class LinearResult:
-    """output (..., heads, M, Dv); the final state, None for documents and without an order; each row's sum of weights.
+    """What a plan computes, in the caller's shapes.
 
-    total (..., heads, M): Σ_j w_ij of the features in a `FeaturePlan`; None where weights are not normalised, or are
-    normalised without it.
+    Args:
+        output: (..., heads, M, Dv).
+        state: after all keys; None for documents and without an order.
+        total: Σ_j w_ij of each row, (..., heads, M), by a `FeaturePlan`; None where weights are not normalised.
     """
 
     output: Tensor
@@ -55,7 +58,7 @@ class LinearResult:
 
 
 class LinearSequences(NamedTuple):
-    """What has a row or a number for each position: query (B, H, M, ·), key and value (B, Hk, N, ·), and the gates."""
+    """The tensors that are cut along the positions: query (B, H, M, ·), key and value (B, Hk, N, ·), and the gates."""
 
     query: Tensor
     key: Tensor
@@ -255,13 +258,6 @@ class FeatureRecurrence(FeaturePlan):
 
     def rows(self, sequences: LinearSequences, state: Tensor | None) -> tuple[Tensor, Tensor]:
         return recurrence(*sequences, state)
-
-
-def read_state(query: Tensor, state: Tensor) -> Tensor:
-    """Sᵀ q of each query: (B, H, M, D) and (B, Hk, D, Dv) to (B, H, M, Dv)."""
-    key_heads = state.shape[1]
-    folded = query.unflatten(1, (key_heads, -1)) if key_heads else query.unsqueeze(2)  # (B, Hk, r, M, D)
-    return (folded.flatten(2, 3) @ state).view(*query.shape[:3], state.shape[-1])
 
 
 def _times(key: Tensor, factors: Tensor | None) -> Tensor:

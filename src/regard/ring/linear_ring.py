@@ -38,11 +38,11 @@ from ..linear.linear_plans import (
     LinearSequences,
     choose_plan,
     feature_plan,
-    read_state,
 )
 from ..linear.linear_problem import LinearProblem, make_linear_problem
 from ..linear.nonfinite_rows import NonfiniteRows
 from ..linear.recurrence import recurrence
+from ..linear.sums_over_keys import read_state
 from ..masks import Mask, causal
 from ..masks.base import Not
 from ..masks.documents import Documents

@@ -103,10 +103,8 @@ def test_bad_configurations():
 def test_settings_of_linear_layers_make_their_decay_and_rule():
     made = [linear.make(Projections(32, 4), None) for linear in LINEAR]
     assert [layer.rule for layer in made] == [SumRule(), SumRule(normalize=False), DeltaRule()]
-    assert [
-        next(words for words in ("decay=None", "decay=FeatureDecay(", "decay=HeadDecay(") if words in repr(layer))
-        for layer in made
-    ] == ["decay=None", "decay=FeatureDecay(", "decay=HeadDecay("]
+    for layer, decay in zip(made, ("None", "FeatureDecay", "HeadDecay"), strict=True):
+        assert f"decay={decay}" in repr(layer)
     assert lm.LinearAttentionConfig(delta_rule=True, normalize=False).make(Projections(32, 4), None).rule == DeltaRule()
 
 
