@@ -177,6 +177,14 @@ def test_a_fixed_decay_is_that_of_each_head():
     assert "fixed_decay" in layer.state_dict()
 
 
+def test_layers_of_one_fixed_decay_are_loaded_apart():
+    decay = FixedDecay(FIXED.clone())
+    first, second = (LinearAttention(projections(), causal=True, decay=decay) for _ in range(2))
+    first.load_state_dict({**first.state_dict(), "fixed_decay": torch.tensor([-0.3, -0.7])})
+    assert first.fixed_decay.tolist() == torch.tensor([-0.3, -0.7]).tolist()
+    assert second.fixed_decay.tolist() == decay.logarithms.tolist() == FIXED.tolist()
+
+
 def test_a_decay_per_feature_is_of_the_features_that_the_map_makes():
     features = regard.linear.FavorPlus(3, 7, seed=0)
     layer = LinearAttention(projections(), causal=True, feature_map=features, decay=FeatureDecay(temperature=2.0))

@@ -384,14 +384,14 @@ def _check_kinds(decay: object, rule: object) -> None:
 
 
 def _of_heads(decay: FixedDecay, heads: int) -> Tensor:
-    """The logarithms of a fixed decay.
+    """The logarithms of a fixed decay, in memory of the layer's own: loading writes into it.
 
     Raises:
         ShapeError: they are not one for each of the key heads.
     """
     if len(decay.logarithms) != heads:
         raise ShapeError(f"decay has {len(decay.logarithms)} logarithms; it needs one for each of {heads} key heads")
-    return decay.logarithms
+    return decay.logarithms.detach().clone()
 
 
 def _gate(dim: int, count: int) -> Linear:
