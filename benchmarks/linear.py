@@ -19,6 +19,7 @@ from torch import Tensor
 
 import regard
 from regard import masks
+from regard.backends.cpu import library
 from regard.linear import FavorPlus, Identity, LinearState, linear_attention, linear_attention_with_state, naive
 from regard.linear.linear_arguments import LinearOptions
 from regard.linear.recurrence import recurrence

@@ -108,9 +108,9 @@ def test_a_call_goes_down(options):
 @pytest.mark.parametrize(
     ("options", "plan", "most"),
     [
-        pytest.param({}, "linear/linear_plans.py", 13, id="all keys"),
-        pytest.param({"causal": True}, "linear/elu_recurrence.py", 14, id="causal"),
-        pytest.param({"causal": True, "feature_map": Relu()}, "linear/recurrence.py", 17, id="causal, relu"),
+        pytest.param({}, "linear/linear_plans.py", 14, id="all keys"),
+        pytest.param({"causal": True}, "linear/elu_recurrence.py", 16, id="causal"),
+        pytest.param({"causal": True, "feature_map": Relu()}, "linear/recurrence.py", 19, id="causal, relu"),
     ],
 )
 def test_linear_attention_enters_few_files(options, plan, most):
