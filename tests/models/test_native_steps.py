@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from regard import native
+from regard.backends.cpu.gru_decoder import GruDecoder
 from regard.kernels.hooks import attention_hook
+from regard.masks import causal
 from regard.models.recurrent import (
     BahdanauDecoder,
     BidirectionalEncoder,
@@ -16,8 +19,11 @@ from regard.models.recurrent import (
     MonotonicWindow,
     RecurrentTranslator,
     decoders,
+    native_steps,
 )
 from regard.models.recurrent.decoders import TanhReadout
+from regard.models.recurrent.encoder import run
+from regard.models.recurrent.native_steps import native_decoder, run_steps
 from regard.models.recurrent.source_attention import SourceAttention
 from regard.scores import Additive, Concat, Dot, General, Location, ScaledDot
 
@@ -118,7 +124,7 @@ def test_padding_reaches_nothing(calls):
     memory = model.encode(source, lengths)
     behind = (torch.arange(SOURCE) >= lengths[:, None]).unsqueeze(-1)
     keys, values = (tensor.masked_fill(behind, torch.nan) for tensor in (memory.keys, memory.values))
-    poisoned = type(memory).from_keys(type(memory.encoded)(values, lengths, memory.encoded.last), keys)
+    poisoned = type(memory)(type(memory.encoded)(values, lengths, memory.encoded.last), keys)
     embedded, parameters = model.target_embedding(target), list(model.decoder.cell.parameters())
     found, expected = (
         torch.autograd.grad(model.decoder.unroll(embedded, each).features.sum(), parameters, retain_graph=True)
@@ -161,6 +167,13 @@ def with_hook_on(name: str) -> RecurrentTranslator:
     return model
 
 
+class Doubled(SourceAttention):
+    """Twice the context."""
+
+    def forward(self, query, memory, *, first=0):
+        return 2 * super().forward(query, memory, first=first)
+
+
 WATCHED = {
     "hook on the cell": lambda: (with_hook_on("decoder.cell"), nullcontext()),
     "hook on attention": lambda: (with_hook_on("decoder.attend"), nullcontext()),
@@ -171,6 +184,7 @@ WATCHED = {
     "lstm": lambda: (translator(bahdanau(cell="lstm")), nullcontext()),
     "two layers": lambda: (translator(luong(layers=2)), nullcontext()),
     "local": lambda: (translator(luong(attend=SourceAttention(Dot(), MonotonicWindow(2)))), nullcontext()),
+    "another attention": lambda: (translator(luong(attend=Doubled(Dot()))), nullcontext()),
     "location": lambda: (translator(luong(attend=SourceAttention(Location(HIDDEN, 29)))), nullcontext()),
 }
 
@@ -226,3 +240,70 @@ def test_torch_func_takes_the_modules(calls):
     embedded = model.target_embedding(example[2])
     torch.func.grad(lambda words: model.decoder.unroll(words, memory).features.sum())(embedded.detach())
     assert not calls
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_steps_that_attend_after_the_cell_have_gradients_of_the_formula(score):
+    model, (source, lengths, target) = translator(luong(score)), batch()
+    decoder = model.decoder
+    memory, embedded = model.encode(source, lengths), model.target_embedding(target)
+    hidden = decoder.start(memory).hidden[0].squeeze(1)
+    assert native_decoder(decoder.cell, decoder.attend, memory, embedded, hidden, attends_after=True) is None
+    found_weights = native_steps._weights(decoder.cell, decoder.attend)
+    assert found_weights is not None
+    weights, scale = found_weights
+    steps = GruDecoder(weights, memory.keys, memory.values, lengths, scale, attends_after=True)
+    parameters = [*decoder.cell.parameters(), *decoder.attend.parameters(), embedded, memory.values, hidden]
+
+    def with_gradients(states: Tensor, contexts: Tensor) -> list[Tensor]:
+        first = torch.autograd.grad(states.square().sum() + contexts.cos().sum(), parameters, create_graph=True)
+        above = torch.stack([each.square().sum() for each in first]).sum()
+        second = torch.autograd.grad(above, parameters, retain_graph=True)
+        return [states, contexts, *first, *second]
+
+    found = with_gradients(*run_steps(steps, None, embedded, hidden))
+    queries, _ = run(decoder.cell, embedded, (hidden.unsqueeze(1),))
+    torch.testing.assert_close(found, with_gradients(queries, decoder.attend(queries, memory)), rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_with_gradients_that_attends_after_the_cell_is_that_of_the_modules(calls):
+    model, example = translator(luong()), batch()
+    with_gradients = decoded(model, example)
+    assert not calls
+    with_gradients.sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(decoded(model, example), with_gradients)
+    assert len(calls) == TARGET
+
+
+@pytest.mark.parametrize(
+    "wrong", ["fewer rows of memory", "state in float64", "wider state", "two directions", "length first"]
+)
+def test_what_does_not_fit_is_left_to_the_modules_and_their_errors(wrong):
+    model, (source, lengths, target) = translator(bahdanau()), batch()
+    decoder, cell = model.decoder, model.decoder.cell
+    memory, embedded = model.encode(source, lengths), model.target_embedding(target)
+    hidden = decoder.start(memory).hidden[0].squeeze(1)
+
+    def steps():
+        return native_decoder(cell, decoder.attend, memory, embedded, hidden, attends_after=False)
+
+    assert steps() is not None
+    if wrong == "fewer rows of memory":
+        memory = memory.reorder(torch.tensor([0, 1]))
+    elif wrong in ("two directions", "length first"):
+        both = wrong == "two directions"
+        cell = nn.GRU(cell.input_size, HIDDEN, batch_first=both, bidirectional=both)
+    else:
+        hidden = hidden.double() if wrong == "state in float64" else torch.cat([hidden, hidden], 1)
+    assert steps() is None
+
+
+def test_the_mask_of_a_memory_is_that_of_its_lengths():
+    model, (source, lengths, _) = translator(bahdanau()), batch()
+    memory = model.encode(source, lengths)
+    assert torch.equal(memory.mask.dense(1, SOURCE)[:, 0, 0], torch.arange(SOURCE) < lengths[:, None])
+    rows = torch.tensor([4, 0])
+    assert torch.equal(memory.reorder(rows).mask.dense(1, SOURCE), memory.mask.dense(1, SOURCE)[rows])
+    with pytest.raises(TypeError, match="mask"):  # native steps know the lengths alone
+        replace(memory, mask=causal())

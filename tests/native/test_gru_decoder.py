@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.backends.cpu import gru_decoder
 from regard.backends.cpu.gru_decoder import DecoderWeights, GruDecoder, PackedWeights, pack
+from regard.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -106,6 +107,14 @@ def test_attention_after_the_step(score, variant):
     above = [torch.zeros_like(done.states), torch.zeros_like(done.contexts)]
     true, plain = (by_formula(decoder, inputs, hidden, dtype, above)[:2] for dtype in (torch.float64, torch.float32))
     hold_to_budget([done.states, done.contexts], true, plain)
+
+
+def test_steps_that_attend_after_the_cell_have_no_native_gradients(variant):
+    decoder, inputs, hidden = decoder_of(SIZES[1], "additive", attends_after=True)
+    done = decoder.run(PackedWeights.forward(decoder.weights), inputs, hidden, keep=True)
+    packed = PackedWeights.backward(decoder.weights)
+    with pytest.raises(ConfigurationError, match=r"no gradients of steps that attend after the cell .*the formula"):
+        decoder.gradients(packed, done, done.states, done.contexts)
 
 
 def test_an_empty_source_has_context_0_and_no_gradient(variant):

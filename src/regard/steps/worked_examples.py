@@ -180,7 +180,7 @@ def _local_step(window: recurrent.MonotonicWindow | recurrent.PredictiveWindow) 
     """One decoder state, at target step 2, over the window of a source of four words."""
     state, annotations = _matrix((STATE,)), _matrix((LONGER_ANNOTATIONS,))
     encoded = Encoded(annotations, torch.tensor([len(LONGER_SOURCE)]), annotations[:, -1])
-    memory = recurrent.RecurrentMemory.from_keys(encoded, annotations)
+    memory = recurrent.RecurrentMemory(encoded, annotations)
     with torch.no_grad():
         mask, bias = window(state, 2, memory)
     steps = walkthrough(

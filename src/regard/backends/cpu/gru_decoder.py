@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...errors import ConfigurationError
 from . import library
 from .threads import run_units, thread_count
 
@@ -123,7 +124,16 @@ class GruDecoder:
     def gradients(
         self, packed: PackedWeights, done: DecoderRun, grad_states: Tensor, grad_contexts: Tensor
     ) -> DecoderGradients:
-        """The gradients of a run that was kept, of steps that attend first; packed: `PackedWeights.backward`."""
+        """The gradients of a run that was kept, of steps that attend first; packed: `PackedWeights.backward`.
+
+        Raises:
+            ConfigurationError: steps that attend after the cell.
+        """
+        if self.attends_after:
+            raise ConfigurationError(
+                "native code has no gradients of steps that attend after the cell (attends_after=True): differentiate "
+                "the formula, as models.recurrent does"
+            )
         hidden_dim, key_dim = done.hidden.shape[1], self.keys.shape[2]
         rows, steps = done.inputs.shape[:2]
         work = {

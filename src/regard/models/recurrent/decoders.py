@@ -49,9 +49,10 @@ class BahdanauDecoder(nn.Module):
     def unroll(self, embedded: Tensor, memory: RecurrentMemory) -> Unrolled:
         """All steps for a known target; the query of each is the state after the previous one."""
         state = self.start(memory)
-        native = native_decoder(self.cell, self.attend, memory, embedded, attends_after=False)
+        first = _query(state).squeeze(1)
+        native = native_decoder(self.cell, self.attend, memory, embedded, first, attends_after=False)
         if native is not None and embedded.shape[1]:
-            output, context = run_steps(native, memory.packed, embedded, _query(state).squeeze(1))
+            output, context = run_steps(native, memory.packed, embedded, first)
             queries = torch.cat([_query(state), output[:, :-1]], 1)
             return Unrolled(queries, self._features(output, embedded, context))
         queries, contexts, outputs = [], [], []
@@ -68,10 +69,12 @@ class BahdanauDecoder(nn.Module):
 
     def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
         """Features [B, F] and state after one embedded word [B, E]."""
-        native = native_decoder(self.cell, self.attend, memory, word, attends_after=False)
+        query = _query(state)
+        before = query.squeeze(1)
+        native = native_decoder(self.cell, self.attend, memory, word, before, attends_after=False)
         if native is None:
-            return self._advance(word, state, self.attend(_query(state), memory))
-        output, context = run_steps(native, memory.packed, word.unsqueeze(1), _query(state).squeeze(1))
+            return self._advance(word, state, self.attend(query, memory))
+        output, context = run_steps(native, memory.packed, word.unsqueeze(1), before)
         features = self._features(output, word.unsqueeze(1), context).squeeze(1)
         return features, RecurrentState((output,), step=state.step + 1)
 
@@ -187,12 +190,10 @@ class LuongDecoder(nn.Module):
 
     def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
         """Features [B, F] and state after one embedded word [B, E]."""
-        inputs = self._inputs(word, state)
-        native = None
-        if not torch.is_grad_enabled():
-            native = native_decoder(self.cell, self.attend, memory, inputs, attends_after=True)
+        inputs, before = self._inputs(word, state), _query(state).squeeze(1)
+        native = native_decoder(self.cell, self.attend, memory, inputs, before, attends_after=True)
         if native is not None:
-            query, context = run_steps(native, memory.packed, inputs.unsqueeze(1), state.hidden[0].squeeze(1))
+            query, context = run_steps(native, memory.packed, inputs.unsqueeze(1), before)
             return self._read(query, (query,), state, context)
         query, hidden = run(self.cell, inputs.unsqueeze(1), state.hidden)
         return self._read(query, hidden, state, self.attend(query, memory, first=state.step))

@@ -6,6 +6,7 @@ Letters: B sentences, S source positions, T target positions, V target vocabular
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -25,20 +26,19 @@ class Encoded:
 
 @dataclass(frozen=True, eq=False)
 class RecurrentMemory:
-    """The source for the decoder's attention: annotations, keys [B, S, ·] projected for the score, and padding mask.
+    """The source for the decoder's attention: annotations, and keys [B, S, ·] projected for the score.
 
     packed: the decoder's weights for steps in native code, without gradients.
     """
 
     encoded: Encoded
     keys: Tensor
-    mask: Mask
     packed: PackedWeights | None = None
 
-    @classmethod
-    def from_keys(cls, encoded: Encoded, keys: Tensor) -> RecurrentMemory:
-        """The memory with these projected keys, and a mask of the batch's padding."""
-        return cls(encoded, keys, padding(lengths=encoded.lengths))
+    @cached_property
+    def mask(self) -> Mask:
+        """The mask of the batch's padding, by the lengths."""
+        return padding(lengths=self.lengths)
 
     @property
     def values(self) -> Tensor:
@@ -59,7 +59,7 @@ class RecurrentMemory:
         check_rows(rows, len(self.lengths))
         encoded = self.encoded
         chosen = Encoded(encoded.annotations[rows], encoded.lengths[rows], encoded.last[rows])
-        return replace(RecurrentMemory.from_keys(chosen, self.keys[rows]), packed=self.packed)
+        return RecurrentMemory(chosen, self.keys[rows], self.packed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ class SourceAttention(nn.Module):
 
     def project_memory(self, encoded: Encoded) -> RecurrentMemory:
         """The source with its keys projected for the score, once for all steps."""
-        return RecurrentMemory.from_keys(encoded, self.score.project_key(encoded.annotations))
+        return RecurrentMemory(encoded, self.score.project_key(encoded.annotations))
 
     def forward(self, query: Tensor, memory: RecurrentMemory, *, first: int = 0) -> Tensor:
         """The contexts [B, T, A] of queries [B, T, H]; the first query is at target step `first`."""
