@@ -77,6 +77,68 @@ def test_a_mean_keeps_what_a_head_always_adds():
         torch.testing.assert_close(ablated, model(x).mean((0, 1)).expand(2, 5, 12))
 
 
+@pytest.mark.parametrize("make", [attention, multihead])
+def test_means_of_other_text_are_a_projection_with_a_constant(make):
+    model, x = Called(make()).eval(), torch.randn(2, 5, 12)
+    texts = torch.randn(3, 7, 12), torch.randn(1, 2, 12)
+    seen = []
+    with output_projection(model.layer).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+        means = heads.mean_outputs(model, lambda: [model(text) for text in texts])
+    mean = torch.cat([each.double().flatten(0, -2) for each in seen]).mean(0).unflatten(-1, (4, 3))
+    torch.testing.assert_close(means["layer"].double(), mean, rtol=1e-6, atol=1e-7)
+    expected, chosen = copy.deepcopy(model), [1, 3]
+    with torch.no_grad():
+        linear = output_projection(expected.layer)
+        parts = linear.weight.unflatten(1, (4, 3))
+        linear.bias.add_(torch.einsum("ohw,hw->o", parts[:, chosen], mean[chosen].float()))
+        parts[:, chosen] = 0
+        with heads.ablating(model, {"layer": chosen}, replace=means):
+            torch.testing.assert_close(model(x), expected(x))
+            torch.testing.assert_close(model(x[:, :1]), expected(x[:, :1]))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_decoding_with_means_is_the_whole_sequence_with_them(batch):
+    layer, x = attention().eval(), torch.randn(batch, 6, 12)
+    model, cache, steps = nn.Sequential(layer), layer.make_cache(), []
+    means = heads.mean_outputs(model, lambda: model(torch.randn(4, 11, 12)))
+    with torch.no_grad(), heads.ablating(model, {"0": [0, 2]}, replace=means):
+        for token in x.split(1, dim=1):
+            output, cache = layer.step(token, cache)
+            steps.append(output)
+        torch.testing.assert_close(torch.cat(steps, 1), layer(x))
+    with torch.no_grad():
+        assert not torch.allclose(torch.cat(steps, 1), layer(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_call_of_one_position_has_no_mean(batch):
+    model, x = Called(attention()), torch.randn(batch, 1, 12)
+    message = r"'layer' was called with one, as a step of decoding is: give .*replace=regard.heads.mean_outputs\(model"
+    with heads.ablating(model, {"layer": [1]}, replace="mean"), pytest.raises(ConfigurationError, match=message):
+        model(x)
+    with pytest.raises(ConfigurationError, match=message):
+        heads.head_effects(model, lambda: model(x).sum(), replace="mean")
+
+
+def test_a_batch_of_one_sequence_with_the_length_first_has_a_mean():
+    layer, x = MultiheadAttention(12, 4).eval(), torch.randn(5, 1, 12)
+    with torch.no_grad(), heads.ablating(layer, {"": range(4)}, replace="mean"):
+        ablated = layer(x, x, x, need_weights=False)[0]
+    torch.testing.assert_close(ablated, ablated.mean((0, 1)).expand(5, 1, 12))
+
+
+def test_means_of_half_precision_are_summed_in_float32():
+    model, x = Called(attention()).bfloat16(), torch.randn(1, 4001, 12).bfloat16()
+    means, seen = heads.mean_outputs(model, lambda: model(x))["layer"], []
+    with model.layer.projections.output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
+        model(x)
+    assert means.dtype == torch.float32
+    torch.testing.assert_close(means.double().flatten(), seen[0].double().mean((0, 1)), rtol=1e-4, atol=1e-6)
+    with heads.ablating(model, {"layer": [0]}, replace={"layer": means}):
+        assert model(x).dtype == torch.bfloat16
+
+
 def test_hooks_are_gone_also_after_an_error():
     model = Called(attention())
     projection = model.layer.projections.output
@@ -146,6 +208,12 @@ def test_gradients_need_a_model_that_is_run():
         heads.head_gradients(nn.Linear(2, 2), lambda: torch.ones((), requires_grad=True))
 
 
+def test_means_need_a_model_that_is_run():
+    model = Called(attention())
+    with pytest.raises(ConfigurationError, match="mean_outputs found 1 attention modules, of which none was called"):
+        heads.mean_outputs(model, lambda: None)
+
+
 class Strange(nn.Module):
     """An attention module whose output projection has an unknown name."""
 
@@ -173,7 +241,10 @@ def test_a_projection_can_be_told():
         ({"layer": [4]}, {}, "'layer' has the heads 0 to 3; it was asked for 4"),
         ({"layer": [-1]}, {}, "it was asked for -1"),
         ({"layer": [True]}, {}, "it was asked for True"),
-        ({"layer": [0]}, {"replace": "noise"}, "replace needs 'zero' or 'mean'; it is 'noise'"),
+        ({"layer": [0]}, {"replace": "noise"}, "replace needs 'zero', 'mean', or means by module; it is 'noise'"),
+        ({"layer": [0]}, {"replace": {"Layer": torch.ones(4, 3)}}, "replace has no means of 'layer'; did you mean"),
+        ({"layer": [0]}, {"replace": {"layer": torch.ones(12)}}, r"the means of 'layer' have the shape \(12,\); they "
+         r"need \(4, 3\), \(heads, width\)"),
         ({"layer": [0]}, {"outputs": {"layer": "layer.out"}}, "the projection 'layer.out', which is not there"),
         ({"layer.projections": [0]}, {}, "does not say which is its output projection: name one of layer"),
         ({"layer": [0]}, {"outputs": {"layer": nn.Linear(7, 3)}}, "has 4 heads, and its output projection, a Linear, "
@@ -184,9 +255,9 @@ def test_a_projection_can_be_told():
 )  # fmt: skip
 def test_what_cannot_be_ablated(chosen, options, message):
     model = Called(attention())
-    with pytest.raises(ConfigurationError, match=message), heads.ablating(model, chosen, **options):
+    with pytest.raises((ConfigurationError, ShapeError), match=message), heads.ablating(model, chosen, **options):
         pass
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises((ConfigurationError, ShapeError), match=message):
         heads.head_effects(model, lambda: 0.0, chosen, **options)
 
 

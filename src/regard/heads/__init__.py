@@ -12,6 +12,7 @@
 from .ablation import ablating as ablating
 from .ablation import head_effects as head_effects
 from .ablation import head_gradients as head_gradients
+from .ablation import mean_outputs as mean_outputs
 from .dense_weights import observe_weights as observe_weights
 from .gradients import Values as Values
 from .gradients import capturing_gradients as capturing_gradients
@@ -125,6 +126,7 @@ __all__ = [
     "is_delimiter",
     "korean_negations",
     "korean_relations",
+    "mean_outputs",
     "mutual_links",
     "norm_weighted",
     "observe_weights",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShapeError, nearest
 from .output_projection import HeadProjection, head_projection, head_projections
 
-Replace = Literal["zero", "mean"]
+Replace = Literal["zero", "mean"] | Mapping[str, Tensor]
 Outputs = Mapping[str, nn.Module | str]
 
 
@@ -33,12 +33,16 @@ def ablating(
         model: the model that the block runs.
         heads: the numbers of the heads, from 0, by the name of their attention module.
         replace: "zero" (Michel et al. 2019, arXiv 1905.10650, section 3), or "mean", the head's mean over all
-            positions and sequences of the call: it removes what differs by token, and leaves the constant part.
+            positions and sequences of the call: it removes what differs by token, and leaves the constant part. A
+            call of one position, as in step-by-step decoding, has no such mean: there, and wherever later positions
+            must not be read, give means of other text, (heads, width) by module, as `mean_outputs` returns them.
         outputs: the output projection, a module or its name, of attention modules where it is not found by name.
 
     Raises:
         ConfigurationError: a module or head that does not exist, heads that are no lists by module, an output
-            projection that is not found, another `replace`.
+            projection that is not found, another `replace`, means that lack a module; in the block, a call of one
+            position with "mean".
+        ShapeError: means of another shape.
 
     >>> import torch, regard
     >>> layer = regard.nn.Attention(regard.nn.Projections(4, num_heads=2, bias=False))
@@ -47,14 +51,60 @@ def ablating(
     ...     model(x).abs().max().item()
     0.0
     """
-    if replace not in get_args(Replace):
-        raise ConfigurationError(f"replace needs 'zero' or 'mean'; it is {replace!r}")
+    if not isinstance(replace, Mapping) and replace not in ("zero", "mean"):
+        raise ConfigurationError(f"replace needs 'zero', 'mean', or means by module; it is {replace!r}")
     with ExitStack() as hooks:
         for name, chosen in _checked_mapping(heads).items():
             projection = head_projection(model, name, outputs)
-            hook = _ReplaceHeads(projection, _checked_heads(name, chosen, projection.heads), replace)
+            numbers = _checked_heads(name, chosen, projection.heads)
+            batch_first = getattr(model.get_submodule(name), "batch_first", True) is not False
+            instead = _mean_of_call(name, batch_first) if replace == "mean" else _constant(name, projection, replace)
+            hook = _ReplaceHeads(projection, numbers, instead)
             hooks.callback(projection.module.register_forward_pre_hook(hook).remove)
         yield
+
+
+def mean_outputs(model: nn.Module, run: Callable[[], Any], *, outputs: Outputs | None = None) -> dict[str, Tensor]:
+    """The mean output of each head over all positions and sequences of all calls in `run`, (heads, width) by module.
+
+    `ablating(..., replace=means)` puts them in the place of heads, the same ones at each position of each call: so a
+    step of decoding is ablated as the whole sequence is. Padded positions count as any other: run text without them.
+
+    Args:
+        model: the model that `run` runs.
+        run: takes no argument and runs the model on some text, once or several times, without autograd.
+        outputs: output projections, as in `ablating`.
+
+    Returns the means, in float32 at least, of the modules that were called: a head's part of what its output
+    projection reads.
+
+    Raises:
+        ConfigurationError: no attention module of the model was called.
+
+    >>> import torch, regard
+    >>> layer = regard.nn.Attention(regard.nn.Projections(4, num_heads=2), mask=regard.masks.causal())
+    >>> model, text = torch.nn.Sequential(layer), torch.randn(5, 7, 4)
+    >>> means = mean_outputs(model, lambda: model(text))
+    >>> means["0"].shape
+    torch.Size([2, 2])
+    >>> with ablating(model, {"0": [0, 1]}, replace=means):
+    ...     whole, step = model(text), model(text[:, :1])
+    >>> torch.allclose(whole[:, :1], step)
+    True
+    """
+    found = head_projections(model, outputs)
+    sums = {name: _OutputSums(projection) for name, projection in found.items()}
+    with ExitStack() as hooks, torch.no_grad():
+        for name, projection in found.items():
+            hooks.callback(projection.module.register_forward_pre_hook(sums[name]).remove)
+        run()
+    means = {name: each.total / each.count for name, each in sums.items() if each.count}
+    if not means:
+        raise ConfigurationError(
+            f"mean_outputs found {len(found)} attention modules, of which none was called: run needs to run the model "
+            "on at least one position, and a model whose heads can be told apart"
+        )
+    return means
 
 
 def head_effects(
@@ -144,17 +194,67 @@ def head_gradients(
 
 
 class _ReplaceHeads:
-    """A forward pre-hook that replaces the part of some heads in the input of an output projection."""
+    """A forward pre-hook that replaces the part of some heads in the input of an output projection.
 
-    def __init__(self, projection: HeadProjection, heads: list[int], replace: Replace) -> None:
-        self.projection, self.heads, self.replace = projection, heads, replace
+    instead: of the parts of all heads, (..., heads, width), to what replaces them, (heads, width) or a number.
+    """
+
+    def __init__(self, projection: HeadProjection, heads: list[int], instead: Callable[[Tensor], Tensor]) -> None:
+        self.projection, self.heads, self.instead = projection, heads, instead
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = inputs[0].unflatten(-1, (self.projection.heads, self.projection.width))
+        parts = _parts(self.projection, inputs[0])
         chosen = torch.zeros(self.projection.heads, 1, dtype=torch.bool, device=parts.device)
         chosen[self.heads] = True
-        means = parts.flatten(0, -3).mean(0) if self.replace == "mean" else torch.zeros_like(parts[:0].sum())
-        return (torch.where(chosen, means, parts).flatten(-2), *inputs[1:])
+        return (torch.where(chosen, self.instead(parts), parts).flatten(-2), *inputs[1:])
+
+
+def _mean_of_call(name: str, batch_first: bool) -> Callable[[Tensor], Tensor]:
+    """A function of the parts of all heads: their mean over positions and sequences."""
+
+    def mean(parts: Tensor) -> Tensor:
+        positions = parts.shape[-3 if batch_first else 0]
+        if positions == 1:
+            raise ConfigurationError(
+                f"replace='mean' takes the mean over the positions of a call, and {name!r} was called with one, as a "
+                "step of decoding is: give the means of a whole text, as replace=regard.heads.mean_outputs(model, run)"
+            )
+        return parts.flatten(0, -3).mean(0)
+
+    return mean
+
+
+def _constant(name: str, projection: HeadProjection, replace: Replace) -> Callable[[Tensor], Tensor]:
+    """A function of the parts of all heads: zero, or the means that were given, in their dtype and on their device."""
+    if not isinstance(replace, Mapping):
+        return lambda parts: parts.new_zeros(())
+    if name not in replace:
+        raise ConfigurationError(f"replace has no means of {name!r}; {nearest(name, replace)}")
+    means, needs = replace[name], (projection.heads, projection.width)
+    if tuple(means.shape) != needs:
+        raise ShapeError(
+            f"the means of {name!r} have the shape {tuple(means.shape)}; they need {needs}, (heads, width)"
+        )
+    return means.to
+
+
+class _OutputSums:
+    """A forward pre-hook that adds up the outputs of heads over all positions of all calls."""
+
+    def __init__(self, projection: HeadProjection) -> None:
+        self.projection, self.count = projection, 0
+        self.total = torch.zeros(projection.heads, projection.width, device="cpu")
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        rows = _parts(self.projection, inputs[0]).detach().flatten(0, -3)
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        self.total = self.total.to(rows.device, dtype) + rows.sum(0, dtype=dtype)
+        self.count += len(rows)
+
+
+def _parts(projection: HeadProjection, features: Tensor) -> Tensor:
+    """The input of an output projection by heads, (..., heads, width)."""
+    return features.unflatten(-1, (projection.heads, projection.width))
 
 
 class _CollectInputs:
