@@ -53,6 +53,8 @@ RULES = {
     "prefix per batch": lambda: {"mask": masks.causal() | masks.prefix(lengths() // 4)},
     "padding": lambda: {"mask": masks.padding(lengths=lengths())},
     "documents": lambda: {"mask": masks.causal() & masks.documents(torch.arange(N).expand(B, N) // 31)},
+    "documents of heads": lambda: {"mask": masks.documents(torch.arange(B * H * N).view(B, H, N) // 31 % 7)},
+    "documents of keys": lambda: {"mask": masks.documents(torch.arange(N) // 31, torch.arange(N) // 37)},
     "global tokens": lambda: {"mask": masks.window(before=3) | masks.global_tokens([0, 40])},
     "random blocks": lambda: {"mask": masks.random_blocks(N, 16, 3, seed=5, heads=H)},
     "not": lambda: {"mask": ~masks.prefix(7)},

@@ -174,6 +174,10 @@ EXAMPLES: dict[str, Callable[[], Problem]] = {
     "window and documents": lambda: posed(
         masks.causal() & masks.window(before=9) & masks.documents(torch.arange(40) // 13)
     ),
+    "documents of heads": lambda: posed(masks.documents(torch.arange(160).view(1, 4, 40) * 7 % 11 // 4)),
+    "documents of keys": lambda: posed(
+        masks.documents(torch.arange(40) // 13, torch.arange(40) // 9), query_positions=range(40)
+    ),
     "padding, softcap, table": lambda: posed(
         masks.padding(lengths=[11, 40]), biases.relative(many(4, 8), max_distance=20), softcap=3.0
     ),

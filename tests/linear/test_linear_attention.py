@@ -112,7 +112,9 @@ IDS = [[0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3], [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5], [0,
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("ids", [IDS[0], IDS], ids=["shared", "batch"])
+@pytest.mark.parametrize(
+    "ids", [IDS[0], IDS, torch.tensor(IDS)[:, None]], ids=["shared", "batch", "batch and one for all heads"]
+)
 def test_documents(causal, ids):
     q, k, v = inputs(11, batch=3)
     symbol = masks.documents(ids) & masks.causal() if causal else masks.documents(ids)
@@ -408,6 +410,16 @@ def test_a_function_of_ones_own_is_a_feature_map():
             {"mask": torch.ones(2, 4, 1, 7).bool()},
             MaskError,
             r"\(2, 4, 7\).*broadcasts to \(2, 2, 7\), \(batch, key heads",
+        ),
+        (
+            {"mask": masks.documents(torch.zeros(1, 2, 7).long())},
+            MaskError,
+            r"documents\(<int64 \(1, 2, 7\)>\) is no mask for linear.*one id for each position, whatever the head",
+        ),
+        (
+            {"mask": masks.documents([0] * 7, [0] * 7)},
+            MaskError,
+            r"documents\(<int64 \(7,\)>, .* is no mask for linear",
         ),
         ({"mask": masks.documents([0, 1])}, ShapeError, "is for 2 positions.*there are 7 keys"),
         ({"decay": torch.zeros(2, 2, 7)}, ConfigurationError, "decay needs an order of the keys: pass causal=True"),

@@ -33,6 +33,8 @@ SHARP: list[Mask] = [
     masks.prefix([3, 9]) | masks.causal(),
     masks.causal() & masks.documents(IDS),
     masks.documents(IDS[0]),
+    masks.documents(IDS, IDS // 2),
+    masks.documents(torch.stack([IDS, IDS // 2, IDS[:1].expand(BATCH, N)], 1)),
     masks.global_tokens([0, 21]),
     masks.random_blocks(N, 8, 2, heads=HEADS),
     masks.where(keep=CHOSEN),

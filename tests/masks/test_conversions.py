@@ -1,5 +1,6 @@
 """Conversion of other libraries' masks in both directions, against torch's functions and explicit definitions."""
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ anything: Any = masks  # whose functions take whatever a user may give them
 IDS = torch.randint(3, (BATCH, TOKENS), generator=torch.Generator().manual_seed(0)).cumsum(-1) // 3
 PER_HEAD = masks.random_blocks(TOKENS, 4, 2, heads=HEADS)
 PER_BATCH = masks.documents(IDS)
+CLUSTERS = masks.documents(torch.stack([IDS, IDS % 2, IDS // 3], 1))
 
 few = st.integers(0, 9)
 ends = st.lists(st.integers(0, TOKENS), min_size=BATCH, max_size=BATCH)
@@ -27,7 +29,7 @@ leaves: st.SearchStrategy[Mask] = st.one_of(
     few.map(masks.prefix),
     st.integers(1, 9).map(masks.strided),
     st.lists(few, max_size=3).map(masks.global_tokens),
-    st.sampled_from([masks.causal(), PER_BATCH, masks.documents(IDS[0]), PER_HEAD]),
+    st.sampled_from([masks.causal(), PER_BATCH, masks.documents(IDS[0]), PER_HEAD, CLUSTERS]),
 )
 
 
@@ -261,6 +263,16 @@ class TestPacked:
         assert back.dtype == torch.int32
         assert back.equal(cu_seqlens.unique())  # documents that are empty leave no trace
 
+    @many
+    @given(pairs=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=6))
+    def test_cu_seqlens_of_queries_and_of_keys(self, pairs):
+        blocks = [torch.ones(size, dtype=torch.bool) for size in pairs]
+        ends = [[0, *accumulate(lengths)] for lengths in zip(*pairs, strict=True)] or [[0], [0]]
+        mask = masks.from_cu_seqlens(torch.tensor(ends[0]).int(), torch.tensor(ends[1]).int())
+        queries, keys = ends[0][-1], ends[1][-1]
+        dense = mask.dense(queries, keys, query_positions=range(queries))
+        assert dense.equal(torch.block_diag(*blocks).bool() if pairs else torch.zeros(0, 0, dtype=torch.bool))
+
     @pytest.mark.parametrize(
         ("cu_seqlens", "match"),
         [
@@ -274,12 +286,22 @@ class TestPacked:
     def test_refused_cu_seqlens(self, cu_seqlens, match):
         with pytest.raises(MaskError, match=match):
             masks.from_cu_seqlens(cu_seqlens)
+        with pytest.raises(MaskError, match=match.replace("cu_seqlens", "key_cu_seqlens", 1)):
+            masks.from_cu_seqlens([0, 1], cu_seqlens)
+
+    def test_other_numbers_of_sequences(self):
+        with pytest.raises(MaskError, match="cu_seqlens has 2 sequences and key_cu_seqlens 1; both need the same numb"):
+            masks.from_cu_seqlens([0, 1, 2], [0, 4])
 
     @pytest.mark.parametrize(
         ("mask", "match"),
         [
             (masks.documents([0, 1, 0]), "document 0 goes on after another began; each has to be one run"),
             (masks.documents(IDS), r"ids of one packed sequence, \(L,\); these have the shape \(2, 24\)"),
+            (
+                masks.documents([0], [0]),
+                r"ids of keys, and to_cu_seqlens returns .* documents\(key_ids\) for cu_seqlens_k",
+            ),
             (masks.causal() & masks.documents([0]), r"needs documents\(ids\); this is causal\(\) & documents"),
         ],
     )

@@ -47,8 +47,25 @@ def test_positions_of_a_shard():
     assert mask.density(20, 35, query_positions=queries, key_positions=keys) == dense.double().mean().item()
 
 
+@pytest.mark.usefixtures("no_tiles")
+@pytest.mark.parametrize("queries", [range(30), range(7), range(11, 25)])
+def test_documents_of_queries_and_of_keys(queries):
+    drawn = torch.randint(9, (30,), generator=torch.Generator().manual_seed(1))  # in any order, and ids without keys
+    mask = masks.documents(drawn, (IDS[:23] // 2 * 2)) & ~masks.window(before=1)
+    at = {"query_positions": queries, "key_positions": range(3, 20)}
+    assert mask.density(len(queries), 17, **at) == mask.dense(len(queries), 17, **at).double().mean().item()
+
+
 @pytest.mark.parametrize(
-    "mask", [masks.documents(IDS.flip(0)), masks.documents(torch.stack([IDS, IDS // 2]))], ids=repr
+    "mask",
+    [
+        masks.documents(IDS.flip(0)),
+        masks.documents(torch.stack([IDS, IDS // 2])),
+        masks.documents(torch.stack([IDS, IDS // 2])[None]),
+        masks.documents(IDS, IDS.flip(0)),
+        masks.documents(IDS, IDS[None]),
+    ],
+    ids=repr,
 )
 def test_documents_that_are_no_spans(mask):
     assert mask.key_span() is None

@@ -91,11 +91,36 @@ class TestDefinitions:
         dense = masks.documents([[0, 0, 1], [0, 1, 1]]).dense(1, 3, query_positions=at)
         assert [rows(batch[0]) for batch in dense] == [["..x"], ["x.."]]
 
+    def test_documents_per_head(self):
+        ids = torch.tensor([[[0, 0, 1], [0, 1, 0]], [[2, 2, 2], [0, 1, 2]]])
+        dense = masks.documents(ids).dense(2, 3)
+        assert [[rows(head) for head in batch] for batch in dense] == [
+            [["xx.", "..x"], [".x.", "x.x"]],
+            [["xxx", "xxx"], [".x.", "..x"]],
+        ]
+        at = torch.tensor([[2], [0]])
+        dense = masks.documents(ids).dense(1, 3, query_positions=at)
+        assert [[rows(head) for head in batch] for batch in dense] == [[["..x"], ["x.x"]], [["xxx"], ["x.."]]]
+        assert masks.documents(ids[:, :1]).dense(2, 3).equal(masks.documents(ids[:, 0]).dense(2, 3))
+
+    def test_documents_of_queries_and_of_keys(self):
+        mask, at = masks.documents([4, 7, 7, 9], [7, 4, 4, 8, 7]), range(4)
+        assert rows(mask.dense(4, 5, query_positions=at)) == [".xx..", "x...x", "x...x", "....."]
+        assert rows(mask.dense(2, 3, query_positions=range(2), key_positions=torch.tensor([4, 2, 1]))) == [".xx", "x.."]
+        per_key_head = masks.documents([[0, 1], [1, 1]], [[[0, 1, 1], [1, 0, 1]], [[0, 0, 0], [1, 1, 1]]])
+        dense = per_key_head.dense(2, 3, query_positions=range(2))
+        assert [[rows(head) for head in batch] for batch in dense] == [
+            [["x..", ".xx"], [".x.", "x.x"]],
+            [["...", "..."], ["xxx", "xxx"]],
+        ]
+
     def test_without_a_head_axis(self):
         grid = Grid.from_lengths(3, 3, heads=False)
         assert masks.documents([[0, 0, 1], [0, 1, 1]]).keep(grid).shape == (2, 3, 3)
         assert masks.from_mod(lambda b, h, q, k: k <= b, batch=2).keep(grid).shape == (2, 1, 3)
         for mask in (
+            masks.documents([[[0, 0, 1], [0, 1, 1]]]),
+            masks.documents([0, 0, 1], [[[0, 0, 1], [0, 1, 1]]]),
             masks.random_blocks(3, 1, 1, heads=2),
             masks.from_mod(lambda b, h, q, k: k <= h, heads=2),
         ):
@@ -143,6 +168,7 @@ class TestRandomBlocks:
         (masks.prefix(4), "prefix(4)"),
         (masks.prefix([4, 0]), "prefix([4, 0])"),
         (masks.documents([0, 0, 1]), "documents(<int64 (3,)>)"),
+        (masks.documents([0, 1], [[[0], [2]]]), "documents(<int64 (2,)>, <int64 (1, 2, 1)>)"),
         (masks.strided(3), "strided(3)"),
         (masks.fixed(8, 2), "fixed(8, 2)"),
         (masks.dilated(2, 3), "dilated(2, 3)"),
@@ -197,6 +223,9 @@ def test_masks_with_tensors_are_equal_to_themselves_alone():
         (lambda: anything.documents([0.5]), "documents needs whole numbers as ids; these are torch.float32"),
         (lambda: anything.documents(torch.tensor(3)), r"documents needs one id for each position.*\(L,\)"),
         (lambda: anything.documents([True]), "documents needs whole numbers as ids; these are torch.bool"),
+        (lambda: anything.documents([0.5], [1]), "documents needs whole numbers as query ids; these are torch.float32"),
+        (lambda: anything.documents([1], ["a"]), r"documents needs whole numbers as key_ids; it was given \['a'\]"),
+        (lambda: anything.documents([1], 3), r"one id for each position, key_ids of shape \(L,\), \(batch, L\) or"),
         (lambda: anything.strided(0), "strided's stride is 0; it needs at least 1"),
         (lambda: anything.fixed(0, 0), "fixed's block is 0; it needs at least 1"),
         (lambda: anything.fixed(4, 5), "fixed's summary is 5, more than the 4 positions of a block: it needs 0 to 4"),
@@ -230,6 +259,28 @@ def test_positions_beyond_the_length(mask: Mask):
         for ask in (mask.dense, mask.tiles, mask.density):
             with pytest.raises(MaskError, match=rf"{name}\(.* is for 8 positions, from 0, but .* sit at {at}: pass"):
                 ask(*sizes)
+
+
+def test_query_ids_without_query_positions():
+    mask = masks.documents([0, 0, 1], [0, 1, 1, 2, 2])
+    message = (
+        r"documents\(<int64 \(3,\)>, <int64 \(5,\)>\) is for 3 positions, .* sit at 2 to 4: query_ids are for the "
+    )
+    message += r"query positions 0..2: give the queries these, as query_positions=range\(3\)"
+    for ask in (mask.dense, mask.tiles, mask.density):
+        with pytest.raises(MaskError, match=message):
+            ask(3, 5)
+    with pytest.raises(MaskError, match="is for 5 positions, .* sit at 0 to 5: pass .* one id in key_ids for each key"):
+        mask.dense(3, 6, query_positions=range(3))
+
+
+def test_documents_of_heads_in_another_batch():
+    mask = masks.documents(torch.zeros(3, 2, 4).long())
+    message = (
+        r"has the batch and heads \(3, 2\), but positions have the batch and heads \(2, 1\): they need to broadcast"
+    )
+    with pytest.raises(MaskError, match=message):
+        mask.dense(1, 2, query_positions=torch.zeros(2, 1).long())
 
 
 def test_documents_of_another_batch():

@@ -20,6 +20,7 @@ BATCH, HEADS, LONGEST, TOKENS = 2, 3, 40, 64
 generator = torch.Generator().manual_seed(0)
 IDS = torch.randint(4, (BATCH, TOKENS), generator=generator).cumsum(-1) // 3
 FLAGS = torch.rand(TOKENS, generator=generator) < 0.5
+OF_HEADS = torch.tensor([1, 2, 5])[:, None]
 LAYOUT = torch.rand(HEADS, TOKENS // 8, TOKENS // 8, generator=generator) < 0.5
 WIDTHS = torch.tensor([1, 6, 20])
 YES = torch.tensor(True)
@@ -69,6 +70,7 @@ anywhere: st.SearchStrategy[Mask] = st.one_of(
 )
 tokens_only: st.SearchStrategy[Mask] = st.one_of(
     st.sampled_from([masks.documents(IDS), masks.documents(IDS[0]), masks.documents(IDS[1] % 3), *TOKENS_ONLY]),
+    st.sampled_from([masks.documents(torch.stack([IDS] * HEADS, 1) // OF_HEADS), masks.documents(IDS[1] // 2, IDS)]),
     st.builds(
         lambda block, count, seed, heads: masks.random_blocks(TOKENS, block, count, seed=seed, heads=heads),
         st.sampled_from([4, 7, 16]),
@@ -279,3 +281,9 @@ def test_sizes_that_are_none(size):
 def test_masks_of_different_batches_do_not_join():
     with pytest.raises(MaskError, match=r"\(2, 1, 1, 1\) and padding\(lengths=\[1, 2, 3\]\) \(3, 1, 1, 1\)"):
         (masks.padding(lengths=[1, 2]) & masks.padding(lengths=[1, 2, 3])).tiles(4, 5)
+
+
+def test_the_density_of_a_function_that_tiles_do_not_know_over_positions_of_each_sequence():
+    mask = masks.from_mod(lambda b, h, q, k: (k <= q).logical_xor(~YES))
+    queries, keys = torch.arange(4), torch.tensor([[0, 1, 2], [1, 2, 9]])
+    assert mask.density(4, 3, 2, query_positions=queries, key_positions=keys) == (9 + 5) / 24

@@ -35,6 +35,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-12
 
 # Masks by which no query attends to a later key, for positions 0..LONGEST-1.
 DOCUMENTS = [position // 11 for position in range(LONGEST)]
+CLUSTERS = [position * 5 % 7 // 2 for position in range(LONGEST)]
 CAUSAL: dict[str, Mask] = {
     "causal": masks.causal(),
     "window": masks.causal() & masks.window(before=5),
@@ -51,6 +52,8 @@ CAUSAL: dict[str, Mask] = {
     "padding": masks.causal() & masks.padding(lengths=[40, 13]),
     "documents": masks.causal() & masks.documents(DOCUMENTS),
     "documents and window": masks.documents(DOCUMENTS) & masks.window(before=4, after=0),
+    "clusters of heads": masks.causal() & masks.documents([[DOCUMENTS, CLUSTERS, DOCUMENTS, CLUSTERS]]),
+    "clusters of heads and window": masks.documents([[DOCUMENTS, CLUSTERS] * 2]) & masks.window(before=4, after=0),
     "random blocks": masks.causal() & masks.random_blocks(LONGEST, 4, 3),
     "random blocks of heads": masks.causal() & masks.random_blocks(LONGEST, 4, 3, heads=4) & masks.window(before=9),
     "a function": masks.from_mod(lambda b, h, q, k: (k <= q) & (q - k < 6)),
@@ -68,7 +71,7 @@ KNOWN = {
     "blocks",
 }
 KNOWN |= {"window and global tokens", "strided and window", "fixed", "dilated", "padding", "a function", "nothing"}
-KNOWN |= {"a function of heads", "documents and window", "random blocks of heads"}
+KNOWN |= {"a function of heads", "documents and window", "clusters of heads and window", "random blocks of heads"}
 
 # Those of which it is told exactly.
 EXACT = {"causal", "window", "one-sided window", "only itself", "window and first keys", "fixed", "blocks", "padding"}

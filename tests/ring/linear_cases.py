@@ -112,14 +112,15 @@ class LinearCase:
         drawn = torch.rand(*self.batch, self.length, generator=generator)
         lengths = (torch.rand(*self.batch, generator=generator) * (self.length + 1)).long()
         keep = (drawn < 0.7).unsqueeze(-2)
+        numbers = drawn.unsqueeze(-2) if len(self.batch) > 1 else drawn
         made = {
             "none": lambda: None,
             "padding": lambda: masks.padding(lengths),
             "keys": lambda: masks.where(keep=keep.unsqueeze(-3) if self.key_heads else keep),
-            "documents": lambda: masks.documents((drawn < 0.1).cumsum(-1)),
+            "documents": lambda: masks.documents((numbers < 0.1).cumsum(-1)),
             "long documents": lambda: masks.documents(torch.arange(self.length) * 3 // self.length),
-            "scattered documents": lambda: masks.documents((drawn * 4).long()),
-            "padded documents": lambda: masks.padding(lengths) & masks.documents((drawn < 0.05).cumsum(-1)),
+            "scattered documents": lambda: masks.documents((numbers * 4).long()),
+            "padded documents": lambda: masks.padding(lengths) & masks.documents((numbers < 0.05).cumsum(-1)),
         }
         return made[self.mask]()
 

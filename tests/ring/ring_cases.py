@@ -15,7 +15,7 @@ from regard import biases, masks, scores
 
 MASKS = (
     *("none", "causal", "window", "causal window", "sinks and window", "documents", "padding", "strided", "global"),
-    *("prefix", "blocks", "mod", "heads", "nothing"),
+    *("prefix", "blocks", "mod", "heads", "documents of heads", "other documents of keys", "nothing"),
 )
 BIASES = ("none", "none", "alibi", "relative", "clipped", "mod", "sum")
 DIM, VALUE_DIM, TABLE = 8, 6, 16
@@ -85,13 +85,18 @@ class RingCase:
     def make_mask(self, generator: torch.Generator) -> masks.Mask | None:
         reach, length = self.reach, self.length
         drawn = torch.rand(*self.batch, length, generator=generator)
+        new = (drawn < 0.1).unsqueeze(-2) if len(self.batch) > 1 else drawn < 0.1
         made = {
             "none": lambda: None,
             "causal": masks.causal,
             "window": lambda: masks.window(before=reach, after=reach // 2),
             "causal window": lambda: masks.causal() & masks.window(before=reach),
             "sinks and window": lambda: masks.causal() & (masks.window(before=reach) | masks.prefix(2)),
-            "documents": lambda: masks.causal() & masks.documents((drawn < 0.1).cumsum(-1)),
+            "documents": lambda: masks.causal() & masks.documents(new.cumsum(-1)),
+            "documents of heads": lambda: masks.documents(
+                torch.randint(3, (*self.batch, self.heads, length), generator=generator)
+            ),
+            "other documents of keys": lambda: masks.documents(new.cumsum(-1), 2 * new.flip(-1).cumsum(-1)),
             "padding": lambda: masks.padding((drawn[..., 0] * length).long()),
             "strided": lambda: masks.causal() & masks.strided(reach),
             "global": lambda: masks.window(before=reach) | masks.global_tokens([0, length // 2]),

@@ -22,7 +22,7 @@ from ..core.problem import Problem
 from ..errors import ConfigurationError, RegardError
 from ..masks import Mask
 from ..masks.base import And
-from ..masks.documents import Documents
+from ..masks.documents import CrossDocuments, Documents
 from ..masks.padding import Padding
 from ..masks.prefix import PrefixPerBatch
 from ..masks.tensor_mask import TensorMask
@@ -36,7 +36,7 @@ CLEARLY = 1.2
 """A ratio of times that noise does not make."""
 MOST_ROUNDS, MOST_SECONDS = 5, 1.0
 """Runs of each function whose median counts, and the time after which there are no more of them."""
-FIXED_LENGTH = (Documents, Padding, PrefixPerBatch, TensorMask)
+FIXED_LENGTH = (CrossDocuments, Documents, Padding, PrefixPerBatch, TensorMask)
 """Masks with a number for each token or sequence."""
 
 

@@ -96,16 +96,19 @@ class Grid:
         """Positions of the tile's keys, as a row: (..., 1, N)."""
         return self.by_key(lambda positions: positions)
 
-    def by_query(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def by_query(self, function: Callable[[Tensor], Tensor], *, per_head: bool = False) -> Tensor:
         """A function of the query positions, (..., M), as a column: (..., M, 1).
 
-        It gets them as int64: smaller whole numbers would wrap round where they are subtracted.
+        It gets them as int64: smaller whole numbers would wrap round where they are subtracted. per_head: the results
+        have an axis of heads, (..., heads, M).
         """
-        return self.per_batch(function(self.query_positions[..., self.rows].long()).unsqueeze(-1))
+        column = function(self.query_positions[..., self.rows].long()).unsqueeze(-1)
+        return column if per_head else self.per_batch(column)
 
-    def by_key(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A function of the key positions, (..., N), as a row: (..., 1, N)."""
-        return self.per_batch(function(self.key_positions[..., self.columns].long()).unsqueeze(-2))
+    def by_key(self, function: Callable[[Tensor], Tensor], *, per_head: bool = False) -> Tensor:
+        """A function of the key positions, (..., N), as a row: (..., 1, N); per_head as in `by_query`."""
+        row = function(self.key_positions[..., self.columns].long()).unsqueeze(-2)
+        return row if per_head else self.per_batch(row)
 
     def by_head(self, heads: int) -> Tensor:
         """Head indices, (heads, 1, 1)."""
@@ -232,13 +235,13 @@ class Blocks:
         """Positions of the keys of each column of tiles, as a row: (..., 1, ⌈N/columns⌉)."""
         return Interval(*self._extremes(self.grid.key))
 
-    def by_query(self, function: Callable[[Tensor], Tensor]) -> Known:
+    def by_query(self, function: Callable[[Tensor], Tensor], *, per_head: bool = False) -> Known:
         """A function of the query positions, (..., M), as a column: (..., ⌈M/rows⌉, 1)."""
-        return self._known(self.grid.by_query(function))
+        return self._known(self.grid.by_query(function, per_head=per_head))
 
-    def by_key(self, function: Callable[[Tensor], Tensor]) -> Known:
+    def by_key(self, function: Callable[[Tensor], Tensor], *, per_head: bool = False) -> Known:
         """A function of the key positions, (..., N), as a row: (..., 1, ⌈N/columns⌉)."""
-        return self._known(self.grid.by_key(function))
+        return self._known(self.grid.by_key(function, per_head=per_head))
 
     def by_head(self, heads: int) -> Tensor:
         """Head indices, (heads, 1, 1)."""

@@ -23,8 +23,8 @@ from ..masks.tensor_mask import TensorMask
 
 SUPPORTED = (
     "Linear attention sums over keys before any query is known, so it takes masks.causal(), masks.padding(lengths), "
-    "masks.where(keep=keys) with keys (batch, 1, 1, N) that are the same for all queries, masks.documents(ids), and "
-    "these joined by &. regard.attention takes any mask"
+    "masks.where(keep=keys) with keys (batch, 1, 1, N) that are the same for all queries, masks.documents(ids) with "
+    "one id for each position, whatever the head, and these joined by &. regard.attention takes any mask"
 )
 
 
@@ -61,7 +61,7 @@ def read_mask(mask: Mask | Tensor | None, causal: bool) -> LinearMask:
     for part in _intersected(mask_of_keys(mask)):
         if isinstance(part, Causal):
             parts = replace(parts, causal=True)
-        elif isinstance(part, Documents) and parts.documents is None:
+        elif isinstance(part, Documents) and part.heads == 1 and parts.documents is None:
             parts = replace(parts, documents=part)
         elif _is_of_keys(part):
             parts = replace(parts, of_keys=(*parts.of_keys, part))

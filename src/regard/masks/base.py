@@ -225,6 +225,9 @@ class Mask(ABC):
         if queries and keys and (counted := self._count_pairs(grid, query_positions, key_positions)) is not None:
             return counted / (queries * keys)
         verdicts = self.verdicts(blocks)
+        if (verdicts == PARTIAL).any():  # tiles that nothing is known of lack the leading axes of their pairs
+            one = self.evaluate(grid.tile(slice(0, 1), slice(0, 1)))
+            verdicts = verdicts.expand(*torch.broadcast_shapes(one.shape[:-2], verdicts.shape[:-2]), *blocks.shape)
         leading = verdicts.shape[:-2]
         kept = int(((verdicts == FULL) * blocks.areas).sum())
         for row, column in (verdicts == PARTIAL).unsqueeze(0).flatten(0, -3).any(0).nonzero().tolist():

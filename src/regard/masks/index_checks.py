@@ -65,9 +65,18 @@ def head_indices(mask: object, heads: int, grid: Grid | Blocks) -> Tensor:
     Raises:
         MaskError: the weights have no head axis.
     """
+    check_has_heads(mask, grid)
+    return grid.by_head(heads)
+
+
+def check_has_heads(mask: object, grid: Grid | Blocks) -> None:
+    """Check that the weights have a head axis, for a mask that differs between heads.
+
+    Raises:
+        MaskError: they have none.
+    """
     if not grid.heads:
         raise MaskError(
             f"{mask!r} differs between heads, but query, key and value have no head axis: give "
             "(batch, heads, length, dim), or leave heads out"
         )
-    return grid.by_head(heads)

@@ -89,15 +89,41 @@ def _global(draw: CaseGenerator) -> MaskAndPairs:
 
 
 def _documents(draw: CaseGenerator) -> MaskAndPairs:
-    new = torch.rand(*draw.layout.batch, draw.positions_end, generator=draw.generator) < 1 / (draw.near_distance + 1)
-    ids = new.cumsum(-1)
-    every = ids[..., None, None, :].expand(*draw.layout.batch, 1, 1, draw.positions_end)
-    query, key = (
-        at.expand(*draw.layout.batch, 1, *at.shape[-2:]) for at in (draw.row_positions, draw.column_positions)
-    )
-    of_query = every.expand(*query.shape[:-1], -1).gather(-1, query)
-    of_key = every.gather(-1, key)
-    return masks.documents(ids), of_query == of_key
+    ids = _drawn_ids(draw)
+    return masks.documents(_ids_argument(draw, ids)), _ids_at(ids, draw.row_positions) == _ids_at(
+        ids, draw.column_positions.mT
+    ).mT
+
+
+def _head_documents(draw: CaseGenerator) -> MaskAndPairs:
+    """Clusters of each head: ids in any order."""
+    ids = torch.randint(3, (*draw.layout.batch, draw.heads, draw.positions_end), generator=draw.generator)
+    return masks.documents(ids), _ids_at(ids, draw.row_positions) == _ids_at(ids, draw.column_positions.mT).mT
+
+
+def _cross_documents(draw: CaseGenerator) -> MaskAndPairs:
+    """Queries and keys that are packed each in their own way; some documents have no keys, or no queries."""
+    of_queries, of_keys = _drawn_ids(draw), 2 * _drawn_ids(draw)
+    mask = masks.documents(_ids_argument(draw, of_queries), _ids_argument(draw, of_keys))
+    return mask, _ids_at(of_queries, draw.row_positions) == _ids_at(of_keys, draw.column_positions.mT).mT
+
+
+def _drawn_ids(draw: CaseGenerator) -> Tensor:
+    """Ids (*batch, 1, L) of documents one after the other."""
+    new = torch.rand(*draw.layout.batch, 1, draw.positions_end, generator=draw.generator) < 1 / (draw.near_distance + 1)
+    return new.cumsum(-1)
+
+
+def _ids_argument(draw: CaseGenerator, ids: Tensor) -> Tensor:
+    """Ids (*batch, 1, L) as `masks.documents` takes them: without the axis of heads where the batch has one axis."""
+    return ids if len(draw.layout.batch) > 1 else ids.squeeze(-2)
+
+
+def _ids_at(ids: Tensor, positions: Tensor) -> Tensor:
+    """The ids (*batch, heads or 1, L) at positions (*batch or none, 1, M, 1)."""
+    columns = positions.squeeze(-1)
+    leading = torch.broadcast_shapes(ids.shape[:-1], columns.shape[:-1])
+    return ids.expand(*leading, -1).gather(-1, columns.expand(*leading, -1)).unsqueeze(-1)
 
 
 def _mod(draw: CaseGenerator) -> MaskAndPairs:
@@ -177,14 +203,23 @@ MASK_CASES: dict[str, MaskCase] = {
     "~(fixed|padding)": _not(_or(_fixed, _padding)),
     "documents": _documents,
     "causal&documents": _and(_causal, _documents),
+    "cross-documents": _cross_documents,
+    "head-documents": _head_documents,
     "blocks": _blocks,
     "head-mod": _head_mod,
     "head-blocks&causal": _and(_head_blocks, _causal),
 }
 
-MASKS_FROM_ZERO = {"documents", "causal&documents", "blocks", "head-blocks&causal"}
+MASKS_FROM_ZERO = {
+    "documents",
+    "causal&documents",
+    "cross-documents",
+    "head-documents",
+    "blocks",
+    "head-blocks&causal",
+}
 """The masks of `MASK_CASES` that refuse positions below 0."""
-MASKS_OF_HEADS = {"head-mod", "head-blocks&causal"}
+MASKS_OF_HEADS = {"head-mod", "head-documents", "head-blocks&causal"}
 """The masks of `MASK_CASES` that differ between heads, and so need a head axis."""
 
 

@@ -28,7 +28,7 @@ from ...masks import Mask
 from ...masks.base import And, Kept, Not, Or, Pairs
 from ...masks.causal import Causal
 from ...masks.convert.block_mask import BlockLayout
-from ...masks.documents import Documents
+from ...masks.documents import CrossDocuments, Documents
 from ...masks.padding import Padding
 from ...masks.prefix import Prefix, PrefixPerBatch
 from ...masks.sparse_patterns import Dilated, Fixed, GlobalTokens, RandomBlocks, Strided
@@ -170,6 +170,7 @@ MASKS: dict[str, type[Mask]] = {
     "prefix_per_batch": PrefixPerBatch,
     "padding": Padding,
     "documents": Documents,
+    "cross_documents": CrossDocuments,
     "global_tokens": GlobalTokens,
     "random_blocks": RandomBlocks,
     "block_layout": BlockLayout,
@@ -311,6 +312,7 @@ _TENSORS = {
     "padding": "lengths",
     "prefix_per_batch": "lengths",
     "documents": "ids",
+    "cross_documents": "query_ids",
     "where": "pairs",
     "block_layout": "blocks",
     "tiles": "marks",
@@ -320,6 +322,7 @@ _TENSORS = {
     "gaussian": "center",
     "tensor": "pairs",
 }
+_SECOND_TENSORS = {"cross_documents": "key_ids", "tiles": "bits", "gaussian": "sigma"}
 _POSITIVE = {"stride", "block", "step", "number"}
 _PARTS = {"left": (Mask, Bias), "right": (Mask, Bias), "mask": (Mask,)}
 
@@ -337,7 +340,7 @@ def _check(name: str, values: Mapping[str, Any]) -> None:
             need(isinstance(values[part], kinds), f"a mask or bias as {part!r}")
     held = {part for part, value in values.items() if isinstance(value, Tensor)}
     expected = {_TENSORS[name]} if name in _TENSORS else set()
-    expected |= {"bits"} if name == "tiles" else {"sigma"} if name == "gaussian" else set()
+    expected |= {_SECOND_TENSORS[name]} if name in _SECOND_TENSORS else set()
     need(held == expected, f"arrays as {sorted(expected)} and nowhere else")
     for part in _POSITIVE & values.keys():
         need(_is_whole(values[part]) and values[part] >= 1, f"{part!r} of at least 1")

@@ -77,13 +77,13 @@ class TabledGrid(ABC):
         """Positions of the keys."""
         return self._replace(lambda: self.grid.key)
 
-    def by_query(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def by_query(self, function: Callable[[Tensor], Tensor], *, per_head: bool = False) -> Tensor:
         """A function of the positions of the queries."""
-        return self._replace(lambda: self.grid.by_query(function))
+        return self._replace(lambda: self.grid.by_query(function, per_head=per_head))
 
-    def by_key(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def by_key(self, function: Callable[[Tensor], Tensor], *, per_head: bool = False) -> Tensor:
         """A function of the positions of the keys."""
-        return self._replace(lambda: self.grid.by_key(function))
+        return self._replace(lambda: self.grid.by_key(function, per_head=per_head))
 
     def by_head(self, heads: int) -> Tensor:
         """The indices of the heads."""

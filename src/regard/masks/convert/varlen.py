@@ -10,43 +10,65 @@ from torch import Tensor
 from ...errors import MaskError
 from ..base import Mask, as_mask
 from ..causal import Causal
-from ..documents import Documents, documents
+from ..documents import CrossDocuments, Documents, documents
 from ..index_checks import whole_numbers
 from ..window import Window, window
 from .torch_tensors import conjuncts
 
 
-def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int]) -> Mask:
+def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int], key_cu_seqlens: Tensor | Sequence[int] | None = None) -> Mask:
     """`documents` from flash-attn's cumulative lengths: packed sequence i has the positions cu[i]..cu[i+1]-1.
 
-    Shapes: cu_seqlens is (sequences + 1,), whole numbers: 0, then the end of each sequence, the same for queries and
-    keys. Sequences may be empty.
+    With `key_cu_seqlens`, flash-attn's cu_seqlens_k, queries and keys are packed each by their own lengths, as in
+    cross-attention: queries of sequence i attend to keys of sequence i, and sit at 0..M-1 (`query_positions=range(M)`
+    of `attention`).
+
+    Shapes: cu_seqlens is (sequences + 1,), whole numbers: 0, then the end of each sequence; key_cu_seqlens likewise, of
+    as many sequences. Sequences may be empty: queries whose sequence has no keys attend to nothing.
 
     Raises:
-        MaskError: not one axis of whole numbers; it does not start at 0, or decreases.
+        MaskError: not one axis of whole numbers; one that does not start at 0, or decreases; two numbers of sequences.
 
     >>> from regard import masks
     >>> masks.from_cu_seqlens([0, 2, 3]).dense(3, 3).int()
     tensor([[1, 1, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
+    >>> masks.from_cu_seqlens([0, 2, 3], [0, 1, 4]).dense(3, 4, query_positions=range(3)).int()
+    tensor([[1, 0, 0, 0],
+            [1, 0, 0, 0],
+            [0, 1, 1, 1]], dtype=torch.int32)
     """
-    ends = whole_numbers("from_cu_seqlens", "cu_seqlens", cu_seqlens)
+    ids = _ids_by_ends("cu_seqlens", cu_seqlens)
+    if key_cu_seqlens is None:
+        return documents(ids)
+    key_ids, counts = _ids_by_ends("key_cu_seqlens", key_cu_seqlens), (len(cu_seqlens) - 1, len(key_cu_seqlens) - 1)
+    if counts[0] != counts[1]:
+        raise MaskError(
+            f"cu_seqlens has {counts[0]} sequences and key_cu_seqlens {counts[1]}; both need the same number: one "
+            "without queries, or without keys, has the end of the sequence before it"
+        )
+    return documents(ids, key_ids)
+
+
+def _ids_by_ends(name: str, cu_seqlens: Tensor | Sequence[int]) -> Tensor:
+    """The number of each position's sequence, (L,), from the checked ends."""
+    ends = whole_numbers("from_cu_seqlens", name, cu_seqlens)
     if ends.ndim != 1 or not len(ends):
         raise MaskError(
-            f"from_cu_seqlens needs cu_seqlens of shape (sequences + 1,), 0 and then the end of each sequence; it has "
+            f"from_cu_seqlens needs {name} of shape (sequences + 1,), 0 and then the end of each sequence; it has "
             f"the shape {tuple(ends.shape)}"
         )
     if int(ends[0]):
-        raise MaskError(f"cu_seqlens starts at {int(ends[0])}; it needs to start at 0, where the first sequence does")
+        raise MaskError(f"{name} starts at {int(ends[0])}; it needs to start at 0, where the first sequence does")
     lengths = ends.diff()
     if (lengths < 0).any():
         at = int((lengths < 0).nonzero()[0])
         raise MaskError(
-            f"cu_seqlens decreases from {int(ends[at])} to {int(ends[at + 1])}; it needs the ends of the sequences one "
+            f"{name} decreases from {int(ends[at])} to {int(ends[at + 1])}; it needs the ends of the sequences one "
             "after the other. Lengths become ends by [0] and their cumsum"
         )
-    return documents(torch.arange(len(lengths), device=ends.device).repeat_interleave(lengths))
+    return torch.arange(len(lengths), device=ends.device).repeat_interleave(lengths)
 
 
 def to_cu_seqlens(mask: Mask) -> Tensor:
@@ -61,11 +83,17 @@ def to_cu_seqlens(mask: Mask) -> Tensor:
     >>> masks.to_cu_seqlens(masks.documents([7, 7, 9]))
     tensor([0, 2, 3], dtype=torch.int32)
     """
-    if not isinstance(as_mask(mask), Documents):
+    if isinstance(as_mask(mask), CrossDocuments):
+        raise MaskError(
+            f"{mask!r} has ids of queries and ids of keys, and to_cu_seqlens returns the ends of one sequence: give it "
+            "documents(query_ids) for flash-attn's cu_seqlens_q and documents(key_ids) for cu_seqlens_k, both with the "
+            "same documents"
+        )
+    if not isinstance(mask, Documents):
         raise MaskError(
             f"to_cu_seqlens needs documents(ids); this is {mask!r}. Of masks joined by &, hand over the documents alone"
         )
-    ids = mask.ids  # type: ignore[attr-defined]
+    ids = mask.ids
     if ids.ndim != 1:
         raise MaskError(
             f"to_cu_seqlens needs the ids of one packed sequence, (L,); these have the shape {tuple(ids.shape)}: give "

@@ -81,7 +81,7 @@ class UnboundedQueries(Blocks):
         first = self.grid.query
         return Interval(first, torch.full_like(first, MAX_POSITION))
 
-    def by_query(self, function: Callable[[Tensor], Tensor]) -> Any:
+    def by_query(self, function: Callable[[Tensor], Tensor], *, per_head: bool = False) -> Any:
         return function(PositionsFrom(self.grid.query))  # type: ignore[arg-type]
 
     def cut(self, pairs: Tensor) -> Any:
