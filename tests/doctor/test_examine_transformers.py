@@ -1,5 +1,6 @@
 """`regard.doctor.examine` on models of transformers, and the zoo."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCau
 from transformers.masking_utils import sdpa_mask
 
 from regard.doctor.tiny_models import class_names, tiny_model
-from regard.doctor.zoo import ZooEntry, ZooReport, examine_zoo
+from regard.doctor.zoo import ZooEntry, ZooReport, examine_zoo, left_by_swap
 
 CHECKED = ("future", "padding", "batch", "rows", "cache", "training", "random")
 
@@ -145,3 +146,24 @@ def test_a_model_whose_attention_regard_refuses_is_examined_all_the_same() -> No
 def test_the_rounding_of_a_recurrence_in_float32_is_no_finding() -> None:
     model = tiny_model("Qwen3_5ForCausalLM")
     assert examine(model, random_batch(model, 2, 72), checks=("padding",)).findings == ()
+
+
+def test_a_model_that_regard_refuses_although_it_was_swapped_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["regard.huggingface.register"], "_unsupported_keywords", lambda module: "")
+    model = tiny_model("GlmMoeDsaForCausalLM")
+    examination = examine(model, random_batch(model, 2, 24), checks=("backends",))
+    [found] = examination.findings
+    assert found.code == "RUN121"
+    assert "'regard' raises ConfigurationError: GlmMoeDsaAttention gives its attention indices=" in found.message
+    assert found.message.endswith("where 'eager' runs")
+
+
+def test_the_zoo_says_what_swap_leaves() -> None:
+    left = left_by_swap(tiny_model("GlmMoeDsaForCausalLM"))
+    [(reason, count)] = left.items()
+    assert count == 2
+    assert "GlmMoeDsaAttention passes indices (keys that an indexer selects), unknown to 'regard'" in reason
+    assert left_by_swap(tiny_model("LlamaForCausalLM")) == {}
+    examination = {"findings": [], "checked": [], "left": left}
+    report = ZooReport((ZooEntry("GlmMoeDsaForCausalLM", examination, None, 1.0),), "5", 1.0)
+    assert f"- GlmMoeDsaForCausalLM, 2 modules: {reason}" in report.markdown()

@@ -1,6 +1,8 @@
 """Registration, the choice for a loaded model, and what is said where transformers is missing."""
 
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,12 @@ from transformers import masking_utils, modeling_utils
 
 import regard.huggingface
 from regard.errors import ConfigurationError
-from regard.huggingface.attention_function import attention_forward
+from regard.huggingface.attention_function import (
+    IGNORED_KEYWORDS,
+    SUPPORTED_KEYWORDS,
+    UNSUPPORTED_KEYWORDS,
+    attention_forward,
+)
 from regard.huggingface.mask_tensor import symbolic_mask
 
 
@@ -86,7 +93,8 @@ def test_swap_names_a_part_that_keeps_its_own_choice(pair):
     }
 
 
-def test_swap_names_what_may_raise_when_it_is_called():
+def sparse_model() -> transformers.HYV4ForCausalLM:
+    """A model whose indexer selects the keys of each query."""
     config = transformers.HYV4Config(
         vocab_size=61,
         hidden_size=32,
@@ -107,17 +115,59 @@ def test_swap_names_what_may_raise_when_it_is_called():
         index_head_dim=16,
         pad_token_id=0,
     )
-    model = transformers.HYV4ForCausalLM(config).eval()
-    swapped = regard.huggingface.swap(model)
+    return transformers.HYV4ForCausalLM(config).eval()
+
+
+def test_swap_leaves_models_with_keys_that_an_indexer_selects_to_transformers():
+    model, tokens = sparse_model(), torch.arange(3, 23)[None]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        before = model(tokens).logits
+        swapped = regard.huggingface.swap(model)
+        assert torch.equal(model(tokens).logits, before)
     names = [f"model.layers.{layer}.self_attn" for layer in (0, 1)]
-    reason = "HYV4Attention raises where it passes indices, not known here"
-    assert swapped.warnings == dict.fromkeys(names, reason)
+    reason = (
+        "HYV4Attention passes indices (keys that an indexer selects), unknown to 'regard': it keeps "
+        "attn_implementation='eager'"
+    )
+    assert swapped.skipped == dict.fromkeys(names, reason)
+    assert not swapped.replaced
+    assert not swapped.warnings
     assert str(swapped).splitlines() == [
-        "2 attention modules use 'regard', 0 do not",
+        "0 attention modules use 'regard', 2 do not",
         *(f"  {name}: {reason}" for name in names),
     ]
+    model.set_attn_implementation("regard")
     with pytest.raises(ConfigurationError, match="HYV4Attention gives its attention indices="):
-        model(torch.arange(3, 9)[None])
+        model(tokens)
+    assert regard.huggingface.swap(model).skipped == swapped.skipped
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_swap_takes_the_other_models_beside_one_that_is_left(pair):
+    both = torch.nn.ModuleDict({"sparse": sparse_model(), "llama": pair("llama")[0]})
+    swapped = regard.huggingface.swap(both)
+    assert set(swapped.skipped) == {f"sparse.model.layers.{layer}.self_attn" for layer in (0, 1)}
+    assert swapped.replaced
+    assert all(name.startswith("llama.") for name in swapped.replaced)
+
+
+KNOWN = SUPPORTED_KEYWORDS | IGNORED_KEYWORDS | UNSUPPORTED_KEYWORDS.keys()
+ARGUMENTS = {"query", "key", "value", "attention_mask", "dropout", "scaling"}
+
+
+def test_every_keyword_that_an_installed_model_passes_is_known():
+    """As their sources have them: the next kind of selection shows here, before a model raises."""
+    passed: dict[str, set[str]] = {}
+    for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+        source = file.read_text("utf-8")
+        for call in re.finditer(r"= attention_interface\(\n((?: {12,}.*\n)+?) {8,}\)\n", source):
+            for name in re.findall(r"^ {12,20}(\w+)=", call[1], re.MULTILINE):
+                passed.setdefault(name, set()).add(file.parent.name)
+    assert len(set().union(*passed.values())) > 200
+    assert {name: models for name, models in passed.items() if name not in KNOWN | ARGUMENTS} == {}
+    assert UNSUPPORTED_KEYWORDS.keys() <= passed.keys()
 
 
 def test_swap_finds_the_models_inside_a_module(pair, ask, close):

@@ -139,9 +139,9 @@ def _select(model: Any, implementation: str) -> None:
     model.set_attn_implementation(implementation)
 
 
-def _implementations(subject: Subject) -> dict[str, Tensor | str]:
-    """Outputs by each attention implementation that the model can select, or why not."""
-    results: dict[str, Tensor | str] = {}
+def _implementations(subject: Subject) -> dict[str, Tensor | Exception]:
+    """Outputs by each attention implementation that the model can select, or the exception that it ends in."""
+    results: dict[str, Tensor | Exception] = {}
     own = getattr(subject.model.config, "_attn_implementation", None)
     names: list[str] = ["eager", "sdpa", "regard"]
     if isinstance(own, str) and own not in names:
@@ -154,10 +154,8 @@ def _implementations(subject: Subject) -> dict[str, Tensor | str]:
                 other = subject.copied()
                 _select(other.model, name)
             results[name] = other.outputs()
-        except SkippedCheck as error:
-            results[name] = str(error)
         except Exception as error:
-            results[name] = f"{type(error).__name__}: {str(error)[:120]}"
+            results[name] = error
     return results
 
 
@@ -175,15 +173,23 @@ def swapped(subject: Subject) -> Subject:
     return other
 
 
+def _short(error: Exception) -> str:
+    words = str(error)[:120]
+    return words if isinstance(error, SkippedCheck) else f"{type(error).__name__}: {words}"
+
+
 def check_backends(subject: Subject, noise: Noise) -> list[ModelFinding]:
-    """RUN121: eager attention, torch's SDPA and regard give different outputs."""
+    """RUN121: eager attention, torch's SDPA and regard give different outputs, or regard raises where eager runs."""
     if not subject.is_huggingface:
         raise SkippedCheck("no model of transformers, whose attention can be selected")
     results = _implementations(subject)
     outputs = {name: value for name, value in results.items() if isinstance(value, Tensor)}
     if "eager" not in outputs or len(outputs) < 2:
-        raise SkippedCheck("; ".join(f"{name}: {value}" for name, value in results.items() if isinstance(value, str)))
-    found = []
+        reasons = (f"{name}: {_short(value)}" for name, value in results.items() if isinstance(value, Exception))
+        raise SkippedCheck("; ".join(reasons))
+    found, ours = [], results["regard"]
+    if isinstance(ours, Exception) and not isinstance(ours, SkippedCheck):
+        found.append(finding("RUN121", f"attn_implementation='regard' raises {_short(ours)}, where 'eager' runs"))
     for name, value in outputs.items():
         difference = (value - outputs["eager"]).abs().nan_to_num(nan=torch.inf).amax((0, 2))
         if float(difference.max()) > noise.other_shape:

@@ -42,7 +42,7 @@ MEANINGS = {
     "right padding": "masked padding on the right changes the outputs of tokens",
     "NaN": "masked padding makes outputs of tokens NaN",
     "cache": "chunks, or single tokens, with a cache give other outputs than the sequence at once, or raise",
-    "backends": "eager attention, SDPA and regard disagree",
+    "backends": "eager attention, SDPA and regard disagree, or regard raises",
     "training": "without dropout, `train()` and `eval()` disagree, or evaluation is random",
     "batch": "a row depends on another row",
 }
@@ -62,6 +62,7 @@ MOST_WAITING = 30
 class ZooEntry:
     """One class: its examination as `Examination.as_dict`, or why it could not be examined, and its seconds.
 
+    The examination also has `left`: by reason, how many attention modules `regard.huggingface.swap` leaves as they are.
     seconds: of processor time; of a process that was lost, on the clock.
     """
 
@@ -75,6 +76,11 @@ class ZooEntry:
         """Findings that are errors or warnings."""
         found = self.examination["findings"] if self.examination is not None else []
         return [one for one in found if one["severity"] != Severity.HINT.value]
+
+    @property
+    def left(self) -> dict[str, int]:
+        """By reason, the attention modules that swap leaves as they are."""
+        return self.examination.get("left", {}) if self.examination is not None else {}
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,9 @@ class ZooReport:
             if entry.findings:
                 lines.append(f"- {entry.name}")
                 lines += [f"    - {_words(one)}" for one in entry.findings]
+        lines += ["", "## What swap leaves to transformers", ""]
+        for entry in self.examined:
+            lines += [f"- {entry.name}, {_modules(count)}: {reason}" for reason, count in entry.left.items()]
         lines += ["", "## Not examined", ""]
         lines += [f"- {entry.name}: {entry.failure}" for entry in self.entries if entry.examination is None]
         return "\n".join(lines) + "\n"
@@ -197,6 +206,10 @@ def _words(found: dict[str, Any]) -> str:
     return words
 
 
+def _modules(count: int) -> str:
+    return f"{count} module" + "s" * (count != 1)
+
+
 def examine_class(name: str) -> dict[str, Any]:
     """The examination of one class of transformers with a tiny random configuration."""
     import warnings
@@ -212,7 +225,14 @@ def examine_class(name: str) -> dict[str, Any]:
     model = tiny_model(name)
     causal = True if "is_decoder" in vars(getattr(model, "config", None) or object) else None
     found = examine(model, random_batch(model, ROWS, TOKENS), packed=True, causal=causal, checks=CHECKED)
-    return found.as_dict()
+    return found.as_dict() | {"left": left_by_swap(model)}
+
+
+def left_by_swap(model: Any) -> dict[str, int]:
+    """By reason, how many attention modules `regard.huggingface.swap` leaves as they are; it swaps the others."""
+    from ..huggingface import swap
+
+    return dict(Counter(swap(model).skipped.values()))
 
 
 class OutOfTime(BaseException):

@@ -65,14 +65,12 @@ IGNORED_KEYWORDS = frozenset(
 )
 """Keywords without effect on the result, given query, keys, values and mask."""
 
-UNSUPPORTED_KEYWORDS = frozenset(
-    (
-        "block_indices",  # blocks of keys selected by an indexer
-        "indices",  # keys selected by an indexer
-        "sinks",  # a sink of its own for each query
-    )
-)
-"""Keywords that change the result and are not supported: refused unless they are None."""
+UNSUPPORTED_KEYWORDS = {
+    "block_indices": "blocks of keys that an indexer selects",
+    "indices": "keys that an indexer selects",
+    "sinks": "a sink of its own for each query",
+}
+"""Keywords that change the result and are not supported, and what they are: refused unless they are None."""
 
 
 def refuse_unknown(module: nn.Module, keywords: Mapping[str, Any]) -> None:

@@ -77,8 +77,10 @@ def swap(model: nn.Module) -> AttentionSwapReport:
     """Select "regard" for a loaded model of transformers, in place; calls `register` first.
 
     A module that contains such models, as a `SentenceTransformer` does, has it selected for each of them. The result
-    names the attention modules that use it now, and those that cannot, because they compute attention themselves
-    instead of through transformers' attention interface. `model.set_attn_implementation("sdpa")` undoes it.
+    names the attention modules that use it now, and those that do not: they compute attention themselves instead of
+    through transformers' attention interface, or pass it what "regard" does not know, as those whose indexer selects
+    keys for each query. A model with such modules keeps the implementation that it has, and so do all modules that
+    share its configuration, from which they read it. `model.set_attn_implementation("sdpa")` undoes it.
 
     Raises:
         ConfigurationError: neither a model of transformers nor a module with one inside.
@@ -101,22 +103,44 @@ def swap(model: nn.Module) -> AttentionSwapReport:
             f"{type(model).__name__} without one"
         )
     register()
-    for part in pretrained:
-        if not any(part in _descendants(other) for other in pretrained):  # an outer model sets its inner ones
-            part.set_attn_implementation(NAME)  # it skips modules that do not support it, and warns
-    return _report(model)
+    left = _left_configurations(model)
+    before = {id(part.config): _other_than_ours(part.config._attn_implementation) for part in pretrained}
+    for part in pretrained:  # the outer ones first, which set their inner ones
+        wanted = NAME
+        if id(part.config) in left:
+            wanted = before[id(part.config)]
+        if part.config._attn_implementation != wanted:
+            part.set_attn_implementation(wanted)  # it skips modules that do not support it, and warns
+    return _report(model, left)
 
 
-def _report(model: nn.Module) -> AttentionSwapReport:
-    """Which attention modules of a model use "regard" now."""
+def _other_than_ours(implementation: str | None) -> str:
+    return "eager" if implementation in (None, NAME) else implementation
+
+
+def _left_configurations(model: nn.Module) -> dict[int, str]:
+    """By the id of a configuration: which of its attention modules passes keywords that "regard" does not know."""
+    left: dict[int, str] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and _uses_attention_interface(module) and (keywords := _unsupported_keywords(module)):
+            left.setdefault(id(config), f"{type(module).__name__} passes {keywords}")
+    return left
+
+
+def _report(model: nn.Module, left: Mapping[int, str]) -> AttentionSwapReport:
+    """Which attention modules of a model use "regard" now; left: as `_left_configurations` returns it."""
     replaced, skipped, warnings = [], {}, {}
     for name, module in model.named_modules():
         if _uses_attention_interface(module):
-            selected = getattr(getattr(module, "config", None), "_attn_implementation", None)
+            config = getattr(module, "config", None)
+            selected = getattr(config, "_attn_implementation", None)
             if selected == NAME:
                 replaced.append(name)
                 if keywords := _unsupported_keywords(module):
-                    warnings[name] = f"{type(module).__name__} raises where it passes {keywords}, not known here"
+                    warnings[name] = f"{type(module).__name__} raises where it passes {keywords}, unknown to {NAME!r}"
+            elif id(config) in left:
+                skipped[name] = f"{left[id(config)]}, unknown to {NAME!r}: it keeps attn_implementation={selected!r}"
             else:
                 skipped[name] = f"{type(module).__name__} has attn_implementation={selected!r} in its own configuration"
         elif _is_attention(module) and not any(map(_is_attention, _descendants(module))):
@@ -135,7 +159,7 @@ def _unsupported_keywords(module: nn.Module) -> str:
     code = _forward_code(module)
     constants = () if code is None else code.co_consts
     names = {name for part in constants for name in (part if isinstance(part, tuple) else (part,))}
-    return ", ".join(sorted(UNSUPPORTED_KEYWORDS & names))
+    return ", ".join(f"{name} ({UNSUPPORTED_KEYWORDS[name]})" for name in sorted(UNSUPPORTED_KEYWORDS.keys() & names))
 
 
 def _forward_code(module: nn.Module) -> CodeType | None:
