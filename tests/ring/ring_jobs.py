@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -442,8 +443,11 @@ def killed_at_post(number: int) -> None:
     Peers.post = deadly
 
 
-def lose(among: int, how: str, victim: int) -> tuple[str, float]:
-    """Two calls, in the second of which one process is killed, or does not take part: what the others end with."""
+def lose(among: int, how: str, victim: int, ends_in: str | None = None) -> tuple[str, float]:
+    """Two calls, in the second of which one process is killed, or does not take part: what the others end with.
+
+    ends_in: a file to which they add it before they end their processes.
+    """
     query = torch.ones(1, 2, 64, 8, requires_grad=True)
     ring.attention(query, query, query, group=groups[among])
     begun = time.monotonic()
@@ -463,6 +467,10 @@ def lose(among: int, how: str, victim: int) -> tuple[str, float]:
         else:
             ring.attention(query, query, query, group=groups[among])
     except RegardError as error:
+        if ends_in is not None:
+            with Path(ends_in).open("a", encoding="utf-8") as file:
+                file.write(f"{error}\n")
+            os._exit(1)
         return f"{type(error).__name__}: {error}", time.monotonic() - begun
     return "done", time.monotonic() - begun
 

@@ -199,11 +199,26 @@ def test_a_lost_process_ends_in_an_error_everywhere(program, tmp_path: Path, how
     with Pool(program, tmp_path, 3, timeout=3.0) as pool:
         answers = pool.run("lose", 3, how=how, victim=1)
     assert answers[1] == ("lost" if how.startswith("killed") else answers[1])
+    says = "rank 1 was lost"
+    if not how.startswith("killed"):
+        says += ", or did not make the same call within the group's timeout of 3 s"
     for rank in (0, 2):
         message, seconds = answers[rank]
-        assert message.startswith(f"RingError: rank {rank} of 3: ")
-        assert "a process was lost, or did not make the same call within the group's timeout of 3 s" in message
+        assert re.match(rf"RingError: rank {rank} of 3: (while the processes|in a message)", message)
+        assert f", {says} (" in message
         assert seconds < 8
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_who_ended_because_of_a_loss_is_not_named_for_it(program, tmp_path: Path, victim):
+    """Of four processes one is killed between two calls; who has met the loss ends, so that others meet both."""
+    with Pool(program, tmp_path, 4, timeout=6.0) as pool:
+        answers = pool.run("lose", 4, how="killed", victim=victim, ends_in=str(tmp_path / "told"))
+    told = (tmp_path / "told").read_text().splitlines()
+    assert answers == ["lost"] * 4
+    assert len(told) == 3
+    for line in told:
+        assert re.search(rf": while the processes agreed on a call, rank {victim} was lost \(", line)
 
 
 @pytest.mark.parametrize(

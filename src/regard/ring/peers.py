@@ -1,6 +1,7 @@
 """Messages between the processes of a ring, over the point-to-point operations of torch.distributed.
 
-A message that does not arrive ends in a `RingError` that names the process, within the timeout of the group.
+A message that does not arrive ends in a `RingError`, within the timeout of the group; it names the process that was
+lost as far as that can be known (`lost_processes`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ConfigurationError, RingError
+from .lost_processes import describe_loss
 
 Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None
 """A process group, a one-dimensional device mesh, or None for the default group."""
@@ -181,9 +183,9 @@ class Peers:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
         return RingError(
-            f"rank {rank} of {size}: {when}, a process was lost, or did not make the same call within the group's "
-            f"timeout of {self.timeout:g} s ({reason}). Every process of the group needs to make the same calls of the "
-            "ring in the same order, forward and backward; look for the first error of another process"
+            f"rank {rank} of {size}: {when}, {describe_loss(self.group, self.timeout)} ({reason}). Every process of "
+            "the group needs to make the same calls of the ring in the same order, forward and backward; look for the "
+            "first error of another process"
         )
 
 
