@@ -289,3 +289,30 @@ def test_a_lens_that_was_not_looked_through_shows_nothing():
         seen[lenses.Received()]
     with pytest.raises(ConfigurationError, match="was not passed to `observe`, but no lens"):
         regard.observe(rand(3, 4), rand(3, 4), rand(3, 4))[lenses.Entropy()]
+
+
+def test_windows_with_a_bias_of_each_head_and_a_mask_of_each_window():
+    """As in a Swin transformer: 49 tokens in each of many windows, some of whose rows are empty."""
+    torch.manual_seed(0)
+    windows, heads, tokens, dim = 37, 3, 49, 32
+    query, key, value, above = (torch.randn(windows, heads, tokens, dim) for _ in range(4))
+    table, keep = torch.randn(heads, tokens, tokens), torch.rand(windows, 1, tokens, tokens) < 0.6
+    keep[5], keep[7, :, 3] = False, False
+
+    def formula(dtype: torch.dtype) -> list[torch.Tensor]:
+        q, k, v, bias = (each.to(dtype).requires_grad_() for each in (query, key, value, table))
+        scores = q @ k.mT / dim**0.5 + bias
+        weights = scores.masked_fill(~keep, -1e9).softmax(-1).where(keep, 0.0)
+        output = weights @ v
+        return [output.detach(), *torch.autograd.grad(output, (q, k, v, bias), above.to(dtype))]
+
+    truth, plain = formula(torch.float64), formula(torch.float32)
+    for kernel in (None, "reference", "sdpa", "tiled"):
+        leaves = [each.clone().requires_grad_() for each in (query, key, value, table)]
+        output = regard.attention(*leaves[:3], mask=keep, bias=leaves[3], kernel=kernel)
+        found = [output.detach(), *torch.autograd.grad(output, leaves, above)]
+        for has, one, other in zip(found, truth, plain, strict=True):
+            assert (has - one).abs().max() <= 3 * (other - one).abs().max() + 1e-6
+        with torch.no_grad():
+            alone = regard.attention(query, key, value, mask=keep, bias=table, kernel=kernel)
+        assert (alone - truth[0]).abs().max() <= 3 * (plain[0] - truth[0]).abs().max() + 1e-6

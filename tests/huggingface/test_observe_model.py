@@ -64,3 +64,18 @@ def test_lenses_are_needed(lenses):
         observing(torch.nn.Identity(), *lenses),
     ):
         pass
+
+
+def test_a_model_that_does_not_use_regard_is_refused(pair):
+    """Instead of views without a single module, as of one that was not swapped, or that swap leaves."""
+    eager, ours = pair("bert")
+    message = (
+        r"no attention module of this Bert\w+ uses 'regard': the first of 2, '[\w.]+', has attn_implementation='eager'"
+    )
+    with pytest.raises(ConfigurationError, match=message), observing(eager, Weights()):
+        pass
+    message = "it has none that calls transformers' attention interface. Call regard.huggingface.swap"
+    with pytest.raises(ConfigurationError, match=message), observing(torch.nn.Identity(), Weights()):
+        pass
+    with observing(torch.nn.ModuleList([eager, ours]), Weights()):
+        pass

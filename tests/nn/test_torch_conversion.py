@@ -130,3 +130,54 @@ def test_what_is_refused():
     layer.self_attn = nn.MultiheadAttention(DIM, HEADS, add_zero_attn=True)
     with pytest.raises(ConfigurationError, match="add_zero_attn, which nn.Attention has not: keep torch's layer"):
         block_from_torch(layer)
+
+
+class Adapted(nn.Linear):
+    """A linear layer with more than its weight."""
+
+    def forward(self, *inputs):
+        return super().forward(*inputs) + 1
+
+
+class Louder(nn.MultiheadAttention):
+    """An attention with another forward."""
+
+    def forward(self, *arguments, **options):
+        output, weights = super().forward(*arguments, **options)
+        return 2 * output, weights
+
+
+PARTS = {
+    "linear1": (lambda: Adapted(DIM, 2048), r"the feed-forward layer of this layer is a .*Adapted, .* than a Linear"),
+    "linear2": (lambda: Adapted(2048, DIM), r"the feed-forward layer of this layer is a .*Adapted"),
+    "self_attn": (
+        lambda: Louder(DIM, HEADS),
+        r"the attention of this layer is a .*Louder, .* than a MultiheadAttention",
+    ),
+    "self_attn.out_proj": (lambda: Adapted(DIM, DIM), r"the output projection of this layer is a .*Adapted"),
+    "dropout": (nn.AlphaDropout, r"the dropout of this layer is a .*AlphaDropout, .* than a Dropout"),
+    "dropout2": (nn.AlphaDropout, r"the dropout of this layer is a .*AlphaDropout"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_computes_something_else_is_refused(part):
+    """Its weights alone would be taken, and the rest of it dropped."""
+    layer, (make, message) = nn.TransformerEncoderLayer(DIM, HEADS), PARTS[part]
+    layer.set_submodule(part, make())
+    with pytest.raises(ConfigurationError, match=message):
+        block_from_torch(layer)
+
+
+def test_a_forward_of_ones_own_on_a_part_is_refused():
+    layer = nn.TransformerEncoderLayer(DIM, HEADS)
+    layer.linear1.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="of this layer is a Linear with another forward, which may compute"):
+        block_from_torch(layer)
+
+
+def test_parametrised_weights_are_those_that_they_compute():
+    layer = nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True).eval()
+    nn.utils.parametrizations.weight_norm(layer.linear1)
+    x = torch.randn(2, 5, DIM)
+    torch.testing.assert_close(block_from_torch(layer)(x), layer(x))

@@ -50,7 +50,7 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
     in float32 at least, over the keys that can be attended to: of a static cache, the written ones.
 
     Raises:
-        ConfigurationError: no lens, or something else than a lens.
+        ConfigurationError: no lens, or something else than a lens; a model none of whose attention modules uses regard.
 
     >>> import torch, regard.huggingface
     >>> from transformers import BertConfig, BertModel
@@ -67,6 +67,9 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
         raise ConfigurationError(
             f"observing needs a model and at least one lens, such as regard.lenses.Weights(); the lenses are {lenses!r}"
         )
+    from .register import check_uses_regard  # which imports the attention function, and that this module
+
+    check_uses_regard(model)
     observer = ModelObserver(model, lenses)
     token = _current.set(observer)
     _observers.append(observer)

@@ -148,6 +148,27 @@ def _report(model: nn.Module, left: Mapping[int, str]) -> AttentionSwapReport:
     return AttentionSwapReport(tuple(replaced), skipped, warnings)
 
 
+def check_uses_regard(model: nn.Module) -> None:
+    """Check that some attention module of a model calls this attention, whatever name it is registered under.
+
+    Raises:
+        ConfigurationError: none does.
+    """
+    modeling = require("transformers.modeling_utils", extra="huggingface")
+    named = {name: module for name, module in model.named_modules() if _uses_attention_interface(module)}
+    selected = [getattr(getattr(module, "config", None), "_attn_implementation", None) for module in named.values()]
+    functions = [modeling.ALL_ATTENTION_FUNCTIONS.get(name) for name in selected]
+    if attention_forward in functions:
+        return
+    has = "it has none that calls transformers' attention interface"
+    if named:
+        has = f"the first of {len(named)}, {next(iter(named))!r}, has attn_implementation={selected[0]!r}"
+    raise ConfigurationError(
+        f"no attention module of this {type(model).__name__} uses {NAME!r}: {has}. Call regard.huggingface.swap(model) "
+        "first, and print what it returns: it says which modules it leaves, and why"
+    )
+
+
 def _uses_attention_interface(module: nn.Module) -> bool:
     """Whether the forward of a module looks its attention function up by name."""
     code = _forward_code(module)

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..errors import ConfigurationError
 from ..masks import Mask
 from .attention_layer import Attention
 from .feedforward import FeedForward
 from .linear import Linear
+from .multihead import MultiheadAttention
 from .projections import Projections
 from .transformer_block import PostNorm, PreNorm, Residual, TransformerBlock
 
@@ -34,7 +37,8 @@ def block_from_torch(
             have none, and get it with every call.
 
     Raises:
-        ConfigurationError: another module, or a subclass, whose forward may compute something else.
+        ConfigurationError: another module, or a subclass, whose forward may compute something else; such a module as
+            attention, linear layer or dropout of the layer.
 
     >>> import torch, regard
     >>> layer = torch.nn.TransformerEncoderLayer(8, nhead=2, norm_first=True, batch_first=True).eval()
@@ -94,6 +98,8 @@ def blocks_from_torch(
 
 def _attention(theirs: nn.MultiheadAttention, mask: Mask | None) -> Attention:
     """An `Attention` with the weights of torch's layer, whose query, key and value matrices are stacked in one."""
+    _check_plain("attention", theirs, nn.MultiheadAttention, MultiheadAttention)
+    _check_plain("output projection", theirs.out_proj, NonDynamicallyQuantizableLinear, nn.Linear, Linear)
     if theirs.in_proj_weight is None or theirs.bias_k is not None or theirs.add_zero_attn:
         raise ConfigurationError(
             "the attention of this layer has kdim, vdim, add_bias_kv or add_zero_attn, which nn.Attention has not: keep"
@@ -112,6 +118,9 @@ def _attention(theirs: nn.MultiheadAttention, mask: Mask | None) -> Attention:
 def _feed_forward(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> FeedForward:
     """A `FeedForward` with the weights, the activation and the dropout of torch's layer."""
     up, down = layer.linear1, layer.linear2
+    for linear in (up, down):
+        _check_plain("feed-forward layer", linear, nn.Linear, Linear)
+    _check_plain("dropout", layer.dropout, nn.Dropout)
     feed_forward = FeedForward(
         up.in_features,
         up.out_features,
@@ -131,7 +140,23 @@ def _residuals(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -
     if isinstance(layer, nn.TransformerDecoderLayer):
         parts.append((layer.norm3, layer.dropout3))
     for norm, dropout in parts:
+        _check_plain("dropout", dropout, nn.Dropout)
         yield kind(copy.deepcopy(norm), dropout.p)
+
+
+def _check_plain(name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
+    """Check that a part of a layer is of torch's own class, or regard's, of which weights and probabilities say all.
+
+    Raises:
+        ConfigurationError: another class, such as an adapter around a linear layer, or a forward of its own.
+    """
+    kind = type_before_parametrizations(module)
+    if kind not in kinds or "forward" in vars(module):
+        has = f"{kind.__module__}.{kind.__qualname__}" if kind not in kinds else f"{kind.__name__} with another forward"
+        raise ConfigurationError(
+            f"the {name} of this layer is a {has}, which may compute something else than a {kinds[0].__name__}: merge "
+            "it into its weights, or make the TransformerBlock yourself"
+        )
 
 
 def _copy(linear: Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
