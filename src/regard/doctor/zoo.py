@@ -51,6 +51,10 @@ LEGEND = """\
 Each class has two layers, a dim of 32 and random weights. ✗: a finding that `regard.huggingface.swap` does not remove,
 or that it cannot be tried on; "swap mends": one that it removes; –: not checked, the model takes no such argument. A
 finding is a fact about a call, not always a fault: the model may be made so."""
+LEFT = """\
+Attention modules that `regard.huggingface.swap` leaves as they are, and why. A class with no others is compared by
+eager attention and SDPA alone."""
+"""What the page says above the modules that swap leaves."""
 CHECKED = ("random", "future", "documents", "padding", "source", "batch", "rows", "cache", "backends", "training")
 """Checks that random weights say something about."""
 TOKENS, ROWS = 72, 2
@@ -154,7 +158,7 @@ class ZooReport:
             if entry.findings:
                 lines.append(f"- {entry.name}")
                 lines += [f"    - {_words(one)}" for one in entry.findings]
-        lines += ["", "## What swap leaves to transformers", ""]
+        lines += ["", "## What swap leaves to transformers", "", LEFT, ""]
         for entry in self.examined:
             lines += [f"- {entry.name}, {_modules(count)}: {reason}" for reason, count in entry.left.items()]
         lines += ["", "## Not examined", ""]
