@@ -63,6 +63,13 @@ def test_a_result_like_a_tensor_has_its_strides(length, order):
     assert made.data_ptr() != tensor.data_ptr()
 
 
+@pytest.mark.parametrize("batch", [2, 2**14])
+def test_a_result_like_overlapping_rows_is_contiguous(batch):
+    windows = torch.zeros(batch, 33).unfold(-1, 29, 1)
+    assert torch.empty_like(windows).stride(-1) != 1
+    assert new_large_like(windows).stride() == (5 * 29, 29, 1)
+
+
 @counted
 def test_released_memory_is_not_kept():
     made, gone = filled(1.0), filled(2.0)

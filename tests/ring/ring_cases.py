@@ -48,6 +48,8 @@ class RingCase:
     precision: torch.dtype = torch.float32
     in_parts: bool = False
     """Whether hops are cut into parts, as those of large shards are."""
+    memory: str = "contiguous"
+    """Of query, key and value: "windows" has rows that begin one number apart, "transposed" its axes the other way."""
 
     def tensors(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]:
         """query, key, value and the upstream gradient; the options of a call; the parameters among them."""
@@ -57,10 +59,19 @@ class RingCase:
             return torch.randn(*shape, generator=generator).to(self.precision).to(dtype)
 
         heads, key_heads = ((*self.batch, n) if n else self.batch for n in (self.heads, self.key_heads))
+
+        def sequence(*shape: int, factor: float = 1.0) -> Tensor:
+            *leading, length, dim = shape
+            if self.memory == "windows":
+                return (factor * normal(*leading, length + dim - 1)).unfold(-1, dim, 1)
+            if self.memory == "transposed":
+                return (factor * normal(*reversed(shape))).permute(*reversed(range(len(shape))))
+            return factor * normal(*shape)
+
         whole = {
-            "query": self.factor * normal(*heads, self.length, DIM),
-            "key": normal(*key_heads, self.length, DIM),
-            "value": normal(*key_heads, self.length, VALUE_DIM),
+            "query": sequence(*heads, self.length, DIM, factor=self.factor),
+            "key": sequence(*key_heads, self.length, DIM),
+            "value": sequence(*key_heads, self.length, VALUE_DIM),
             "above": normal(*heads, self.length, VALUE_DIM),
         }
         parameters = {"sinks": normal(max(self.heads, 1)), "table": normal(max(self.heads, 1), TABLE)}

@@ -55,7 +55,7 @@ def attention(
     """Output, log-sum-exp and gradients of a case, gathered; from rank 0 alone."""
     group, layout = groups[among], case.layout
     whole, options, parameters = case.tensors(dtype)
-    local = {name: ring.shard(tensor, -2, layout, group).clone().requires_grad_() for name, tensor in whole.items()}
+    local = {name: ring.shard(tensor, -2, layout, group).detach().requires_grad_() for name, tensor in whole.items()}
     above = local.pop("above").detach()
     torch.manual_seed(case.seed)
     settings = {"layout": layout, "group": group, "kernel": case.kernel, "head_parallel": case.head_parallel}

@@ -71,6 +71,13 @@ def test_heads_over_processes(pool, processes, head_parallel, options):
     check(pool, case, processes)
 
 
+@pytest.mark.parametrize("memory", ["windows", "transposed"])
+@pytest.mark.parametrize("batch", [(2,), (2, 3)], ids=str)
+def test_inputs_of_any_strides(pool, memory, batch):
+    """Gradients are made like the inputs and added to in place, by native code too."""
+    check(pool, RingCase(17, 11, heads=4, key_heads=2, batch=batch, memory=memory, kernel="cpu_flash"), 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes(pool, dtype):
     """Half precision is as near to float64 as in one process: partial results are not rounded to it."""

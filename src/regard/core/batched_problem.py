@@ -13,6 +13,7 @@ from .grid import WHOLE, Grid
 from .large_results import new_large
 from .problem import Problem
 from .score_forms import AdditivePairs, PairForm, at_least_float32
+from .separate_rows import separate_rows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,8 +83,7 @@ class BatchedProblem:
         batches = batch.numel()
 
         def to_4d(tensor: Tensor) -> Tensor:
-            if tensor.stride(-1) != 1:
-                tensor = tensor.contiguous()  # torch's own kernels read each row as one piece
+            tensor = separate_rows(tensor)  # torch's own kernels read and write each row as one piece
             if tensor.ndim == 4 and tensor.shape[0] == batches:
                 return tensor
             if not problem.heads:

@@ -211,14 +211,19 @@ def new_large(tensor: Tensor, *shape: int) -> Tensor:
 
 
 def new_large_like(tensor: Tensor) -> Tensor:
-    """`new_large` with the shape of the tensor too, and its strides where these leave no gaps: the quickest to make.
+    """`new_large` with the shape of the tensor too: the quickest to make.
+
+    It has the tensor's strides where these leave no gaps and the last is 1; elsewhere it is contiguous.
 
     >>> import torch
-    >>> new_large_like(torch.zeros(2, 5).mT).stride()
-    (1, 5)
+    >>> new_large_like(torch.zeros(2, 3, 5).transpose(0, 1)).stride()
+    (5, 15, 1)
+    >>> new_large_like(torch.zeros(6).unfold(0, 4, 1)).stride()
+    (4, 1)
     """
-    if tensor.nbytes < LARGE_BYTES or not tensor.is_cpu:
-        return torch.empty_like(tensor)
     if tensor.is_contiguous():
-        return new_result(tensor, tuple(tensor.shape))
-    return in_huge_pages(torch.empty_like(tensor))
+        return new_large(tensor, *tensor.shape)
+    like = torch.empty_like(tensor)
+    if like.stride(-1) != 1:
+        return new_large(tensor, *tensor.shape)
+    return like if like.nbytes < LARGE_BYTES or not like.is_cpu else in_huge_pages(like)

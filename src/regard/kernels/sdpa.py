@@ -14,6 +14,7 @@ from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import all_finite
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
+from ..core.separate_rows import separate_rows
 from ..core.torch_modes import under_transform
 from ..tiles.dense_mask import dense_mask, dense_mask_added, is_one_causal_query, is_square_causal
 from ..tiles.mask_tiles import count_visited_pairs, distinct_matrices
@@ -94,7 +95,7 @@ class SdpaKernel:
         pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` refuses other forms
         query, key, value = pairs.query, pairs.key, problem.value
         if _is_bare(problem) and (problem.keys >= NARROW or all_finite(query, key)):
-            scale, grouped = pairs.scale, query.shape[1] != key.shape[1]
+            query, scale, grouped = separate_rows(query), pairs.scale, query.shape[1] != key.shape[1]
             output = scaled_dot_product_attention(query, key, value, None, 0.0, False, scale=scale, enable_gqa=grouped)
             return Result(output)
         if _by_operator(problem):
@@ -172,8 +173,10 @@ def _attend(problem: Problem) -> Result:
         batched = BatchedProblem.from_problem(problem)
         query, key, value = batched.pairs.query, batched.pairs.key, batched.value
         attn_mask = None if attn_mask is None else batched.as_4d(attn_mask)
-    elif attn_mask is not None and attn_mask.ndim == 3:  # with which torch would compute all weights
-        attn_mask = attn_mask.unsqueeze(0)
+    else:
+        query, key, value = separate_rows(query), separate_rows(key), separate_rows(value)
+        if attn_mask is not None and attn_mask.ndim == 3:  # with which torch would compute all weights
+            attn_mask = attn_mask.unsqueeze(0)
     rows, query = query.shape[-2], without_single_row(query)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask, 0.0, causal, scale=pairs.scale, enable_gqa=grouped

@@ -125,7 +125,7 @@ class ShardGradients:
             grad_lse,
             needs_bias,
             kernel,
-            torch.zeros_like(query),
+            query.new_zeros(query.shape),  # contiguous: blocks add to views of it
             shared,
         )
 

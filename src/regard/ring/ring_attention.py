@@ -358,7 +358,9 @@ def _with_saved(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
 def _round_backward(call: RingCall, problem: Problem, own: ShardGradients, *, travels: bool) -> tuple[Tensor, Tensor]:
     """The gradients of this process's keys and values, from all processes; those of its queries are added to `own`."""
     dtype = own.problem.value.dtype
-    sums = torch.zeros_like(problem.pairs.key, dtype=dtype), torch.zeros_like(problem.value, dtype=dtype)
+    own_key, own_value = problem.pairs.key, problem.value
+    # Contiguous whatever the strides of keys and values: blocks add to views of them.
+    sums = own_key.new_zeros(own_key.shape, dtype=dtype), own_value.new_zeros(own_value.shape, dtype=dtype)
     exchange = KeyExchange(call.peers, problem, call.parts, call.tag)
     home = GradientReturn(exchange, sums)
     query_norm = largest_query_norm(own.problem)

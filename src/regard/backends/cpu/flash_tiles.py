@@ -271,6 +271,8 @@ class FlashProblem:
         """
         code = library.current()
         batch, heads, rows, _ = self.query.shape
+        if into is not None:
+            check_written(output=into[0])
         output, lse = into or (
             self._new_output(batch, heads, rows, self.value.shape[-1]),
             self.value.new_empty(batch, heads, rows, dtype=torch.float32),
@@ -306,6 +308,8 @@ class FlashProblem:
         """
         code = library.current()
         (batch, heads, rows, dim), (shared, columns, value_dim) = self.query.shape, self.value.shape[1:]
+        if into is not None:
+            check_written(grad_query=into[0], grad_key=into[1], grad_value=into[2])
         threads = thread_count(self.flops(), LEAST_WORK)
         blocks = max(-(-columns // BLOCK), 1)
         # Parts of the keys each sum up gradients of all queries: only where the heads alone keep too few threads busy.
@@ -437,3 +441,10 @@ def _check(query: Tensor, key: Tensor, value: Tensor, relative_bias: Tensor | No
             f"relative_bias has shape {tuple(relative_bias.shape)}; {rows} queries and {columns} keys need "
             f"{(heads, rows + columns - 1)}"
         )
+
+
+def check_written(**written: Tensor | None) -> None:
+    """Check that C code can write each row of these tensors as one piece."""
+    for name, tensor in written.items():
+        if tensor is not None and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ShapeError(f"{name} needs its last axis contiguous; its strides are {tensor.stride()}")

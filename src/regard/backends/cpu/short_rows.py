@@ -18,6 +18,7 @@ from torch import Tensor
 from ...core.finite import FiniteRows
 from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.problem import Problem
+from ...core.separate_rows import separate_rows
 from ...errors import DtypeError, ShapeError
 from . import library
 from .flash_tiles import RowsStruct
@@ -174,7 +175,7 @@ class ShortLayout:
     """What all calls with tensors of the same shapes, strides and dtypes have in common, so that it is made once.
 
     numbers: the structure as 64-bit numbers, all addresses 0; a gradient has the strides of its tensor where these
-    leave no gaps, as after a projection, and that of the output is contiguous. flops: of a forward pass. copies:
+    leave no gaps, as after a projection, and the last is 1; the output is contiguous. flops: of a forward pass. copies:
     whether the last axis of an input is not contiguous: it needs copies, whose layout is another. like_query: whether
     the output is contiguous as the query is. empty_like: makes a result like an input, of those that are small in fewer
     steps.
@@ -228,20 +229,17 @@ def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, 
     work.rows, work.columns, work.dim, work.value_dim = rows, columns, dim, value_dim
     work.dtype = DTYPES.index(value.dtype)
     work.spans_batch = 2 * rows if spans is not None and spans.shape[0] > 1 else 0
+    small = max(query.nbytes, key.nbytes, value.nbytes) < LARGE_BYTES
+    separate = all(separate_rows(tensor) is tensor for tensor in (query, key, value))
+    empty_like = torch.empty_like if small and separate else new_large_like
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         setattr(work, name, RowsStruct(0, *tensor.stride()[:3]))
-        setattr(work, f"grad_{name}", RowsStruct(0, *torch.empty_like(tensor).stride()[:3]))
+        setattr(work, f"grad_{name}", RowsStruct(0, *empty_like(tensor).stride()[:3]))
     work.output = work.grad_output = RowsStruct(0, heads * rows * value_dim, rows * value_dim, value_dim)
     flops = 2 * batch * heads * rows * columns * (dim + value_dim)
     copies = any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in (query, key, value))
-    largest = max(query.nbytes, key.nbytes, value.nbytes)
-    return ShortLayout(
-        array("q", bytes(work)),
-        flops,
-        copies,
-        dim == value_dim and query.is_contiguous(),
-        torch.empty_like if largest < LARGE_BYTES else new_large_like,
-    )
+    like_query = dim == value_dim and query.is_contiguous()
+    return ShortLayout(array("q", bytes(work)), flops, copies, like_query, empty_like)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import DtypeError, ShapeError
 from . import library
-from .flash_tiles import LEAST_WORK, FlashProblem, FlashStruct, rows_struct, split_rows
+from .flash_tiles import LEAST_WORK, FlashProblem, FlashStruct, check_written, rows_struct, split_rows
 from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
 from .threads import run_units, thread_count
 
@@ -99,5 +99,4 @@ def _check_weights(query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, ent
             raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; it needs {wanted[name]}")
         if name in ("lse", "weights", "entropy_terms") and tensor.dtype != torch.float32:
             raise DtypeError(f"{name} is {tensor.dtype}; native code takes torch.float32")
-        if name in ("weights", "entropy_terms") and columns > 1 and tensor.stride(-1) != 1:
-            raise ShapeError(f"{name} needs its last axis contiguous; its strides are {tensor.stride()}")
+    check_written(weights=weights, entropy_terms=entropy_terms)
