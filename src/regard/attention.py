@@ -15,16 +15,18 @@ from .core.log_sum_exp import merge_softmax
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .core.torch_modes import functorch_active, generator_restored, is_causal_bias, under_transform
-from .errors import ConfigurationError, ShapeError
+from .errors import ConfigurationError, MaskError, ShapeError
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
 from .kernels.lens_pass import run_reductions, start_lenses
-from .kernels.validation import AttentionOptions, ScoreLike, draw_dropout, make_problem
+from .kernels.validation import AttentionOptions, ScoreLike, check_tensors, draw_dropout, make_problem
 from .lenses import Lens
 from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
 from .small_calls import repeated_calls
+from .utils.numbers import is_zero
+from .utils.other_types import name_type
 
 
 @repeated_calls
@@ -188,7 +190,7 @@ def explain(
     """
     dropout_p = options.pop("dropout_p", 0.0)
     problem = make_problem(query, key, value, **options)
-    if dropout_p:
+    if not is_zero(dropout_p):
         with generator_restored(problem.value.device):
             problem = replace(problem, dropout=draw_dropout(dropout_p, problem.value.device))
     return Plan(problem, choose(problem, kernel), asked=kernel is not None)
@@ -298,6 +300,8 @@ def scaled_dot_product_attention(
     >>> bool(torch.allclose(ours, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)))
     True
     """
+    if not type(query) is type(key) is type(value) is Tensor or query.is_nested or key.is_nested or value.is_nested:
+        check_tensors(query=query, key=key, value=value)
     if not query.shape == key.shape == value.shape:
         query, key, value = _broadcast_heads(query, key, value, enable_gqa)
     mask = bias = positions = None
@@ -305,6 +309,11 @@ def scaled_dot_product_attention(
         pass
     elif is_causal_bias(attn_mask):
         mask, is_causal = _resolve_causal_bias(attn_mask, is_causal, query, key)
+    elif not isinstance(attn_mask, Tensor):
+        raise MaskError(
+            f"attn_mask needs a bool tensor (True = attend), or numbers that are added to the scores; it is "
+            f"{name_type('attn_mask', attn_mask)}. Masks of regard.masks go to regard.attention(mask=...)"
+        )
     elif attn_mask.dtype == torch.bool:
         mask = where(keep=attn_mask)
     else:
@@ -313,7 +322,7 @@ def scaled_dot_product_attention(
         mask = causal() if mask is None else causal() & mask
         if query.ndim >= 2 and query.shape[-2] != key.shape[-2]:
             positions = from_zero(query.shape[-2], query.device)
-    if dropout_p == 1.0:  # every weight is dropped
+    if isinstance(dropout_p, float | int) and dropout_p == 1.0:  # every weight is dropped
         return 0.0 * attention(query, key, value, mask=mask, bias=bias, scale=scale, query_positions=positions)
     return attention(
         query, key, value, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, query_positions=positions

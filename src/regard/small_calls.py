@@ -32,6 +32,7 @@ from .kernels.validation import make_problem
 from .masks import Mask
 from .tiles.dense_mask import is_one_causal_query
 from .tiles.row_spans import key_spans
+from .utils.numbers import is_zero
 from .utils.pytree import tree_tensors
 
 PLAIN_TYPES = (Tensor, Parameter)
@@ -67,7 +68,8 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
     def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         # Where torch traces the call, no length is compared.
         traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-        small = not traced and type(query) in PLAIN_TYPES and query.ndim == 4 and query.shape[2] <= LONGEST
+        dense = type(query) in PLAIN_TYPES and not query.is_nested
+        small = dense and not traced and query.ndim == 4 and query.shape[2] <= LONGEST
         if small and (not options or _is_plain(options)):
             output = attend_repeatedly(query, key, value, options.get("mask"), options.get("scale"))
             if output is not None:
@@ -80,7 +82,7 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
 def _is_plain(options: dict[str, Any]) -> bool:
     """Whether no option but mask and scale is given."""
     for name, given in options.items():
-        if given is not None and name not in QUICK and not (name == "dropout_p" and not given):
+        if given is not None and name not in QUICK and not (name == "dropout_p" and is_zero(given)):
             return False
     return True
 
@@ -102,7 +104,10 @@ def attend_repeatedly(
         type(query) in PLAIN_TYPES and type(key) is type(value) is Tensor and (mask is None or isinstance(mask, Mask))
     ):
         return None
-    shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    try:
+        shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    except RuntimeError:  # a nested tensor has none; the long way refuses it
+        return None
     if not len(shape) == len(key_shape) == len(value_shape) == 4:
         return None
     queries, keys = shape[2], value_shape[2]

@@ -86,7 +86,7 @@ def test_reprs():
         (torch.zeros(2).int(), "torch.int32"),
         (torch.zeros(2).bool(), "torch.bool"),
         ([0.0], "a list"),
-        (None, "a NoneT"),
+        (None, "None"),
     ],
 )
 def test_a_bias_is_floating_point(wrong, has):

@@ -1,9 +1,12 @@
 """Bad input: each error by its text, which names the argument, what it has, what it needs, and the mend."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
 from regard import biases, masks, scores
@@ -112,6 +115,92 @@ def test_bad_input(error, match, arguments, options):
     tensors = dict(zip(("query", "key", "value"), whole(), strict=True)) | arguments
     with pytest.raises(error, match=match):
         regard.attention(**tensors, **options)
+
+
+FUNCTIONS = [
+    regard.attention,
+    regard.attention_with_lse,
+    regard.explain,
+    regard.observe,
+    regard.linear_attention,
+    regard.scaled_dot_product_attention,
+]
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_what_is_no_tensor(function, name):
+    q = rand(1, 2, 5, 8)
+    for other, has in (
+        ([[1.0, 2.0]], rf"it is a list: pass torch\.as_tensor\({name}\)$"),
+        (q.numpy(), rf"it is a ndarray: pass torch\.as_tensor\({name}\)$"),
+        (1.0, rf"it is a float: pass torch\.as_tensor\({name}\)$"),
+        (None, "it is None$"),
+        ("q", "it is a str$"),
+        (masks.causal(), "it is a Causal$"),
+    ):
+        with pytest.raises(DtypeError, match=f"^{name} needs a torch.Tensor; {has}"):
+            function(**dict.fromkeys(("query", "key", "value"), q) | {name: other})
+    with pytest.raises(
+        DtypeError, match=rf"^{name} is a tensor of the layout torch.sparse_coo.*pass {name}.to_dense\("
+    ):
+        function(**dict.fromkeys(("query", "key", "value"), q) | {name: q.to_sparse()})
+
+
+BLOCK_MASK = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
+NO_MASKS: list[tuple[Any, str]] = [
+    (BLOCK_MASK, r"a BlockMask of FlexAttention: pass mask=masks\.from_block_mask\(mask\)$"),
+    ([[True]], r"a list: pass torch\.as_tensor\(mask\)$"),
+    (np.ones((5, 5), dtype=bool), r"a ndarray: pass torch\.as_tensor\(mask\)$"),
+    (lambda b, h, q, k: q >= k, r"a function: pass masks\.from_mod\(mask\)$"),
+    (1.0, r"a float: pass torch\.as_tensor\(mask\)$"),
+    ("causal", "a str$"),
+]
+
+
+@pytest.mark.parametrize(("other", "has"), NO_MASKS, ids=[type(other).__name__ for other, _ in NO_MASKS])
+def test_what_is_no_mask(other, has):
+    q = rand(1, 2, 5, 8)
+    with pytest.raises(MaskError, match=f"^mask needs a mask .*; it is {has}"):
+        regard.attention(q, q, q, mask=other)
+    with pytest.raises(MaskError, match=f"^a mask is needed here.*; this is {has}"):
+        _ = masks.causal() & other
+
+
+NO_BIASES: list[tuple[Any, str]] = [
+    (BLOCK_MASK, r"a BlockMask of FlexAttention: pass mask=masks\.from_block_mask\(bias\)\."),
+    ([[1.0]], r"a list: pass torch\.as_tensor\(bias\)\."),
+    (np.ones((5, 5)), r"a ndarray: pass torch\.as_tensor\(bias\)\."),
+    (lambda score, b, h, q, k: score, r"a function: pass biases\.from_mod\(bias\)\."),
+    ("alibi", r"a str\."),
+]
+
+
+@pytest.mark.parametrize(("other", "has"), NO_BIASES, ids=[type(other).__name__ for other, _ in NO_BIASES])
+def test_what_is_no_bias(other, has):
+    q = rand(1, 2, 5, 8)
+    with pytest.raises(DtypeError, match=f"^a bias needs a floating-point tensor; this is {has}"):
+        regard.attention(q, q, q, bias=other)
+
+
+@pytest.mark.parametrize("other", [[[True]], np.ones((5, 5), dtype=bool), "causal", masks.causal(), 1.0], ids=repr)
+def test_what_is_no_mask_of_torch(other):
+    q = rand(1, 2, 5, 8)
+    with pytest.raises(
+        MaskError, match=r"attn_mask needs a bool .*; it is a .* go to regard\.attention\(mask=\.\.\.\)$"
+    ):
+        regard.scaled_dot_product_attention(q, q, q, attn_mask=other)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout_p"])
+@pytest.mark.parametrize("function", FUNCTIONS[:4], ids=lambda function: function.__name__)
+def test_several_numbers_where_one_is_needed(function, name):
+    q = rand(1, 2, 5, 8)
+    for other in (np.ones(3), torch.ones(2, 3), torch.zeros(1, 2, dtype=torch.complex64), torch.eye(3).to_sparse()):
+        with pytest.raises(
+            ConfigurationError, match=rf"(?s){name} is (array|tensor)\(.*; it needs a (finite )?(number|prob)"
+        ):
+            function(q, q, q, **{name: other})
 
 
 def test_tensors_without_numbers():

@@ -438,7 +438,11 @@ def test_a_function_of_ones_own_is_a_feature_map():
             DtypeError,
             "decay needs a floating-point tensor",
         ),
-        ({"decay": -1.0, "causal": True}, DtypeError, "decay needs a floating-point tensor; it is a float"),
+        (
+            {"decay": -1.0, "causal": True},
+            DtypeError,
+            "decay needs a torch.Tensor; it is a float: pass torch.as_tensor",
+        ),
         (
             {"beta": torch.full((2, 2, 7), 2.5), "causal": True, "normalize": False},
             ConfigurationError,

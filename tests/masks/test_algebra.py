@@ -144,9 +144,12 @@ def test_a_bool_tensor_has_to_say_what_it_means():
             wrong(torch.ones(3, 3).bool())
 
 
-@pytest.mark.parametrize("other", [torch.ones(3, 3), None, "causal", 1])
-def test_only_masks_join_masks(other):
-    with pytest.raises(MaskError, match=rf"a mask is needed here.*; this is a {type(other).__name__}"):
+@pytest.mark.parametrize(
+    ("other", "has"),
+    [(torch.ones(3, 3), r"a torch.float32 tensor \(3, 3\)"), (None, "None"), ("causal", "a str"), (1, "a int: pass")],
+)
+def test_only_masks_join_masks(other, has):
+    with pytest.raises(MaskError, match=rf"a mask is needed here.*; this is {has}"):
         _ = masks.causal() & other
 
 

@@ -14,6 +14,7 @@ from ..core.grid import Grid, broadcast_together
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import is_causal_bias
 from ..errors import ConfigurationError, DtypeError, RegardError, ShapeError
+from ..utils.other_types import name_type
 
 
 class Bias(ABC):
@@ -187,7 +188,9 @@ def tensor(pairs: Tensor) -> Bias:
             "torch's CausalBias has no numbers to add: it is a mask. Give it to mask=, or read it with masks.from_sdpa"
         )
     if not is_floating(pairs):
-        has = pairs.dtype if isinstance(pairs, Tensor) else f"a {type(pairs).__name__}"
+        has = (
+            pairs.dtype if isinstance(pairs, Tensor) else name_type("bias", pairs, of_function="biases.from_mod(bias)")
+        )
         raise DtypeError(
             f"a bias needs a floating-point tensor; this is {has}. Booleans that say which pairs exist go to "
             "mask=masks.where(keep=...)"

@@ -27,7 +27,8 @@ from ..core.torch_modes import is_causal_bias, under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, RegardError, ShapeError
 from ..masks import Mask, where
 from ..masks.convert.torch_tensors import read_causal_bias
-from ..utils.numbers import lies_between
+from ..utils.numbers import is_zero, lies_between
+from ..utils.other_types import name_type, needs_tensor
 
 SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30
 """Beyond these the quotient score / softcap, or its product with softcap, overflows or vanishes in float32."""
@@ -93,7 +94,7 @@ def make_problem(
         bias=None if bias is None else as_bias(bias),
         softcap=softcap,
         sinks=sinks,
-        dropout=draw_dropout(dropout_p, value.device) if dropout_p else None,
+        dropout=None if is_zero(dropout_p) else draw_dropout(dropout_p, value.device),
         wants_lse=wants_lse,
     )
     if softcap is not None or sinks is not None:
@@ -110,6 +111,18 @@ def make_problem(
     return problem
 
 
+def check_tensors(**named: object) -> None:
+    """Check that arguments are tensors with all their numbers in memory, of one length each."""
+    for name, tensor in named.items():
+        if refused := needs_tensor(name, tensor):
+            raise DtypeError(refused)
+        if isinstance(tensor, Tensor) and tensor.is_nested:
+            raise ShapeError(
+                f"{name} is a nested tensor of the layout {tensor.layout}; it needs rows of one length: pass "
+                f"torch.nested.to_padded_tensor({name}, 0.0), and mask=masks.padding(lengths=...) for the keys"
+            )
+
+
 def check_same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Check that all are floating-point tensors of one dtype on one device; cast under autocast."""
     if (
@@ -117,13 +130,13 @@ def check_same_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, 
         and query.dtype is key.dtype is value.dtype
         and query.dtype in FLOATING
         and query.device == key.device == value.device
-        and not query.is_meta
+        and query.layout is key.layout is value.layout is torch.strided
+        and not (query.is_meta or query.is_nested or key.is_nested or value.is_nested)
         and not torch.is_autocast_enabled(query.device.type)
     ):
         return query, key, value  # as nearly every call has it: nothing to refuse, nothing to cast
+    check_tensors(query=query, key=key, value=value)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise DtypeError(f"{name} needs a torch.Tensor; it is a {type(tensor).__name__}")
         if tensor.dtype not in FLOATING:
             raise DtypeError(
                 f"{name} needs floating-point numbers of 16, 32 or 64 bits; it is {tensor.dtype}: call {name}.float()"
@@ -279,7 +292,7 @@ def _read_mask(mask: Mask | Tensor) -> Mask:
             f"mask is a {mask.dtype} tensor {tuple(mask.shape)}, but a mask is bool (True = attend). Numbers that are "
             "added to the scores (0 and -inf among them) go to bias=; 0/1 numbers become a mask by .bool()"
         )
-    has = f"a {mask.dtype} tensor {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+    has = name_type("mask", mask, of_function="masks.from_mod(mask)")
     raise MaskError(f"mask needs a mask such as masks.causal(), or a bool tensor (True = attend); it is {has}")
 
 
@@ -303,7 +316,7 @@ def _check_variants(problem: Problem) -> None:
     softcap, sinks = problem.softcap, problem.sinks
     try:
         fits = softcap is None or SMALLEST_SOFTCAP <= softcap <= LARGEST_SOFTCAP
-    except (TypeError, ValueError):  # no number
+    except (TypeError, ValueError, RuntimeError):  # no number
         fits = False
     if not fits:
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device
 from ..masks import Mask
 from ..utils.numbers import lies_between
+from ..utils.other_types import needs_tensor
 from .feature_maps import Elu, FeatureMap, Identity
 from .linear_mask import LinearMask
 from .linear_state import LinearState
@@ -254,9 +255,10 @@ def checked_beta(beta: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | 
 
 def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
     """A gate broadcast to (B, Hk, N), or for a decay (B, Hk, N, D) where it has one number for each feature."""
-    if not isinstance(gate, Tensor) or not gate.is_floating_point():
-        has = gate.dtype if isinstance(gate, Tensor) else f"a {type(gate).__name__}"
-        raise DtypeError(f"{name} needs a floating-point tensor; it is {has}")
+    if refused := needs_tensor(name, gate):
+        raise DtypeError(refused)
+    if not gate.is_floating_point():
+        raise DtypeError(f"{name} needs a floating-point tensor; it is {gate.dtype}")
     check_device(name, gate, key.device)
     heads = key.shape[1:2] if axes.has_heads else ()
     per_head = (*axes.batch, *heads, key.shape[2])

@@ -14,6 +14,7 @@ from ..core.grid import Blocks, Grid, broadcast_together
 from ..core.intervals import FULL, PARTIAL, Ternary, evaluate_tiles
 from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError, RegardError
+from ..utils.other_types import name_type
 from .drawing import Drawing, draw
 from .key_spans import ONE, KeySpan, Terms, count_pairs, product, weighted_sum
 from .parts import Part, intersect_parts, unite_parts
@@ -400,7 +401,8 @@ def as_mask(mask: object) -> Mask:
             "a bool tensor joins a mask through masks.where(keep=tensor), where True = attend, or "
             "masks.where(ignore=tensor), where True = leave out"
         )
-    raise MaskError(f"a mask is needed here, such as masks.causal(); this is a {type(mask).__name__}")
+    has = name_type("mask", mask, of_function="masks.from_mod(mask)")
+    raise MaskError(f"a mask is needed here, such as masks.causal(); this is {has}")
 
 
 def _is_over(kept: object, queries: int, keys: int) -> TypeGuard[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
+from ..utils.other_types import needs_tensor
 
 
 def check_input(name: str, tensor: object, dim: int, layer: nn.Module) -> None:
@@ -55,7 +56,7 @@ def check_tensors(query: object, key: object, value: object, weight: Tensor) -> 
     dtype, device = weight.dtype, weight.device
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
-            raise DtypeError(f"{name} needs a torch.Tensor; it is a {type(tensor).__name__}")
+            raise DtypeError(needs_tensor(name, tensor))
         if tensor.dtype is not dtype:
             _check_dtype(name, tensor, dtype)
         if tensor.device != device:
