@@ -41,6 +41,25 @@ def packed_tiles(keep: np.ndarray) -> TileBits:
     return TileBits(np.array(first), np.array(runs, dtype=np.int64).reshape(-1, 3), np.ascontiguousarray(words))
 
 
+@pytest.mark.parametrize("variant", native.variants())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (37, 37), (70, 70), (5, 1)])
+def test_the_weight_of_one_key_is_one(variant, dtype, softcap, queries, keys):
+    """The gradient of a value that is a row's only one is that of the output, to the last bit: lse is its score."""
+    query, key, value = (3 * torch.randn(2, 4, length, 20).to(dtype) for length in (queries, keys, keys))
+    above = torch.randn(2, 4, queries, 20).to(dtype)
+    if queries > keys:  # whose sum is exact
+        above = torch.randint(-8, 9, above.shape).to(dtype)
+    pairs = np.eye(queries, dtype=bool)[None, None] if queries == keys else everything(queries, keys)
+    with native.library.using(variant):
+        problem = FlashProblem(query, key, value, 0.3, packed_tiles(pairs), softcap)
+        output, lse = problem.forward()
+        gradient = problem.backward(output, lse, above, None)[2]
+    assert torch.equal(output, value.expand_as(output))
+    assert torch.equal(gradient, above.float() if queries == keys else above.float().sum(2, keepdim=True))
+
+
 def everything(queries: int, keys: int) -> np.ndarray:
     return np.ones((1, 1, queries, keys), dtype=bool)
 

@@ -69,7 +69,7 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
         lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + j) * product_factor, &slope);
         if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
         if (extent.partial) score = select_bits(word, j, score, -INFINITY);
-        lanes weight = exp2_lanes(score - lse - lse_rest);
+        lanes weight = exp2_lanes(less_log_sum(score, broadcast(lse), broadcast(lse_rest)));
         lanes dropped = weight, grad_weight = load(grad_scores + j) * weight_factor; /* see row_group_gradient */
         if (problem->row_hashes) {
             bits mask = dropout_mask(problem, load_bits(problem->column_hashes + tile->column + j) + row_hash);

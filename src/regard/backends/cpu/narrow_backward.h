@@ -211,7 +211,7 @@ INLINE void pair_gradients(const struct flash *problem, const struct band *band,
         lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + lane), &slope);
         if (problem->relative_bias) score += load(band->bias + diagonal);
         if (halves) score = select_where(load_bits(halves + lane), bit, score, -INFINITY);
-        lanes weight = exp2_lanes(score - load(band->lse + r + lane) - load(band->lse_rest + r + lane));
+        lanes weight = exp2_lanes(less_log_sum(score, load(band->lse + r + lane), load(band->lse_rest + r + lane)));
         lanes dropped = weight, grad_weight = load(grad_scores + lane);
         if (problem->row_hashes) {
             bits mask = dropout_mask(problem, row_hashes[v] + problem->column_hashes[column]);

@@ -423,7 +423,8 @@ INLINE void weights_count(const float *lse, float *scores, int64_t width, const 
     for (int r = 0; r < count; r++) own[r] = in_base_2(lse[r] == -INFINITY ? INFINITY : lse[r], rest + r);
     for (int64_t j = all.first; j < all.last; j += LANES)
         UNROLL for (int r = 0; r < count; r++) {
-            lanes weight = exp2_lanes(load(scores + r * width + j) - own[r] - rest[r]);
+            lanes score = load(scores + r * width + j);
+            lanes weight = exp2_lanes(less_log_sum(score, broadcast(own[r]), broadcast(rest[r])));
             store(scores + r * width + j, select_span(spans[r], j, weight, 0.0f));
         }
 }

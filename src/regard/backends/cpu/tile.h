@@ -82,6 +82,14 @@ INLINE lanes exp2_lanes(lanes x) {
 #endif
 }
 
+/* Scores less the log-sum-exp of their rows, see in_base_2. Where that is a row's only score, they differ by no more than
+ * rounding a log-sum-exp in natural units changes it: such a difference is 0, so that the weight of one key is 1. */
+INLINE lanes less_log_sum(lanes score, lanes lse, lanes rest) {
+    lanes difference = score - lse - rest;
+    bits rounding = absolute(difference) < absolute(lse) * 0x1.0001p-24f; /* half of a last bit; never where infinite */
+    return (lanes)(~rounding & (bits)difference);
+}
+
 /* The dot product of two rows of entries. */
 INLINE float dot_entries(const void *first, const void *second, int64_t dim, const int dtype) {
     lanes sum = {0};
