@@ -227,3 +227,29 @@ class TestFromBlockMask:
     def test_refused(self, other):
         with pytest.raises(MaskError, match="needs a BlockMask of FlexAttention; this is a .*masks.from_mod"):
             anything.from_block_mask(other)
+
+
+def sliced(*index, mask_mod=None):
+    whole = create_block_mask(lambda b, h, q, k: q >= k + b + h, 2, 3, 7, 7, device="cpu", BLOCK_SIZE=2)
+    part = whole[index]
+    if mask_mod is not None:
+        part.mask_mod = mask_mod
+    return part
+
+
+@pytest.mark.parametrize("index", [(0,), (slice(0, 1),), (slice(None), 1), (slice(None), slice(1, 3))], ids=str)
+def test_a_slice_has_no_mask_mod(index):
+    with pytest.raises(MaskError, match=r"is a slice, which torch leaves without a mask_mod: convert the whole"):
+        masks.from_block_mask(sliced(*index))
+
+
+@pytest.mark.parametrize("mask_mod", [None, lambda b, h, q, k: q + 2 >= k + b + h])
+def test_a_slice_of_rows_is_refused(mask_mod):
+    with pytest.raises(MaskError, match=r"has 2 of the 4 rows of blocks of its 7 queries: it is a slice.*the whole"):
+        masks.from_block_mask(sliced(slice(None), slice(None), slice(1, 3), mask_mod=mask_mod))
+
+
+def test_a_slice_of_batches_with_a_mask_mod():
+    part = sliced(1, mask_mod=lambda b, h, q, k: q >= k + 1 + h)
+    expected = torch.arange(7)[:, None] >= torch.arange(7) + 1 + torch.arange(3)[:, None, None]
+    assert torch.equal(masks.from_block_mask(part).dense(7, 7).expand(1, 3, 7, 7), expected[None])

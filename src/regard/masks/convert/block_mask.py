@@ -266,7 +266,7 @@ def from_block_mask(block_mask: BlockMask) -> Mask:
     index 0.
 
     Raises:
-        MaskError: not a BlockMask; at evaluation, a position outside it, or a mask_mod that fails.
+        MaskError: not a BlockMask; a slice of one; at evaluation, a position outside it, or a mask_mod that fails.
 
     >>> from torch.nn.attention.flex_attention import create_block_mask
     >>> from regard import masks
@@ -284,12 +284,29 @@ def from_block_mask(block_mask: BlockMask) -> Mask:
             "goes to masks.from_mod"
         )
     lengths, size = block_mask.seq_lengths, block_mask.BLOCK_SIZE
+    _refuse_slice(block_mask)
     partial = _from_kv_blocks(block_mask.kv_num_blocks, block_mask.kv_indices)
     kept = BlockLayout(partial, lengths, size) & _mask_of_positions(block_mask.mask_mod, partial.shape, lengths)
     if block_mask.full_kv_num_blocks is None or block_mask.full_kv_indices is None:
         return kept
     full = _from_kv_blocks(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
     return BlockLayout(full, lengths, size) | kept
+
+
+def _refuse_slice(block_mask: BlockMask) -> None:
+    """Raise a MaskError for a BlockMask that was made by [...]: it keeps its lengths, but not its mask_mod."""
+    queries, rows = block_mask.seq_lengths[0], block_mask.kv_num_blocks.shape[-1]
+    needed = -(-queries // block_mask.BLOCK_SIZE[0])
+    if rows != needed:
+        raise MaskError(
+            f"this BlockMask has {rows} of the {needed} rows of blocks of its {queries} queries: it is a slice. "
+            "Convert the whole BlockMask, and give attention the query_positions of the rows that it computes"
+        )
+    if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+        raise MaskError(
+            "this BlockMask is a slice, which torch leaves without a mask_mod: convert the whole BlockMask, or set the "
+            "slice's mask_mod first, to a function of the batches and heads of the slice"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
