@@ -341,6 +341,24 @@ class TestFunctionTransforms:
         total = output.sin().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
         close(actual, torch.autograd.grad(total, leaves))
 
+    @pytest.mark.parametrize("dim", [0, 1, 2])
+    @pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}, {"softcap": 3.0}], ids=["plain", "mask", "cap"])
+    def test_vmap_over_nothing(self, options, dim):
+        x = torch.randn(*(0 if axis == dim else size for axis, size in enumerate((3, 2, 5, 8))))
+        mapped = [size for axis, size in enumerate(x.shape) if axis != dim]
+        for function in (
+            lambda q: regard.attention(q, q, q, **options),
+            grad(lambda q: regard.attention(q, q, q, **options).sum()),
+            lambda q: regard.linear_attention(q, q, q, causal=True),
+        ):
+            assert vmap(function, in_dims=dim)(x).shape == (0, *mapped)
+        output, lse = vmap(lambda q: regard.attention_with_lse(q, q, q, **options), in_dims=dim)(x)
+        assert (output.shape, lse.shape) == ((0, *mapped), (0, *mapped[:-1]))
+        through = x.clone().requires_grad_()
+        vmap(lambda q: regard.attention(q, q, q, **options), in_dims=dim)(through).sum().backward()
+        assert through.grad is not None
+        assert through.grad.shape == x.shape
+
     def test_vmap_of_dropout(self):
         def attention(*of: torch.Tensor) -> torch.Tensor:
             return regard.attention(*(tensor.unsqueeze(0) for tensor in of), dropout_p=0.5).squeeze(0)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 functorch_active = torch._C._are_functorch_transforms_active
@@ -22,6 +23,19 @@ def under_transform() -> bool:
     False
     """
     return torch.compiler.is_compiling() or functorch_active()
+
+
+def maps_nothing(tensor: Tensor) -> bool:
+    """Whether torch.vmap maps a tensor over a batch of 0, which torch's operators without a rule for it refuse.
+
+    >>> import torch
+    >>> maps_nothing(torch.zeros(0))
+    False
+    """
+    inner: Any = tensor
+    while torch._C._functorch.is_functorch_wrapped_tensor(inner):  # pyright: ignore[reportAttributeAccessIssue]
+        inner = torch._C._functorch.get_unwrapped(inner)  # pyright: ignore[reportAttributeAccessIssue]
+    return tensor.numel() > 0 and inner.numel() == 0
 
 
 def under_forward_mode() -> bool:

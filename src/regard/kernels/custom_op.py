@@ -339,11 +339,13 @@ def _scatter_needed(gradients: Sequence[Tensor | None], needed: Sequence[bool]) 
 
 def _vmap_by_loop(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor], compute: Any) -> tuple:
     """Vmap as a loop over the batch: correct for any mask and bias, whichever tensors are mapped."""
+    mapped = list(zip(tensors, in_dims, strict=True))
+    if not size:  # the first none of a result for zeros, which sums over nothing are: it has a gradient like any other
+        computed = compute([tensor if dim is None else tensor.sum(dim) for tensor, dim in mapped])
+        return tuple(part.unsqueeze(0)[:0] for part in computed), (0,) * len(computed)
     results = [
-        compute(
-            [tensor if dim is None else tensor.select(dim, i) for tensor, dim in zip(tensors, in_dims, strict=True)]
-        )
-        for i in range(size)
+        compute([tensor if dim is None else tensor.select(dim, index) for tensor, dim in mapped])
+        for index in range(size)
     ]
     stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
     return stacked, (0,) * len(stacked)

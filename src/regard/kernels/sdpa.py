@@ -15,7 +15,7 @@ from ..core.finite import all_finite
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.separate_rows import separate_rows
-from ..core.torch_modes import under_transform
+from ..core.torch_modes import functorch_active, maps_nothing, under_transform
 from ..tiles.dense_mask import dense_mask, dense_mask_added, is_one_causal_query, is_square_causal
 from ..tiles.mask_tiles import count_visited_pairs, distinct_matrices
 from .base import Cost, Result
@@ -98,11 +98,13 @@ class SdpaKernel:
             query, scale, grouped = separate_rows(query), pairs.scale, query.shape[1] != key.shape[1]
             output = scaled_dot_product_attention(query, key, value, None, 0.0, False, scale=scale, enable_gqa=grouped)
             return Result(output)
-        if _by_operator(problem):
+        if _by_operator(problem) or (functorch_active() and any(map(maps_nothing, (query, key, value)))):
             return apply_kernel(problem, self)
         if problem.mask is not None and is_one_causal_query(problem):
             problem = replace(problem, mask=None)
-        return run_nan_safe(problem, _attend, propagates_nan=problem.keys >= NARROW)
+        # An exported program is for all lengths: it compares none.
+        propagates_nan = not torch.compiler.is_exporting() and problem.keys >= NARROW
+        return run_nan_safe(problem, _attend, propagates_nan=propagates_nan)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem: one rectangle."""

@@ -51,7 +51,8 @@ def advance(
     q_start = q if from_start is None else q * from_start.unsqueeze(3)
     # The heads of a group are rows of one product.
     output = q_start.flatten(3, 4) @ states + weights.flatten(3, 4) @ u  # (B, Hk, m, r·C, Dv)
-    output = output.unflatten(3, (-1, size)).transpose(2, 3).reshape(batch, heads, -1, value_dim)
+    output = output.unflatten(3, (heads // key_heads, size)).transpose(2, 3)  # (B, Hk, r, m, C, Dv)
+    output = output.reshape(batch, heads, output.shape[3] * size, value_dim)
     return output[:, :, :length], final
 
 
