@@ -302,7 +302,7 @@ def scaled_dot_product_attention(
     """
     if not type(query) is type(key) is type(value) is Tensor or query.is_nested or key.is_nested or value.is_nested:
         check_tensors(query=query, key=key, value=value)
-    if not query.shape == key.shape == value.shape:
+    if torch.compiler.is_compiling() or not query.shape == key.shape == value.shape:
         query, key, value = _broadcast_heads(query, key, value, enable_gqa)
     mask = bias = positions = None
     if attn_mask is None:

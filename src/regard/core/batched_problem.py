@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -80,7 +81,7 @@ class BatchedProblem:
     def from_problem(cls, problem: Problem) -> BatchedProblem:
         """Merge leading axes into one batch axis, and add a missing head axis of size 1; views wherever possible."""
         batch = problem.batch
-        batches = batch.numel()
+        batches = math.prod(batch)  # `batch.numel()` would fix sizes that vary under torch.export
 
         def to_4d(tensor: Tensor) -> Tensor:
             tensor = separate_rows(tensor)  # torch's own kernels read and write each row as one piece

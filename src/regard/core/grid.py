@@ -66,9 +66,12 @@ class Grid:
             else:
                 query_positions = positions_tensor(key_positions, device)[..., last]
         if key_positions is None:
-            key_positions = range(keys)
+            key_positions = from_zero(keys, device)
         if query_positions is None:
-            query_positions = range(keys - queries, keys)
+            if torch.compiler.is_compiling():  # as `from_zero`
+                query_positions = torch.arange(keys - queries, keys, device=device)
+            else:
+                query_positions = range(keys - queries, keys)
         return cls(positions_tensor(query_positions, device), positions_tensor(key_positions, device), heads)
 
     def tile(self, rows: slice, columns: slice) -> Grid:
@@ -79,7 +82,7 @@ class Grid:
     def shape(self) -> tuple[int, int]:
         """(M, N) of the tile."""
         queries, keys = self.query_positions.shape[-1], self.key_positions.shape[-1]
-        return len(range(queries)[self.rows]), len(range(keys)[self.columns])
+        return _length(queries, self.rows), _length(keys, self.columns)
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +136,12 @@ class Grid:
         return pairs
 
 
-def from_zero(length: int, device: torch.device) -> Tensor | range:
+def _length(length: int, part: slice) -> int:
+    """The length of a part of so many; of all of them as it is, as it may vary under torch.compile."""
+    return length if part == WHOLE else len(range(length)[part])
+
+
+def from_zero(length: int, device: torch.device | None) -> Tensor | range:
     """The positions 0..length-1: a range, or a tensor under torch.compile, which compiles anew for each other range."""
     return torch.arange(length, device=device) if torch.compiler.is_compiling() else range(length)
 

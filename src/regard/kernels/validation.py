@@ -83,7 +83,8 @@ def make_problem(
             "input, and compute others wrongly: use torch.export.export or torch.compile, which are right for all"
         )
     query, key, value = check_same_kind(query, key, value)
-    if not query.shape == key.shape == value.shape or query.ndim < 2:  # what is all alike fits
+    # What is all alike fits; but an exported program would be for lengths that are alike, or that differ, alone.
+    if torch.compiler.is_compiling() or not query.shape == key.shape == value.shape or query.ndim < 2:
         check_shapes(query, key, value)
     if (isinstance(mask, Tensor) and is_causal_bias(mask)) or (isinstance(bias, Tensor) and is_causal_bias(bias)):
         mask, bias = _read_causal_biases(mask, bias, query, key, query_positions is None and key_positions is None)

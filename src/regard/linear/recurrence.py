@@ -69,10 +69,15 @@ def _native_problem(inputs: Sequence[Any]) -> RecurrenceProblem | None:
     return RecurrenceProblem(*inputs) if _runs_natively(inputs) else None
 
 
+def _segment_size(key: Tensor, decay: Tensor | None) -> int:
+    """The positions that are computed at once; by functions that leave open what varies under torch.compile."""
+    share = torch.sym_max(key.shape[0] * key.shape[1], 1) * (GATED if decay is not None and decay.ndim == 4 else 1)
+    return torch.sym_max(SEGMENT // share, SMALLEST_SEGMENT)
+
+
 def _segments(key: Tensor, decay: Tensor | None) -> list[slice]:
     """The segments of positions that are computed at once, one at least."""
-    share = max(key.shape[0] * key.shape[1], 1) * (GATED if decay is not None and decay.ndim == 4 else 1)
-    size = max(SEGMENT // share, SMALLEST_SEGMENT)
+    size = _segment_size(key, decay)
     return [slice(start, start + size) for start in range(0, max(key.shape[2], 1), size)]
 
 
@@ -201,7 +206,9 @@ def _define() -> torch.library.Library:
     def forward_fake(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, decay = inputs[:4]
         problem, matrix = _native_problem(inputs), (key.shape[-1], value.shape[-1])
-        segments = len(_segments(key, decay)) if problem is None else problem.segments()
+        segments = -(-torch.sym_max(key.shape[2], 1) // _segment_size(key, decay))
+        if problem is not None:
+            segments = problem.segments()
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         return output, key.new_empty(*key.shape[:2], *matrix), key.new_empty(*key.shape[:2], segments, *matrix)
 

@@ -410,7 +410,7 @@ def _is_over(kept: object, queries: int, keys: int) -> TypeGuard[Tensor]:
     if not isinstance(kept, Tensor) or kept.dtype is not torch.bool:
         return False
     shape = kept.shape
-    return (not shape or shape[-1] in (1, keys)) and (len(shape) < 2 or shape[-2] in (1, queries))
+    return (len(shape) < 1 or shape[-1] in (1, keys)) and (len(shape) < 2 or shape[-2] in (1, queries))
 
 
 def _evaluated(both: And | Or, grid: Pairs) -> tuple[Kept, Kept]:

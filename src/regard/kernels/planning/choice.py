@@ -108,10 +108,10 @@ def _reasons_against(kernel: Kernel, problem: Problem, *, forward_mode: bool) ->
 def choose(problem: Problem, name: str | None = None) -> Kernel:
     """The kernel with the lowest predicted time, or the one of that name, which never falls back to another.
 
-    Four cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); small
-    problems, and plain ones of few pairs or off the CPU without a gradient, have that of `uncompared_kernel`; all other
-    plain ones under torch.compile have `PLAIN_KERNEL`; and for what is not plain under torch.compile and torch.func,
-    where tensors have no values yet, the choice is made when the function runs.
+    Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); small
+    problems, and plain ones of few pairs, off the CPU without a gradient, or under torch.compile, have that of
+    `uncompared_kernel`; and for what is not plain under torch.compile and torch.func, where tensors have no values yet,
+    the choice is made when the function runs.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
@@ -125,11 +125,8 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             return kernel
         if (kernel := uncompared_kernel(problem)) is not None:
             return kernel
-        if torch.compiler.is_compiling() or functorch_active():
-            if not _is_plain(problem):
-                return _deferred_choices[problem.operator]
-            if torch.compiler.is_compiling():
-                return PLAIN_KERNEL
+        if (torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem):
+            return _deferred_choices[problem.operator]
         return _memoized_choice(problem)
     kernels = kernels_of(problem)
     kernel = next((kernel for kernel in kernels if kernel.name == name), None)
@@ -203,7 +200,8 @@ def uncompared_kernel(problem: Problem) -> Kernel | None:
         | plain, another device                                | no       | sdpa      |
         | all others; small ones in native code of `plain`     | any      | compared  |
 
-    Traced, only the rows of plain problems are left, without a mask and without a gradient.
+    Traced, only the rows of plain problems are left, without a mask and without a gradient; under torch.compile all of
+    them are `sdpa`.
     """
     traced = torch.compiler.is_compiling() or functorch_active()
     if not traced and _is_small(problem):
@@ -213,6 +211,8 @@ def uncompared_kernel(problem: Problem) -> Kernel | None:
             return kernel
     if not _is_plain(problem):
         return None
+    if torch.compiler.is_compiling():  # where lengths may vary, and to compare one would fix it
+        return PLAIN_KERNEL
     if not problem.value.is_cpu:
         return None if problem.inputs_require_grad() else PLAIN_KERNEL
     if problem.value.dtype in (torch.bfloat16, torch.float16) and problem.inputs_require_grad():
@@ -274,6 +274,11 @@ def _is_plain(problem: Problem) -> bool:
 
     All pairs, or those of a causal mask as torch has it. One query (a decoding step) and grouped heads are not plain.
     """
+    # Under a transform the kernels differ in what they can do with a mask or a gradient.
+    if (torch.compiler.is_compiling() or functorch_active()) and (
+        problem.mask is not None or problem.inputs_require_grad()
+    ):
+        return False
     if not (
         (problem.mask is None or isinstance(problem.mask, Causal))
         and problem.bias is None
@@ -287,11 +292,7 @@ def _is_plain(problem: Problem) -> bool:
         return False
     query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
     even = query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
-    if not even or (problem.mask is not None and not is_square_causal(problem)):
-        return False
-    # Under a transform the kernels differ in what they can do with a mask or a gradient.
-    simplest = problem.mask is None and not problem.inputs_require_grad()
-    return simplest or not (torch.compiler.is_compiling() or functorch_active())
+    return even and (problem.mask is None or is_square_causal(problem))
 
 
 def _signature(problem: Problem) -> tuple:
