@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard.explorer import record
+from regard import nn
+from regard.explorer import record, with_detected_roles
+from regard.kernels.hooks import attention_hook
 from regard.lenses import Weights
+from regard.masks import causal
 from regard.models.language_model import (
     AttentionConfig,
     GatedFeedForwardConfig,
@@ -108,6 +111,39 @@ def test_a_recurrent_translator_is_one_map_a_sentence(score, window, stepwise):
         assert not exists[:, real:].any()
         if window == "global":
             assert exists[:, :real].all()
+
+
+DOUBLE_LAYERS = {
+    "dot": lambda: nn.Attention(nn.Projections(8, num_heads=2), mask=causal()),
+    "additive": lambda: nn.Attention(nn.Projections(8, num_heads=2), score=Additive(4, 4, 5)),
+    "linear": lambda: nn.LinearAttention(nn.Projections(8, num_heads=2)),
+    "torch": lambda: torch.nn.TransformerEncoderLayer(8, 2, 11, batch_first=True, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "keep"])
+@pytest.mark.parametrize("layer", DOUBLE_LAYERS)
+def test_a_model_in_float64(layer, dtype):
+    """Queries in half precision have a log-sum-exp in float32, as native code reads it; what is kept is as exact."""
+    model = DOUBLE_LAYERS[layer]().double()
+    x = torch.randn(2, 29, 8, dtype=torch.float64)
+    seen = {}
+
+    def look(problem, lse):
+        seen["weights"] = Weights().compute(problem, lse)
+
+    with attention_hook(look), torch.no_grad():
+        plain = model(x) if layer != "torch" else None
+    with record(model, dtype=dtype) as recording, torch.no_grad():
+        output = model(x)
+    atlas = recording.atlas(tokens=[str(number) for number in range(29)])
+    assert with_detected_roles(atlas).maps
+    for shown in atlas.maps:
+        kept = whole(shown)
+        np.testing.assert_allclose(kept.sum(-1), 1.0, atol=2e-3 if dtype == "float16" else 1e-6)
+        if plain is not None:
+            assert torch.equal(output, plain)
+            close(shown, seen["weights"][shown.sequence], atol=2e-3 if dtype == "float16" else 1e-6)
 
 
 def test_bahdanau_asks_word_by_word():

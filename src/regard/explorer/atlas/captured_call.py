@@ -135,7 +135,8 @@ def capture(
 ) -> CapturedCall:
     """Copy a problem to the CPU, with q and k in half precision if `half` and if their values fit.
 
-    Only of softmax attention: there a rounded score changes a weight by a bounded factor.
+    Only of softmax attention: there a rounded score changes a weight by a bounded factor. The log-sum-exp is kept in
+    the precision that goes with them: float32 for half precision, whatever the model computes in.
     """
     layout = WeightsLayout.from_problem(problem)
     heads = problem.pairs.key.shape[-3] if problem.heads else 1
@@ -152,7 +153,7 @@ def capture(
         kind=kind[0],
         query=mine,
         key=theirs,
-        lse=_copied(lse.reshape(layout.batch, layout.heads, -1), torch.promote_types(lse.dtype, torch.float32)),
+        lse=_copied(lse.reshape(layout.batch, layout.heads, -1), torch.promote_types(dtype, torch.float32)),
         scale=problem.pairs.scale if isinstance(problem.pairs, DotPairs) else 1.0,
         weight=None if weight is None else _copied(weight, weight.dtype),
         softcap=problem.softcap,
