@@ -25,6 +25,7 @@ from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
 from .small_calls import repeated_calls
+from .tiles.attended_keys import attended_part
 from .utils.numbers import is_zero
 from .utils.other_types import name_type
 
@@ -118,11 +119,12 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
 
     The current attention hook is called, if there is one.
     """
-    chosen = choose(problem, kernel)
-    # torch.compile cannot trace the look-up of the hook.
-    if torch.compiler.is_compiling() or (hook := CURRENT_HOOK.get()) is None or functorch_active():
-        return chosen.run(problem)
-    return run_with_hook(problem, chosen, hook)
+    if torch.compiler.is_compiling():  # which cannot trace the look-up of the hook
+        return choose(problem, kernel).run(problem)
+    if (hook := CURRENT_HOOK.get()) is None or functorch_active():
+        problem = attended_part(problem)
+        return choose(problem, kernel).run(problem)
+    return run_with_hook(problem, choose(problem, kernel), hook)
 
 
 def attention_with_lse(
@@ -193,6 +195,7 @@ def explain(
     if not is_zero(dropout_p):
         with generator_restored(problem.value.device):
             problem = replace(problem, dropout=draw_dropout(dropout_p, problem.value.device))
+    problem = attended_part(problem)
     return Plan(problem, choose(problem, kernel), asked=kernel is not None)
 
 

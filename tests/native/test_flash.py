@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import native
-from regard.backends.cpu import flash_tiles
+from regard.backends.cpu import flash_tiles, library
 from regard.backends.cpu.flash_tiles import FlashProblem
 from regard.backends.cpu.library import DTYPES
 from regard.core.dropout import Dropout, DropoutHashes
@@ -52,7 +52,7 @@ def test_the_weight_of_one_key_is_one(variant, dtype, softcap, queries, keys):
     if queries > keys:  # whose sum is exact
         above = torch.randint(-8, 9, above.shape).to(dtype)
     pairs = np.eye(queries, dtype=bool)[None, None] if queries == keys else everything(queries, keys)
-    with native.library.using(variant):
+    with library.using(variant):
         problem = FlashProblem(query, key, value, 0.3, packed_tiles(pairs), softcap)
         output, lse = problem.forward()
         gradient = problem.backward(output, lse, above, None)[2]

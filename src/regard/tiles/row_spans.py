@@ -43,12 +43,9 @@ def key_spans(problem: Problem) -> Tensor | None:
 
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:
     """Positions as numbers of keys: the M queries come last, unless they have positions of their own."""
-    first_key = problem.key_positions.start if isinstance(problem.key_positions, range) else 0
-    first_query = first_key + problem.keys - problem.queries - (problem.shift or 0)
+    first_key = first_key_position(problem)
     with torch.inference_mode(False):
-        limits = list(_limits(mask, problem, range(first_query, first_query + problem.queries)))
-        start = latest(first_key, [start for start, _ in limits])
-        stop = earliest(first_key + problem.keys, [stop for _, stop in limits])
+        start, stop = _bounds(mask, problem)
         batches = (limit.shape[0] for limit in (start, stop) if isinstance(limit, Tensor) and limit.ndim > 1)
         batch = next((size for size in batches if size != 1), 1)
         spans = torch.empty((batch, problem.queries, 2), dtype=torch.int32, device="cpu")
@@ -58,6 +55,34 @@ def _key_spans(mask: Mask, problem: Problem) -> Tensor:
             else:
                 spans[..., side] = min(max(limit - first_key, 0), problem.keys)
     return spans
+
+
+def attended_columns(problem: Problem) -> slice:
+    """The keys from the first to the last that any row of a mask that `has_spans` attends to, and no fewer."""
+    if problem.mask is None:
+        return slice(0, problem.keys)
+    first_key, (start, stop) = first_key_position(problem), _bounds(problem.mask, problem)
+    first = int(start.min()) if isinstance(start, Tensor) else start
+    last = int(stop.max()) if isinstance(stop, Tensor) else stop
+    return slice(min(max(first - first_key, 0), problem.keys), max(min(last - first_key, problem.keys), 0))
+
+
+def first_key_position(problem: Problem) -> int:
+    """The position of the first key, of consecutive ones."""
+    return problem.key_positions.start if isinstance(problem.key_positions, range) else 0
+
+
+def query_range(problem: Problem) -> range:
+    """The positions of the queries, of consecutive ones."""
+    first = first_key_position(problem) + problem.keys - problem.queries - (problem.shift or 0)
+    return range(first, first + problem.queries)
+
+
+def _bounds(mask: Mask, problem: Problem) -> tuple[Tensor | int, Tensor | int]:
+    """The first key position of each row and the one after its last, of all masks that are joined."""
+    first_key, limits = first_key_position(problem), list(_limits(mask, problem, query_range(problem)))
+    start = latest(first_key, [start for start, _ in limits])
+    return start, earliest(first_key + problem.keys, [stop for _, stop in limits])
 
 
 def _limits(mask: Mask, problem: Problem, queries: range) -> Iterator[tuple[Limit, Limit]]:
