@@ -8,7 +8,7 @@ import torch
 from torch.func import grad, vmap
 
 import regard
-from regard import biases, masks, scores
+from regard import biases, masks, native, scores
 from regard.kernels import KERNELS, Kernel
 from regard.kernels.custom_op import apply_kernel
 from regard.kernels.planning import choice
@@ -358,6 +358,28 @@ class TestFunctionTransforms:
         vmap(lambda q: regard.attention(q, q, q, **options), in_dims=dim)(through).sum().backward()
         assert through.grad is not None
         assert through.grad.shape == x.shape
+
+    @pytest.mark.parametrize("mask", [None, masks.window(before=2, after=1)], ids=["plain", "window"])
+    @pytest.mark.parametrize("kernel", [None, "short", "cpu_flash", "block_sparse", "sdpa", "tiled"])
+    def test_many_gradients_at_once(self, kernel, mask):
+        """torch.autograd.grad(..., is_grads_batched=True), by which functional.jacobian(vectorize=True) computes."""
+        dtype = torch.float32 if kernel in ("short", "cpu_flash") else torch.float64
+        if dtype == torch.float32 and not native.available():
+            return
+        q, k, v = (torch.randn(2, 4, n, 8, dtype=dtype, requires_grad=True) for n in (5, 7, 7))
+        output = regard.attention(q, k, v, mask=mask, kernel=kernel)
+        above = torch.randn(3, *output.shape, dtype=dtype)
+        many = torch.autograd.grad(output, (q, k, v), above, is_grads_batched=True, retain_graph=True)
+        each = [torch.autograd.grad(output, (q, k, v), one, retain_graph=True) for one in above]
+        for found, expected in zip(many, zip(*each, strict=True), strict=True):
+            assert torch.allclose(found, torch.stack(expected), atol=1e-5 if dtype == torch.float32 else 1e-12)
+        (first,) = torch.autograd.grad(output, q, above, is_grads_batched=True, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), k)
+        exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+        output = regard.attention(*exact, mask=mask, kernel="reference")
+        grads = [torch.autograd.grad(output, exact[0], one.double(), create_graph=True)[0] for one in above]
+        (truth,) = torch.autograd.grad(torch.stack(grads).square().sum(), exact[1])
+        assert torch.allclose(second.double(), truth, atol=1e-4 if dtype == torch.float32 else 1e-11)
 
     def test_vmap_of_dropout(self):
         def attention(*of: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,16 @@ def maps_nothing(tensor: Tensor) -> bool:
     return tensor.numel() > 0 and inner.numel() == 0
 
 
+def mapped_by_autograd(gradient: Tensor) -> bool:
+    """Whether torch.autograd.grad maps many gradients at once (`is_grads_batched=True`), and hides their numbers.
+
+    >>> import torch
+    >>> mapped_by_autograd(torch.zeros(3))
+    False
+    """
+    return not torch._C._has_storage(gradient) and not functorch_active()
+
+
 def under_forward_mode() -> bool:
     """Whether forward-mode differentiation is active: `torch.func.jvp`, `jacfwd`, `hessian` or a dual level.
 

@@ -23,7 +23,7 @@ from ..core.log_sum_exp import add_exact_gradients, coarse_rows, within_float32
 from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
-from ..core.torch_modes import functorch_active, without_autocast
+from ..core.torch_modes import functorch_active, mapped_by_autograd, without_autocast
 from ..errors import ConfigurationError, KernelError
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
@@ -225,11 +225,37 @@ def differentiate(
 
     upstream: the gradients of output and log-sum-exp, which are `result`. tensors: as `tree_tensors` of the problem.
     """
+    if any(map(mapped_by_autograd, upstream)):
+        return _mapped_gradients(_with_tensors(problem, tensors), needed, upstream, result)
     if torch.is_grad_enabled():  # the gradient will be differentiated in turn
         gradients = _Gradient.apply(problem, name, needed, *upstream, *result, *tensors)
         return _scatter_needed(gradients, needed)
     gradients = compute_gradients(*upstream, *result, _with_tensors(problem, tensors), needed, name)
     return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
+
+
+def _mapped_gradients(
+    problem: Problem, needed: Sequence[bool], upstream: tuple[Tensor, Tensor], result: tuple[Tensor, Tensor]
+) -> list[Tensor | None]:
+    """The gradients for many upstream ones at once, by the formula: torch's operators alone can be mapped."""
+    _check_pairs(problem, "a gradient with is_grads_batched=True")
+    clean, (grad_output, grad_lse) = zero_nonfinite_inputs(problem), upstream
+    if clean is not problem:
+        output, lse = result
+        grad_output, grad_lse = grad_output.masked_fill(output.isnan(), 0.0), grad_lse.masked_fill(lse.isnan(), 0.0)
+    twice, tensors = torch.is_grad_enabled(), tree_tensors(clean)
+    with torch.enable_grad():
+        inputs = [
+            (tensor.view_as(tensor) if twice else tensor.detach().requires_grad_()) if need else tensor
+            for tensor, need in zip(tensors, needed, strict=True)
+        ]
+        computed = operator_named(problem.operator).formula(replace(_with_tensors(clean, inputs), wants_lse=True))
+    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    results = computed.output, require_lse(computed.lse)
+    found = torch.autograd.grad(
+        results, wanted, (grad_output, grad_lse), create_graph=twice, allow_unused=True, materialize_grads=True
+    )
+    return _scatter_needed(found, needed)
 
 
 class _Attend(torch.autograd.Function):
@@ -295,6 +321,17 @@ class _Gradient(torch.autograd.Function):
         )
 
 
+def _check_pairs(problem: Problem, what: str) -> None:
+    """Raise a KernelError where the formula would hold too many pairs in memory."""
+    pairs = problem.weights_shape.numel()
+    if pairs > MAX_SECOND_DERIVATIVE_PAIRS:
+        raise KernelError(
+            f"{what} holds all {pairs:,} query-key pairs of the weights {tuple(problem.weights_shape)} in "
+            f"memory several times over, and is refused above {MAX_SECOND_DERIVATIVE_PAIRS:,}; take it over "
+            "shorter sequences or fewer heads at a time, or ask for kernel='reference', which has no such limit"
+        )
+
+
 def _second_derivative(
     saved: Sequence[Tensor], problem: Problem, needed: Sequence[bool], above: Sequence[Tensor]
 ) -> list[Tensor | None]:
@@ -302,13 +339,7 @@ def _second_derivative(
 
     saved: the tensor arguments of `_Gradient`.
     """
-    pairs = problem.weights_shape.numel()
-    if pairs > MAX_SECOND_DERIVATIVE_PAIRS:
-        raise KernelError(
-            f"a second derivative holds all {pairs:,} query-key pairs of the weights {tuple(problem.weights_shape)} in "
-            f"memory several times over, and is refused above {MAX_SECOND_DERIVATIVE_PAIRS:,}; take it over "
-            "shorter sequences or fewer heads at a time, or ask for kernel='reference', which has no such limit"
-        )
+    _check_pairs(problem, "a second derivative")
     grad_output, grad_lse, output, lse, *tensors = saved
     # As in `compute_gradients`: the gradient of finite inputs, with none from the rows that attend to NaN.
     problem = _with_tensors(problem, tensors)

@@ -25,7 +25,7 @@ from ..backends.cpu.short_rows import (
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.torch_modes import functorch_active, unwrap_if_dead
+from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
 from ..masks import Mask
 from ..tiles.row_spans import has_spans, key_spans
 from ..utils.pytree import tree_tensors
@@ -182,7 +182,7 @@ class _AttendShort(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
         problem, layout, spans = ctx.call
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not mapped_by_autograd(grad_output):
             gradients = differentiate_laid_out(layout, spans, query, key, value, grad_output)
             if gradients is not None:
                 return None, *gradients
