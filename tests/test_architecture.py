@@ -29,7 +29,7 @@ LAYERS = (
     ("regard.advisor", "regard.approximations", "regard.ring"),
     ("regard.linear",),
     ("regard.attention",),
-    ("regard.small_calls",),
+    ("regard.jagged", "regard.small_calls"),
     ("regard.kernels",),
     ("regard.native",),
     ("regard.backends.registry",),

@@ -16,6 +16,7 @@ from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .core.torch_modes import functorch_active, generator_restored, is_causal_bias, under_transform
 from .errors import ConfigurationError, MaskError, ShapeError
+from .jagged import attend_jagged
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
 from .kernels.lens_pass import run_reductions, start_lenses
@@ -97,21 +98,20 @@ def attention(
     tensor([[2.4621, 3.4621],
             [1.5379, 2.5379]])
     """
-    problem = make_problem(
-        query,
-        key,
-        value,
-        score=score,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        query_positions=query_positions,
-        key_positions=key_positions,
-    )
-    return run_problem(problem, kernel).output
+    options: AttentionOptions = {
+        "score": score,
+        "mask": mask,
+        "bias": bias,
+        "scale": scale,
+        "softcap": softcap,
+        "sinks": sinks,
+        "dropout_p": dropout_p,
+        "query_positions": query_positions,
+        "key_positions": key_positions,
+    }
+    if getattr(query, "layout", None) is torch.jagged:
+        return attend_jagged(attention, query, key, value, kernel=kernel, **options)
+    return run_problem(make_problem(query, key, value, **options), kernel).output
 
 
 def run_problem(problem: Problem, kernel: str | None = None) -> Result:
@@ -303,6 +303,10 @@ def scaled_dot_product_attention(
     >>> bool(torch.allclose(ours, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)))
     True
     """
+    if getattr(query, "layout", None) is torch.jagged:
+        mask = causal() if is_causal and attn_mask is None else attn_mask
+        options: AttentionOptions = {"mask": mask, "scale": scale, "dropout_p": dropout_p}
+        return attend_jagged(attention, query, key, value, from_start=True, **options)
     if not type(query) is type(key) is type(value) is Tensor or query.is_nested or key.is_nested or value.is_nested:
         check_tensors(query=query, key=key, value=value)
     if torch.compiler.is_compiling() or not query.shape == key.shape == value.shape:

@@ -18,8 +18,9 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
   more where there is a mask. What is not finite goes the way of all kernels, `custom_op`; where nothing is masked and
   no gradient is wanted, it is right as it is;
 - backward: `custom_op.compute_gradients`, which computes again from finite inputs; the second derivative likewise,
-  `custom_op._second_derivative`. Where autograd differentiates (`reference`; `sdpa` off the CPU, with a bias that has
-  a gradient, or under a transform), neither is reached: `run_nan_safe` passes finite inputs already forward;
+  `custom_op._second_derivative`, and many gradients at once, `custom_op._mapped_gradients`. Where autograd
+  differentiates (`reference`; `sdpa` off the CPU, with a bias that has a gradient, or under a transform), none of these
+  is reached: `run_nan_safe` passes finite inputs already forward;
 - lenses and hooks: `zero_nonfinite_inputs` here, called by `attention.observe_problem` and `hooks.run_with_hook`; in a
   ring by `ring.shard_lenses`, `ring.linear_lenses` and `ring.shard_hooks`; by `approximations.methods` and
   `approximations.comparison`. Rows that attend to NaN have the log-sum-exp NaN;

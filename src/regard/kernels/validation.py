@@ -120,7 +120,8 @@ def check_tensors(**named: object) -> None:
         if isinstance(tensor, Tensor) and tensor.is_nested:
             raise ShapeError(
                 f"{name} is a nested tensor of the layout {tensor.layout}; it needs rows of one length: pass "
-                f"torch.nested.to_padded_tensor({name}, 0.0), and mask=masks.padding(lengths=...) for the keys"
+                f"torch.nested.to_padded_tensor({name}, 0.0), and mask=masks.padding(lengths=...) for the keys. "
+                "regard.attention alone takes nested tensors, those of layout=torch.jagged"
             )
 
 
