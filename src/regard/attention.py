@@ -20,14 +20,13 @@ from .jagged import attend_jagged
 from .kernels import Plan, Result, choose, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
 from .kernels.lens_pass import run_reductions, start_lenses
-from .kernels.validation import AttentionOptions, ScoreLike, check_tensors, draw_dropout, make_problem
+from .kernels.validation import AttentionOptions, ScoreLike, check_tensors, draw_dropout, drops_nothing, make_problem
 from .lenses import Lens
 from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
 from .small_calls import repeated_calls
-from .tiles.attended_keys import attended_part
-from .utils.numbers import is_zero
+from .tiles import attended_keys
 from .utils.other_types import name_type
 
 
@@ -122,7 +121,8 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
     if torch.compiler.is_compiling():  # which cannot trace the look-up of the hook
         return choose(problem, kernel).run(problem)
     if (hook := CURRENT_HOOK.get()) is None or functorch_active():
-        problem = attended_part(problem)
+        if problem.keys > attended_keys.MANY:
+            problem = attended_keys.attended_part(problem)
         return choose(problem, kernel).run(problem)
     return run_with_hook(problem, choose(problem, kernel), hook)
 
@@ -192,10 +192,11 @@ def explain(
     """
     dropout_p = options.pop("dropout_p", 0.0)
     problem = make_problem(query, key, value, **options)
-    if not is_zero(dropout_p):
+    if not drops_nothing(dropout_p):
         with generator_restored(problem.value.device):
             problem = replace(problem, dropout=draw_dropout(dropout_p, problem.value.device))
-    problem = attended_part(problem)
+    if problem.keys > attended_keys.MANY:
+        problem = attended_keys.attended_part(problem)
     return Plan(problem, choose(problem, kernel), asked=kernel is not None)
 
 

@@ -28,11 +28,10 @@ from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
 from .kernels.short import attend_with_gradient, attend_without_gradient, has_short_tensors
-from .kernels.validation import make_problem
+from .kernels.validation import drops_nothing, make_problem
 from .masks import Mask
 from .tiles.dense_mask import is_one_causal_query
 from .tiles.row_spans import key_spans
-from .utils.numbers import is_zero
 from .utils.pytree import tree_tensors
 
 PLAIN_TYPES = (Tensor, Parameter)
@@ -82,7 +81,7 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
 def _is_plain(options: dict[str, Any]) -> bool:
     """Whether no option but mask and scale is given."""
     for name, given in options.items():
-        if given is not None and name not in QUICK and not (name == "dropout_p" and is_zero(given)):
+        if given is not None and name not in QUICK and not (name == "dropout_p" and drops_nothing(given)):
             return False
     return True
 

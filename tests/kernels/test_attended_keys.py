@@ -45,7 +45,7 @@ def test_results_are_those_of_all_keys(monkeypatch, name, positions):
         options |= {"query_positions": positions[0], "key_positions": positions[1]}
     found = []
     for many in (2**24, 0):
-        monkeypatch.setattr(attended_keys, "MANY_KEYS", many)
+        monkeypatch.setattr(attended_keys, "MANY", many)
         torch.manual_seed(3)
         dropped = regard.attention(*inputs, dropout_p=0.3, **options)
         output, lse = regard.attention_with_lse(*inputs, **options)

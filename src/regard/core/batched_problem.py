@@ -14,7 +14,6 @@ from .grid import WHOLE, Grid
 from .large_results import new_large
 from .problem import Problem
 from .score_forms import AdditivePairs, PairForm, at_least_float32
-from .separate_rows import separate_rows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -219,3 +218,19 @@ class BatchedProblem:
         if len(self.leading) == 1:
             return tensor
         return tensor.unflatten(0, self.leading) if self.leading else tensor.squeeze(0)
+
+
+def separate_rows(tensor: Tensor) -> Tensor:
+    """The tensor, copied unless the numbers of a row (its last axis) are neighbours and rows are not one number apart.
+
+    Rows one number apart are the windows of `signal.unfold(-1, dim, 1)`. Torch makes a result like them with the axes
+    of equal strides in the order of their sizes, and its flash kernel for CPUs writes such results as if the last came
+    last.
+
+    >>> import torch
+    >>> windows = torch.arange(6.0).unfold(0, 4, 1)  # (3, 4)
+    >>> windows.stride(), torch.empty_like(windows).stride(), separate_rows(windows).stride()
+    ((1, 1), (1, 3), (4, 1))
+    """
+    *others, last = tensor.stride()
+    return tensor if last == 1 and 1 not in others else tensor.contiguous()

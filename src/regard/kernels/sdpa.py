@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..backends.torch.dense_block import EXPONENTIAL, LONG_ROW, NARROW, Rectangle, without_single_row
-from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved, separate_rows
 from ..core.finite import all_finite
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..core.separate_rows import separate_rows
 from ..core.torch_modes import functorch_active, maps_nothing, under_transform
 from ..tiles.dense_mask import dense_mask, dense_mask_added, is_one_causal_query, is_square_causal
 from ..tiles.mask_tiles import count_visited_pairs, distinct_matrices

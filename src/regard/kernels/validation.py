@@ -27,7 +27,7 @@ from ..core.torch_modes import is_causal_bias, under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, RegardError, ShapeError
 from ..masks import Mask, where
 from ..masks.convert.torch_tensors import read_causal_bias
-from ..utils.numbers import is_zero, lies_between
+from ..utils.numbers import lies_between
 from ..utils.other_types import name_type, needs_tensor
 
 SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30
@@ -95,7 +95,7 @@ def make_problem(
         bias=None if bias is None else as_bias(bias),
         softcap=softcap,
         sinks=sinks,
-        dropout=None if is_zero(dropout_p) else draw_dropout(dropout_p, value.device),
+        dropout=None if drops_nothing(dropout_p) else draw_dropout(dropout_p, value.device),
         wants_lse=wants_lse,
     )
     if softcap is not None or sinks is not None:
@@ -334,6 +334,14 @@ def _check_variants(problem: Problem) -> None:
                 + ("" if problem.heads else ", and input with a head axis: (batch, heads, length, dim)")
             )
         check_device("sinks", sinks, problem.value.device)
+
+
+def drops_nothing(probability: object) -> bool:
+    """Whether a probability of dropout is 0, or None; False for what is no number, which `draw_dropout` refuses."""
+    try:
+        return not probability
+    except (ValueError, RuntimeError):  # an array or a tensor of several numbers
+        return False
 
 
 def draw_dropout(probability: float, device: torch.device) -> Dropout:

@@ -7,19 +7,17 @@ from dataclasses import replace
 from ..core.problem import Problem
 from .row_spans import attended_columns, first_key_position, has_spans, query_range
 
-MANY_KEYS = 2**24
+MANY = 2**24
 """Of fewer keys, kernels find those that the mask leaves; of more, their positions and tiles alone take long."""
 
 
 def attended_part(problem: Problem) -> Problem:
     """The problem over the keys from the first to the last that any query attends to, at their positions.
 
-    The problem itself where it has few keys, a mask of which no row is a span of keys, or a bias.
+    The problem itself where it has a bias, or a mask whose rows are no spans of keys.
     """
     mask = problem.mask
-    if problem.keys <= MANY_KEYS or mask is None or problem.bias is not None or not problem.queries:
-        return problem
-    if not has_spans(mask, problem):
+    if mask is None or problem.bias is not None or not problem.queries or not has_spans(mask, problem):
         return problem
     columns, first = attended_columns(problem), first_key_position(problem)
     return replace(

@@ -40,15 +40,3 @@ def lies_between(least: float, number: Any, most: float) -> bool:
         return bool(least < number < most)
     except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several numbers, or of complex ones
         return False
-
-
-def is_zero(number: Any) -> bool:
-    """Whether a setting is 0, or None; False for what is no number.
-
-    >>> is_zero(0.0), is_zero(0.5)
-    (True, False)
-    """
-    try:
-        return not number
-    except (ValueError, RuntimeError):  # an array or a tensor of several numbers
-        return False

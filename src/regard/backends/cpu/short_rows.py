@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.batched_problem import separate_rows
 from ...core.finite import FiniteRows
 from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.problem import Problem
-from ...core.separate_rows import separate_rows
 from ...errors import DtypeError, ShapeError
 from . import library
 from .flash_tiles import RowsStruct
