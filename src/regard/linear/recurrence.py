@@ -72,7 +72,7 @@ def _native_problem(inputs: Sequence[Any]) -> RecurrenceProblem | None:
 def _segment_size(key: Tensor, decay: Tensor | None) -> int:
     """The positions that are computed at once; by functions that leave open what varies under torch.compile."""
     share = torch.sym_max(key.shape[0] * key.shape[1], 1) * (GATED if decay is not None and decay.ndim == 4 else 1)
-    return torch.sym_max(SEGMENT // share, SMALLEST_SEGMENT)
+    return torch.sym_max(SEGMENT // share, SMALLEST_SEGMENT)  # type: ignore[return-value]  # a whole number, or a symbol
 
 
 def _segments(key: Tensor, decay: Tensor | None) -> list[slice]:
