@@ -11,7 +11,7 @@ from regard.core.symbolic_positions import Positions
 from regard.errors import ConfigurationError
 from regard.kernels import KERNELS
 from regard.nn import Attention, Projections
-from regard.tiles.mask_tiles import memoize
+from regard.tiles.memo import memoize
 
 LENGTH, HEADS, DIM = 211, 4, 16
 CUTS = (0, 64, 130, LENGTH)

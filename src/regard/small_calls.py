@@ -2,13 +2,12 @@
 
 The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
 earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
-is known of a mask with tensors is forgotten with it, and holds as long as they are not written to. The next token of a
-text has one key more each time: there the number of keys counts up to the next power of two.
+is known of a mask that is not made of numbers alone is forgotten with it, and with a change of what it reads. The next
+token of a text has one key more each time: there the number of keys counts up to the next power of two.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -23,6 +22,7 @@ from .backends.cpu.few_queries import LEAST_WORK, StepLayout, attend_step, step_
 from .backends.cpu.short_rows import LONGEST, ShortLayout, layout_of
 from .core.problem import Problem
 from .core.score_forms import DotPairs
+from .core.state import is_constant
 from .core.torch_modes import no_mode_active
 from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
@@ -31,8 +31,8 @@ from .kernels.short import attend_with_gradient, attend_without_gradient, has_sh
 from .kernels.validation import drops_nothing, make_problem
 from .masks import Mask
 from .tiles.dense_mask import is_one_causal_query
+from .tiles.memo import memo_of
 from .tiles.row_spans import key_spans
-from .utils.pytree import tree_tensors
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
@@ -53,7 +53,6 @@ class _Call:
 
 _Calls: TypeAlias = dict[tuple[Any, ...], _Call | StepLayout | None]  # None: a call that takes the long way
 _calls: _Calls = {}
-_calls_of_mask: weakref.WeakKeyDictionary[Mask, _Calls] = weakref.WeakKeyDictionary()
 
 
 Arguments = ParamSpec("Arguments")
@@ -113,15 +112,15 @@ def attend_repeatedly(
     if queries > LONGEST or keys > LONGEST:
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    tensors = () if mask is None else tree_tensors(mask)
-    step = queries == 1 <= keys and not learned and not tensors
+    constant = mask is None or is_constant(mask)
+    step = queries == 1 <= keys and not learned and constant
     if step and key_shape[2] != keys:
         return None
     calls, of_mask = _calls, mask
-    if mask is not None and tensors:
-        if any(tensor.is_inference() for tensor in tensors):  # whose versions do not count what is written
+    if not constant:
+        if (memo := memo_of(mask)).state is None:
             return None
-        calls, of_mask = _calls_of_mask.setdefault(mask, {}), tuple(tensor._version for tensor in tensors)
+        calls, of_mask = memo.calls, None
     settings = of_mask, scale, learned, torch.get_num_threads(), native.variant_in_use(), rates.times_saved
     if step:
         known = *settings, *_described(query), *_described_growing(key), *_described_growing(value)

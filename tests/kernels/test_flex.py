@@ -32,7 +32,7 @@ from regard.kernels.reference import ReferenceKernel
 from regard.masks import Mask
 from regard.testing import Case, assert_agrees, cases, long_cases, suite
 from regard.testing.cases import AXES
-from regard.tiles import mask_tiles
+from regard.tiles import memo
 
 UNFUSED = FlexKernel(None, ("cpu",))
 TRACED = FlexKernel("aot_eager", ("cpu",))
@@ -113,7 +113,7 @@ def divided(covering) -> Callable[[list], tuple[list, list]]:
 @pytest.mark.usefixtures("dense")
 class TestAgreement:
     def check(self, kernel: FlexKernel, case: Case) -> None:
-        mask_tiles._memo_by_mask.clear()
+        memo._memos.clear()
         assert_agrees(kernel, case)
 
     def test_it_agrees_with_the_oracle(self, short, divided, assert_all, monkeypatch):
@@ -380,7 +380,7 @@ def test_the_tensors_of_a_mask_are_freed_with_it():
     mask = masks.documents(torch.arange(40) // 7)
     known = weakref.ref(mask)
     UNFUSED.run(flex_problem(drawn(1, 1, 40, 16), mask=mask))
-    assert mask in mask_tiles._memo_by_mask
+    assert memo.memo_of(mask).values
     del mask
     gc.collect()
     assert known() is None
@@ -460,9 +460,9 @@ class TestSelfCheck:
         monkeypatch.setattr(choice, "uncompared_kernel", lambda problem: None)  # small problems are compared, too
         monkeypatch.setattr(kernel, "name", "flex")
         monkeypatch.setitem(choice.apply_kernel.__globals__["_COMPUTATIONS"], "flex", kernel)
-        choice._chosen.clear()
+        memo._choices.clear()
         yield kernel
-        choice._chosen.clear()
+        memo._choices.clear()
 
     def explained(self, **options: Any):
         query = drawn(1, 4, 40, 16, gradient=options.pop("gradient", False))
@@ -493,7 +493,7 @@ class TestSelfCheck:
     def test_it_is_compared_once(self, kernel, monkeypatch):
         assert self.explained().kernel is kernel
         monkeypatch.setattr(self_check, "compare", lambda *_: pytest.fail("it was compared again"))
-        choice._chosen.clear()
+        memo._choices.clear()
         assert self.explained().kernel is kernel
 
     def test_another_process_reads_what_agreed(self, kernel, monkeypatch):

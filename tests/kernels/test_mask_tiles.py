@@ -10,7 +10,7 @@ import regard
 from regard import masks
 from regard.core.problem import Problem
 from regard.masks import Mask
-from regard.tiles import mask_tiles
+from regard.tiles import mask_tiles, memo
 
 SIZE = (2, 2)
 
@@ -108,18 +108,18 @@ def test_a_mask_with_tensors_is_forgotten_with_it():
     mask = masks.where(keep=torch.ones(6, 8, dtype=torch.bool))
     layout(mask)
     gone = weakref.ref(mask)
-    assert mask in mask_tiles._memo_by_mask
+    assert memo.memo_of(mask).values
     del mask
     gc.collect()
     assert gone() is None
 
 
 def test_few_masks_without_tensors_are_kept():
-    for before in range(70_000, 70_000 + 2 * mask_tiles.MAX_MASKS):
+    for before in range(70_000, 70_000 + 2 * memo.MAX_MASKS):
         layout(masks.window(before=before))
     gc.collect()
-    alive = [mask for mask in list(mask_tiles._memo_by_mask) if "window(before=70" in repr(mask)]
-    assert len(alive) == mask_tiles.MAX_MASKS
+    alive = [mask for mask in list(memo._memos) if "window(before=70" in repr(mask)]
+    assert len(alive) == memo.MAX_MASKS
 
 
 def test_no_mask_is_one_run():

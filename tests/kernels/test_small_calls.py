@@ -12,6 +12,7 @@ from regard import masks, native, small_calls
 from regard.errors import ConfigurationError, ShapeError
 from regard.kernels.hooks import attention_hook
 from regard.masks.padding import Padding
+from regard.tiles.memo import memo_of
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="without native code no call is small")
 
@@ -60,10 +61,11 @@ def test_what_is_known_of_a_mask_with_tensors_is_of_these_numbers():
     tensors, mask = inputs(2, 2, 16, 8), Padding(lengths)
     agrees(tensors, mask=mask)
     agrees(tensors, mask=masks.causal() & mask)
-    assert len(small_calls._calls_of_mask[mask]) == 1
+    (before,) = memo_of(mask).calls.values()
     lengths.fill_(5)
     agrees(tensors, mask=mask)
-    assert len(small_calls._calls_of_mask[mask]) == 2
+    (after,) = memo_of(mask).calls.values()
+    assert not torch.equal(before.spans, after.spans)
     agrees(tensors, mask=torch.rand(16, 16) > 0.5)
     assert known() == []
 
@@ -85,7 +87,7 @@ def test_a_mask_of_inference_tensors_is_read_in_every_call():
         agrees(tensors, mask=mask)
         lengths.fill_(5)
         agrees(tensors, mask=mask)
-    assert mask not in small_calls._calls_of_mask
+    assert not memo_of(mask).calls
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal()])
@@ -146,7 +148,7 @@ def test_a_hook_sees_the_same_step_bit_for_bit():
 def test_steps_over_padded_sources_are_remembered():
     mask = masks.padding([7, 20])
     agrees(inputs(2, 2, 1, 8, keys=20), mask=mask)
-    assert [call is not None for call in small_calls._calls_of_mask[mask].values()] == [True]
+    assert [call is not None for call in memo_of(mask).calls.values()] == [True]
 
 
 @pytest.mark.parametrize("rows", [1, 11])

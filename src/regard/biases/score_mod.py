@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.finite import all_finite
 from ..core.grid import Grid
+from ..core.state_search import state_of
 from ..core.torch_modes import under_transform
 from ..core.traced_function import PairFunctionTrace, TensorSubstitution
 from ..errors import ConfigurationError, ShapeError
@@ -30,7 +31,25 @@ class TracedScoreMod:
     def __init__(self, score_mod: ScoreMod, trace: PairFunctionTrace):
         self.score_mod = score_mod
         self.elementwise = trace.elementwise
-        self.captured = tuple(tensor for tensor in trace.captured.values() if is_floating(tensor))
+        self.captured = _floating(trace)
+        self.state = state_of(score_mod)
+
+    def trace_again(self) -> None:
+        """Trace the function again where something has changed that it reads.
+
+        Raises:
+            ConfigurationError: it now uses another tensor with a gradient, which a bias has from when it was made.
+        """
+        if self.state is None or self.state.is_current() or under_transform():
+            return
+        trace = _trace(self.score_mod)
+        known = {id(tensor) for tensor in self.captured}
+        if any(tensor.requires_grad and id(tensor) not in known for tensor in _floating(trace)):
+            raise ConfigurationError(
+                f"from_mod({self!r}): the function uses another tensor with a gradient than when the bias was made, "
+                "which would get none: make the bias anew, biases.from_mod(function), after replacing a tensor"
+            )
+        self.elementwise, self.state = trace.elementwise, state_of(self.score_mod)
 
     def call_with(self, tensors: Sequence[Tensor], score: Tensor, *indices: Tensor) -> Tensor:
         """The function's value, with other tensors substituted for the captured ones."""
@@ -53,6 +72,7 @@ class ScoreModBias(Bias):
     tensors: tuple[Tensor, ...]
 
     def values(self, grid: Grid) -> Tensor:
+        self.function.trace_again()
         indices = self.indices(grid)
         score = torch.zeros((), device=grid.device)
         values = self._evaluated(score, indices)
@@ -144,10 +164,13 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
     computes whole tiles; any other, including `table[h][q]`, is mapped over the pairs, which is slower. Create the bias
     outside code that torch.compile compiles: tracing the function needs values.
 
+    The function is evaluated in each call: whatever it reads may change between calls, by any write. Only a tensor with
+    a gradient may not be replaced by another one, which would get none.
+
     Raises:
         ConfigurationError: score_mod is not a function, fails, returns anything but one number, reads b or h without
             `batch` or `heads`, or uses a tensor with gradient where torch cannot trace it; at evaluation, it does more
-            than add.
+            than add, or uses another tensor with gradient than before.
 
     Source: Dong et al. 2024 (arXiv 2412.05496), where a score_mod may be any function of the score.
 
@@ -205,6 +228,11 @@ def _trace(score_mod: ScoreMod) -> PairFunctionTrace:
             "autograd.Function: read that tensor by indexing, or make it a biases.tensor(...)"
         )
     return trace
+
+
+def _floating(trace: PairFunctionTrace) -> tuple[Tensor, ...]:
+    """The tensors that a function uses and may have a gradient."""
+    return tuple(tensor for tensor in trace.captured.values() if is_floating(tensor))
 
 
 def _ends(positions: Tensor, axis: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias, TypeGuard, overload
 
 import torch
@@ -70,6 +69,11 @@ class Mask(ABC):
         residues mod 3 of causal() & ~window(before=2)
         """
         return ()
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether no code of a user's class decides what `parts` and `key_span` are: they are the same in each call."""
+        return type(self).__module__.startswith("regard.") and all(each.is_of_library for each in self.operands)
 
     def key_span(self) -> KeySpan | None:
         """A function from query positions to the contiguous keys that each attends to; None where they are not that."""
@@ -303,6 +307,13 @@ class Mask(ABC):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def __getstate__(self) -> object:
+        """What is copied and pickled: all but what is remembered of the mask (`tiles.memo`)."""
+        state = super().__getstate__()
+        if isinstance(state, dict):
+            return {name: value for name, value in state.items() if not name.startswith("_memo")}
+        return state
+
     def __bool__(self) -> bool:
         raise MaskError("a mask has no truth value of its own: combine masks with & | ~, not with and, or, not")
 
@@ -322,13 +333,24 @@ class BinaryMask(Mask):
     def operands(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of both operands, combined once: those of a user's mask in each call, as its code may change."""
+        if not self.is_of_library:
+            return self._combined_parts()
+        known = vars(self).get("_parts")
+        return known if known is not None else vars(self).setdefault("_parts", self._combined_parts())
+
+    def _combined_parts(self) -> tuple[Part, ...]:
+        """`parts`, combined anew."""
+        return ()
+
 
 @dataclass(frozen=True, repr=False)
 class And(BinaryMask):
     """Intersection: pairs that exist in both masks."""
 
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def _combined_parts(self) -> tuple[Part, ...]:
         return intersect_parts(self.left, self.right)
 
     def span_terms(self) -> Terms | None:
@@ -347,8 +369,7 @@ class And(BinaryMask):
 class Or(BinaryMask):
     """Union: pairs that exist in either mask."""
 
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def _combined_parts(self) -> tuple[Part, ...]:
         return unite_parts(self.left, self.right)
 
     def span_terms(self) -> Terms | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.grid import Blocks
 from ..core.intervals import Ternary, Undecided
+from ..core.state import State
+from ..core.state_search import state_of
+from ..core.torch_modes import under_transform
 from ..core.traced_function import PairFunctionTrace
 from ..errors import MaskError
 from ..utils.pytree import object_token
@@ -17,6 +21,14 @@ from .base import Kept, Mask, Pairs
 from .index_checks import checked_count, head_indices
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+_TRACED = "_memo_of_trace"  # the attribute of a mask with its `_Traced`
+
+
+class _Traced(NamedTuple):
+    """Whether a function may be broadcast, in this state of what it reads; None where that cannot be known."""
+
+    state: State | None
+    elementwise: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +45,7 @@ class MaskModMask(Mask):
             return self._on_tiles(grid)
         query, key = grid.query, grid.key
         one_pair = not query.ndim and not key.ndim
-        evaluate = self.mask_mod if self.elementwise or one_pair else self._mapped
+        evaluate = self.mask_mod if one_pair or self._may_be_broadcast() else self._mapped
         try:
             return evaluate(*self._indices(grid), query, key)
         except MaskError:
@@ -70,9 +82,26 @@ class MaskModMask(Mask):
 
     def _on_tiles(self, blocks: Blocks) -> Ternary:
         """The function evaluated on intervals of positions; Undecided if it can only be mapped over single pairs."""
-        if not self.elementwise:
+        if not self._may_be_broadcast():
             raise Undecided(f"{self!r} is evaluated pair by pair")
         return Ternary.convert(self.mask_mod(*self._indices(blocks), blocks.query, blocks.key))  # type: ignore[arg-type]
+
+    def _may_be_broadcast(self) -> bool:
+        """Whether the function may be broadcast; it is traced again where something has changed that it reads."""
+        if under_transform():
+            return self.elementwise
+        traced = vars(self).get(_TRACED)
+        if traced is None:
+            traced = self._remember_trace(self.elementwise)
+        if traced.state is None or traced.state.is_current():
+            return traced.elementwise
+        elementwise, reads = _trace(self.mask_mod, self)
+        _check_sizes(reads, {"batch": self.batch, "heads": self.heads})
+        return self._remember_trace(elementwise).elementwise
+
+    def _remember_trace(self, elementwise: bool) -> _Traced:
+        vars(self)[_TRACED] = traced = _Traced(state_of(self.mask_mod), elementwise)
+        return traced
 
     def _indices(self, grid: Pairs) -> tuple[Tensor, Tensor]:
         """Indices of batch and heads as leading axes, or 0 if the function reads neither."""
@@ -119,14 +148,21 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
         if size is not None:
             checked_count(f"from_mod's {name}", size)
     elementwise, reads = _trace(mask_mod, MaskModMask(mask_mod, batch, heads, False))
+    _check_sizes(reads, sizes)
+    object_token(mask_mod)
+    mask = MaskModMask(mask_mod, batch, heads, elementwise)
+    mask._remember_trace(elementwise)
+    return mask
+
+
+def _check_sizes(reads: set[str], sizes: dict[str, int | None]) -> None:
+    """Raise a MaskError where the function reads an index whose number is not known."""
     for name in sorted(reads):
         if sizes[name] is None:
             raise MaskError(
                 f"from_mod's function reads {'b' if name == 'batch' else 'h'}, so the mask differs between {name}: say "
                 f"how many there are, from_mod(function, {name}=...)"
             )
-    object_token(mask_mod)
-    return MaskModMask(mask_mod, batch, heads, elementwise)
 
 
 def _trace(mask_mod: MaskMod, mask: MaskModMask) -> tuple[bool, set[str]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
@@ -22,6 +21,7 @@ from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.symbolic_positions import Positions, positions_tensor
 from ..errors import RegardError, RingError, ShapeError
 from ..masks import Mask
+from ..tiles.memo import memo_of
 from ..utils.pytree import tree_tensors
 from .layout import Pieces, RingLayout, Shards, place
 from .peers import Peers
@@ -34,11 +34,12 @@ CALL_NUMBERS = 2**20
 """Numbers of calls repeat after so many: they are tags of messages."""
 TAGS = 9
 """Tags of messages that a call takes at most."""
+CHECKSUM = ("checksum",)
+"""The key of a mask's checksum in what is remembered of it."""
 NUMBERS = 8
 """Numbers that a process sends with the checksum, the same for every kind of call: unlike calls end in an error."""
 
 _calls = itertools.count()
-_mask_checksums: weakref.WeakKeyDictionary[Mask, tuple[tuple[int, ...], str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -212,15 +213,15 @@ def _checksum(described: Mapping[str, str]) -> int:
 
 
 def mask_checksum(mask: Mask | None) -> str:
-    """A checksum of a mask, of its tensors too, memoized until one of these is written to."""
+    """A checksum of a mask, of its tensors too, memoized until something has changed that it reads."""
     if mask is None:
         return ""
-    versions = tuple(0 if tensor.is_inference() else tensor._version for tensor in tree_tensors(mask))
-    known = _mask_checksums.get(mask)
-    if known is None or known[0] != versions:
-        known = versions, value_checksum(mask)
-        _mask_checksums[mask] = known
-    return known[1]
+    memo = memo_of(mask)
+    if memo.state is None:
+        return value_checksum(mask)
+    if (known := memo.values.get(CHECKSUM)) is None:
+        known = memo.values[CHECKSUM] = value_checksum(mask)
+    return known
 
 
 def value_checksum(value: Any) -> str:

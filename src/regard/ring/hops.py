@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.grid import FULL, Blocks, Grid
 from ..core.problem import Problem
 from ..masks import Mask
-from ..tiles.mask_tiles import memoize
+from ..tiles.memo import memoize
 from .layout import Shards, tiles_with_pairs
 
 KEY_TILE = 64

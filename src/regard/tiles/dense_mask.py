@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..masks import Mask
 from ..masks.causal import Causal
-from ..masks.mask_mod import MaskModMask
-from .mask_tiles import memoize
+from .memo import memoize
 
 MAX_MEMO_PAIRS = 2**14
 """Up to so many pairs a mask is memoized as a tensor, 16 KiB for each batch and head that it distinguishes."""
@@ -33,10 +31,7 @@ def is_one_causal_query(problem: Problem) -> bool:
 
 
 def dense_mask(problem: Problem) -> Tensor | None:
-    """Which pairs of the whole grid exist (True = attend); None: all do. Not to be written to: small ones are memoized.
-
-    Memoized are formulas of `regard.masks` alone: those of a user may read more than the fields of a dataclass.
-    """
+    """Which pairs of the whole grid exist (True = attend); None: all do. Small ones are memoized: do not write."""
     return _memoized_matrix(problem, "dense", problem.keep)
 
 
@@ -55,7 +50,7 @@ def dense_mask_added(problem: Problem) -> Tensor | None:
 
 def _memoized_matrix(problem: Problem, what: Hashable, compute: Callable[[], Tensor | None]) -> Tensor | None:
     """A tensor over all pairs that follows from the mask, memoized where they are few."""
-    if problem.mask is None or problem.queries * problem.keys > MAX_MEMO_PAIRS or not _is_own(problem.mask):
+    if problem.mask is None or problem.queries * problem.keys > MAX_MEMO_PAIRS:
         return compute()
 
     def anew() -> Tensor | None:
@@ -63,10 +58,3 @@ def _memoized_matrix(problem: Problem, what: Hashable, compute: Callable[[], Ten
             return compute()
 
     return memoize(problem, (what, problem.value.device), anew)
-
-
-def _is_own(mask: Mask) -> bool:
-    """Whether a mask is a formula of this package, and so are its operands."""
-    if mask.operands:
-        return all(_is_own(operand) for operand in mask.operands)
-    return type(mask).__module__.startswith("regard.masks.") and not isinstance(mask, MaskModMask)

@@ -6,13 +6,11 @@ Kernels visit the pairs in these runs and no others.
 from __future__ import annotations
 
 import math
-import weakref
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,8 +22,8 @@ from ..core.intervals import EMPTY, FULL, PARTIAL
 from ..core.problem import Problem
 from ..core.symbolic_positions import BlockPositions
 from ..core.torch_modes import under_dispatch_mode
-from ..masks import Mask
 from ..utils.pytree import tree_tensors
+from .memo import memoize
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +130,8 @@ def _runs(stretches: list[Stretch], min_full_width: int) -> list[tuple[int, int,
 MAX_WASTED_PAIRS = 2**16
 """The most masked pairs, of all heads, that a slice of batches visits before it is split in two: they take as long as
 the calls of another slice."""
-MAX_MASKS = 128
-"""Number of masks without tensors that are memoized; one with tensors is memoized as long as it is alive."""
-MAX_SIZES = 64
-"""Number of sizes memoized for each mask before all are cleared: a growing cache has another with each token."""
-
-
 MAX_COUNTED_TILES, MIN_SAMPLED_ROWS = 2**14, 32
 """Tiles up to which all are counted for a price, and the fewest block rows that are counted of more."""
-
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +140,6 @@ class BatchLayout:
 
     batch: slice
     layout: TileLayout
-
-
-_memo_by_mask: weakref.WeakKeyDictionary[Mask, dict[tuple, Any]] = weakref.WeakKeyDictionary()
-_recent_masks: deque[Mask] = deque(maxlen=MAX_MASKS)
-_memo_without_mask: dict[tuple, Any] = {}
 
 
 def batch_layouts(problem: Problem, size: tuple[int, int], min_full_width: int) -> tuple[BatchLayout, ...]:
@@ -188,33 +172,6 @@ def sampled_layouts(
     fewer = torch.empty((*query.shape[:-2], sampled * height, query.shape[-1]), device="meta")
     some = replace(problem, pairs=replace(problem.pairs, query=fewer), query_positions=blocks)
     return problem.queries / (sampled * height), batch_layouts(some, size, min_full_width)
-
-
-def memoize(
-    problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
-) -> Found:
-    """Memoize a value that depends on the problem's mask and sizes alone; `when` decides whether it is stored."""
-    mask, shape = problem.mask, (problem.weights_shape, problem.heads)
-    tensors = tree_tensors(mask)
-    positions = problem.query_positions, problem.key_positions
-    if any(isinstance(each, Tensor) for each in positions) or any(tensor.is_inference() for tensor in tensors):
-        # No key to cache by: a tensor of positions, or inference tensors, whose versions do not count writes.
-        return compute()
-    if mask is None:
-        known = _memo_without_mask
-    elif (known := _memo_by_mask.get(mask)) is None:
-        known = _memo_by_mask[mask] = {}
-        if not tensors:
-            _recent_masks.append(mask)
-    key = (what, shape, positions, tuple(tensor._version for tensor in tensors))
-    if key in known:
-        return known[key]
-    found = compute()
-    if when(found):
-        if len(known) >= MAX_SIZES:
-            known.clear()
-        known[key] = found
-    return found
 
 
 def union_layout(problem: Problem, size: tuple[int, int], min_full_width: int) -> TileLayout:

@@ -14,7 +14,7 @@ from ..masks.key_spans import Limit, earliest, latest
 from ..masks.padding import Padding
 from ..utils.pytree import tree_tensors
 from .dense_mask import is_one_causal_query
-from .mask_tiles import memoize
+from .memo import memoize
 
 
 def has_spans(mask: Mask, problem: Problem) -> bool:

@@ -13,7 +13,8 @@ from ..core.batched_problem import BatchedProblem
 from ..core.grid import Grid
 from ..core.problem import Problem
 from .diagonals import distances
-from .mask_tiles import BatchLayout, TileLayout, batch_layouts, memoize, sampled_layouts
+from .mask_tiles import BatchLayout, TileLayout, batch_layouts, sampled_layouts
+from .memo import memoize
 
 BLOCK = 64
 """Rows and columns of a tile, as in flash.h."""

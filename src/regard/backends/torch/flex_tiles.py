@@ -23,7 +23,7 @@ from ...core.problem import Problem
 from ...core.score_forms import DotPairs, at_least_float32
 from ...masks.convert.block_mask import BlockLists, IndexedTable, Indices, mask_mod_of_tables, record_tables
 from ...tiles.diagonals import distances
-from ...tiles.mask_tiles import memoize
+from ...tiles.memo import memoize
 from ...utils.pytree import tree_flatten
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from ...core.problem import Problem
 from ...core.score_forms import DotPairs
 from ...core.torch_modes import functorch_active, under_dispatch_mode
 from ...errors import ConfigurationError, KernelError, nearest
-from ...masks import Mask
-from ...masks.base import BinaryMask, Not
 from ...masks.causal import Causal
 from ...tiles.dense_mask import is_one_causal_query, is_square_causal
+from ...tiles.memo import memoize_choice
 from ..additive import AdditiveKernel
 from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, OwnGradient, Result
 from ..block_sparse import BlockSparseKernel
@@ -60,9 +59,6 @@ KERNELS: tuple[Kernel, ...] = (
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
 of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
 
-MAX_CHOICES = 4096
-"""The number of memoized choices at which the memo is cleared."""
-
 LARGEST_EXACT_LENGTH = 64
 """Longer lengths are rounded in the memo's key; below, the fastest kernel changes from length to length."""
 
@@ -81,8 +77,6 @@ without a comparison: up to there it is done before another kernel has started."
 UNVECTORISED = "plain"
 """The variant of the native code without vector instructions, beside which torch's operator may be the faster one at
 any size."""
-
-_chosen: dict[tuple, Kernel] = {}
 
 AnyKernel = TypeVar("AnyKernel", bound=Kernel)
 
@@ -145,12 +139,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
 
 def _memoized_choice(problem: Problem) -> Kernel:
     """The kernel of `_lowest_time`, memoized for problems of about the same sizes and the same mask."""
-    key = _signature(problem)
-    if (kernel := _chosen.get(key)) is None:
-        if len(_chosen) >= MAX_CHOICES:
-            _chosen.clear()
-        kernel = _chosen[key] = _lowest_time(problem)
-    return kernel
+    return memoize_choice(problem.mask, _signature(problem), lambda: _lowest_time(problem))
 
 
 def _lowest_time(problem: Problem) -> Kernel:
@@ -296,7 +285,7 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _signature(problem: Problem) -> tuple:
-    """The memo key: the features, sizes and options that a choice depends on; of a mask its classes and its hash.
+    """The memo key: the features, sizes and options that a choice depends on beside the mask.
 
     Lengths are rounded: while text is generated, each call has one key more than the last. Problems of one key share a
     choice, and the kernel is not asked `why_not` again. So a reason against a kernel may depend on what is in the key
@@ -311,7 +300,6 @@ def _signature(problem: Problem) -> tuple:
         *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
         *(_rounded_length(queries), _rounded_length(keys), queries == keys),
         *(type(value), value.dtype, value.device, query.stride(-1)),
-        _mask_key(problem.mask),
         *(_bias_key(problem.bias), problem.bias_requires_grad()),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         _rounded_shift(problem.shift),
@@ -321,13 +309,6 @@ def _signature(problem: Problem) -> tuple:
         native.variant_in_use(),
         rates.times_saved,
     )
-
-
-def _mask_key(mask: Mask | None) -> Hashable:
-    """The classes and the hash of a mask. Dataclasses of equal fields have equal hashes, whatever their class."""
-    if isinstance(mask, BinaryMask):
-        return type(mask), _mask_key(mask.left), _mask_key(mask.right)
-    return type(mask), _mask_key(mask.mask) if isinstance(mask, Not) else hash(mask)
 
 
 def _bias_key(bias: Bias | None) -> Hashable:

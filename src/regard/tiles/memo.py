@@ -1,0 +1,175 @@
+"""What is remembered of a mask: values that follow from it, choices of kernels, and small calls.
+
+It lives as long as the mask, or an equal one that reads the same, and holds until something has changed that the mask
+reads: a tensor, or what a function of the user's reads. Where that cannot be known nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import fields, is_dataclass
+from types import FunctionType
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..core.state import State, is_constant, state_of_tensors
+from ..core.state_search import state_of
+from ..masks import Mask
+from ..utils.pytree import tree_tensors
+
+MAX_MASKS = 128
+"""Number of masks that are kept, with what is remembered of them, after they are gone elsewhere."""
+MAX_KEPT_BYTES = 2**16
+"""The most bytes of tensors that functions of such a mask read; one with tensors of its own is not kept."""
+MAX_SIZES = 64
+"""Number of sizes memoized for each mask before all are cleared: a growing cache has another with each token."""
+MAX_CHOICES = 4096
+"""The number of memoized choices at which all are cleared."""
+
+Found = TypeVar("Found")
+
+
+class Memo:
+    """The tables of what is remembered of a mask, for one state of what it reads.
+
+    values: what follows from its pairs, by what it is, sizes and positions. calls: small calls.
+    number: of the memo, which no other has; state_number: the same for its present state.
+    """
+
+    __slots__ = ("__weakref__", "calls", "number", "state", "state_number", "values")
+
+    def __init__(self, state: State | None) -> None:
+        self.number = next(_numbers)
+        self.renew(state)
+
+    def renew(self, state: State | None) -> None:
+        """Forget what holds for another state; new tables, as a call may still fill the old ones."""
+        self.state, self.state_number = state, next(_numbers)
+        self.values: dict[tuple, Any] = {}
+        self.calls: dict[tuple, Any] = {}
+
+
+_numbers = itertools.count()
+_SPAN = ("span",)
+_ANCHOR = "_memo"  # the attribute of a mask that holds its memo: a cycle from one to the other is collected with both
+_memos: weakref.WeakKeyDictionary[Mask, weakref.ref[Memo]] = weakref.WeakKeyDictionary()
+_recent_masks: deque[Mask] = deque(maxlen=MAX_MASKS)
+_without_mask = Memo(State())
+_choices: dict[Hashable, Any] = {}
+
+
+def memo_of(mask: Mask | None) -> Memo:
+    """The memo of a mask, for the state that it is in now; `Memo.state` is None where that cannot be known."""
+    if mask is None:
+        return _without_mask
+    memo: Memo | None = vars(mask).get(_ANCHOR)
+    if memo is None:
+        memo = vars(mask)[_ANCHOR] = _new_memo(mask)
+    elif memo.state is not None and not memo.state.is_current():
+        memo.renew(state_of(mask))
+    return memo
+
+
+def _new_memo(mask: Mask) -> Memo:
+    """The memo of an equal mask that reads the same, or a new one."""
+    state = state_of_tensors(mask)
+    own_tensors = state is not None and bool(state.tensors)
+    if state is None:
+        state, own_tensors = state_of(mask), bool(tree_tensors(mask))
+    if type(mask).__eq__ is object.__eq__:  # no other mask is equal
+        return Memo(state)
+    try:
+        known = _memos.get(mask)
+    except TypeError:  # a field without a hash: no other mask is known to be equal
+        return Memo(state)
+    memo = None if known is None else known()
+    if memo is not None and state is not None and memo.state is not None and memo.state.equals(state):
+        return memo
+    memo = Memo(state)
+    _memos.pop(mask, None)  # the key of an equal mask would stay
+    _memos[mask] = weakref.ref(memo)
+    if state is not None and not own_tensors and state.tensor_bytes() <= MAX_KEPT_BYTES:
+        _recent_masks.append(mask)
+    return memo
+
+
+def memoize(
+    problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
+) -> Found:
+    """Memoize a value that depends on the problem's mask and sizes alone; `when` decides whether it is stored.
+
+    Nothing is memoized where positions are a tensor, or where it cannot be known what the mask reads.
+    """
+    memo, positions = memo_of(problem.mask), (problem.query_positions, problem.key_positions)
+    if memo.state is None or any(isinstance(each, Tensor) for each in positions):
+        return compute()
+    known, key = memo.values, (what, problem.weights_shape, problem.heads, positions)
+    if key in known:
+        return known[key]
+    found = compute()
+    if when(found):
+        if len(known) >= MAX_SIZES:
+            known.clear()
+        known[key] = found
+    return found
+
+
+def memoize_choice(mask: Mask | None, key: Hashable, choose: Callable[[], Found]) -> Found:
+    """Memoize a choice of a kernel for a mask and what else it depends on, which is in the key.
+
+    No kernel refuses values: masks that are made anew for each batch, or of a cache that fills up, share a choice. Only
+    its price was that of the first.
+    """
+    try:
+        key = _choice_key(mask), key
+    except LookupError:
+        return choose()
+    if key not in _choices:
+        if len(_choices) >= MAX_CHOICES:
+            _choices.clear()
+        _choices[key] = choose()
+    return _choices[key]
+
+
+def _choice_key(mask: Mask | None) -> Hashable:
+    """A mask as part of a key: all that a kernel's `why_not` reads of it, which is not the values.
+
+    Raises:
+        LookupError: code of the user's decides on its structure, and it cannot be known what that code reads.
+    """
+    if mask is None or is_constant(mask):
+        return mask
+    if mask.operands:
+        return type(mask), *map(_choice_key, mask.operands)
+    memo = memo_of(mask)
+    if not mask.is_of_library:
+        if memo.state is None:
+            raise LookupError
+        return memo.state_number
+    parts = [getattr(mask, each.name) for each in fields(mask) if each.init] if is_dataclass(mask) else [memo.number]
+    return type(mask), _has_span(mask, memo), *(_described(part, memo) for part in parts)
+
+
+def _has_span(mask: Mask, memo: Memo) -> bool:
+    """Whether a mask tells the keys of each row as a span, which may depend on the values of its tensors."""
+    if type(mask).key_span is Mask.key_span:
+        return False
+    if (known := memo.values.get(_SPAN)) is None:
+        known = mask.key_span() is not None
+        if memo.state is not None:
+            memo.values[_SPAN] = known
+    return known
+
+
+def _described(part: Any, memo: Memo) -> Hashable:
+    """A field of a mask: of a tensor its kind, of a function its code, of what else may change its memo's number."""
+    if isinstance(part, Tensor):
+        return part.shape, part.dtype, part.device
+    if isinstance(part, FunctionType):
+        return part.__code__
+    return part if is_constant(part) else memo.number
