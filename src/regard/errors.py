@@ -59,6 +59,10 @@ class RingError(RegardError, RuntimeError):
     """The processes of a ring disagree, or one of them is gone."""
 
 
+class ModifiedError(RegardError, RuntimeError):
+    """Something that a gradient is computed from is not as it was in the forward pass."""
+
+
 class MissingExtra(RegardError, ImportError):
     """An optional package that this feature needs is not installed."""
 

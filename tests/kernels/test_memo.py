@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import and_masks
 
 import regard
 from regard import biases, masks, native
-from regard.errors import ConfigurationError
+from regard.errors import ConfigurationError, ModifiedError
 from regard.kernels import KERNELS, make_problem
 from regard.masks import Mask
 from regard.masks.key_spans import KeySpan
@@ -298,6 +298,158 @@ def test_documents_in_order_and_out_of_order_of_one_shape(length, monkeypatch):
         assert plan.kernel.why_not(plan.problem) == []
 
 
+class TestMemoryOfOthers:
+    """Torch does not count what NumPy writes to memory that both have: such a tensor is read in every call."""
+
+    def follows(self, make: Callable[[], Mask], write: Callable[[int], object], rows: int = 67) -> None:
+        query, key, value = inputs(rows)
+        write(LIMITS[0])
+        kept = make()
+        for limit in LIMITS:
+            write(limit)
+            expected = over_first(query, key, value, limit)
+            for mask in (kept, make(), masks.prefix(KEYS) & kept):
+                found = regard.attention(query, key, value, mask=mask)
+                torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("shared_by", ["from_numpy", "numpy"])
+    def test_a_mask_of_pairs(self, shared_by):
+        keep = torch.zeros(67, KEYS, dtype=torch.bool)
+        array = keep.numpy() if shared_by == "numpy" else np.zeros((67, KEYS), dtype=bool)
+        keep = keep if shared_by == "numpy" else torch.from_numpy(array)
+        self.follows(lambda: masks.where(keep=keep), lambda limit: np.copyto(array, np.arange(KEYS) <= limit))
+
+    def test_a_mask_that_shares_its_memory_later(self):
+        keep = torch.arange(KEYS) <= 30
+        query, key, value = inputs()
+        mask = masks.where(keep=keep)
+        regard.attention(query, key, value, mask=mask)
+        keep.numpy()[:4] = False
+        keep.numpy()[4:] = True
+        expected = over_first(query, key[:, :, 4:], value[:, :, 4:], KEYS)
+        found = regard.attention(query, key, value, mask=mask)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("make", [masks.padding, masks.prefix])
+    def test_lengths(self, make):
+        array = np.array([0])
+        lengths = torch.from_numpy(array)
+        self.follows(lambda: make(lengths), lambda limit: array.fill(limit + 1))
+        self.follows(lambda: make(lengths), lambda limit: lengths.fill_(limit + 1))
+
+    def test_documents(self):
+        array = np.zeros(KEYS, dtype=np.int64)
+        ids = torch.from_numpy(array)
+        at = torch.zeros(67, dtype=torch.int64)
+        query, key, value = inputs(67)
+        for limit in LIMITS:
+            np.copyto(array, np.arange(KEYS) > limit)
+            found = regard.attention(query, key, value, mask=masks.documents(ids), query_positions=at)
+            torch.testing.assert_close(found.double(), over_first(query, key, value, limit), rtol=1e-5, atol=1e-5)
+
+    def test_a_function(self):
+        array = np.array(0)
+        at = torch.from_numpy(array)
+        self.follows(lambda: masks.from_mod(lambda b, h, q, k: k <= at), array.fill)
+
+    def test_an_array_is_copied(self):
+        lengths = np.array([300])
+        mask = masks.padding(lengths)  # type: ignore[arg-type]
+        lengths.fill(7)
+        assert mask.dense(1, KEYS).sum() == 300
+
+    def test_no_kernel_shares_the_memory_of_a_mask(self):
+        """By `numpy()`, after which torch's own writes would be taken for those of others."""
+        at = torch.tensor(5)
+        for kernel in ABLE:
+            keep = torch.rand(11, KEYS) > 0.5
+            query, key, value = inputs(11)
+            for mask in (masks.where(keep=keep), masks.from_mod(lambda b, h, q, k: k >= at)):
+                regard.attention(query, key, value, mask=mask, kernel=kernel)
+                assert memo_of(mask).state is not None, kernel
+
+    def test_a_bias_is_read_in_every_call(self):
+        array = np.zeros((67, KEYS))
+        bias, (query, key, value) = torch.from_numpy(array), (each.double() for each in inputs(67))
+        for number in (0.0, 3.0, -1.0):
+            array[:, 1] = number
+            scores = query @ key.mT / 4 + torch.tensor(array)
+            found = regard.attention(query, key, value, bias=biases.tensor(bias))
+            torch.testing.assert_close(found, scores.softmax(-1) @ value)
+
+
+class TestBackward:
+    """A backward pass evaluates mask and bias again: it refuses those that have changed, as torch's operations do."""
+
+    MESSAGE = "one of the variables needed for gradient computation has been modified: {} from_mod"
+
+    def learned(self) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (tensor.requires_grad_() for tensor in inputs(11))
+        return query, key, value
+
+    @pytest.mark.parametrize("kernel", [None, *(name for name in ABLE if name != "reference")])
+    def test_a_mask(self, kernel):
+        at, tensors = torch.tensor(40), self.learned()
+        output = regard.attention(*tensors, mask=masks.from_mod(lambda b, h, q, k: k <= at), kernel=kernel)
+        expected = torch.autograd.grad(over_first(*tensors, 40).sum(), tensors)
+        torch.testing.assert_close(torch.autograd.grad(output.sum(), tensors, retain_graph=True), expected)
+        at.fill_(7)
+        with pytest.raises(ModifiedError, match=self.MESSAGE.format("mask")) as raised:
+            output.sum().backward()
+        assert isinstance(raised.value, RuntimeError)
+
+    @pytest.mark.parametrize("kernel", ["decode", "block_sparse", "tiled"])
+    def test_a_bias(self, kernel):
+        off, tensors = [1], self.learned()
+        bias = biases.from_mod(lambda score, b, h, q, k: score + k % 7 * off[0])
+        output = regard.attention(*tensors, bias=bias, kernel=kernel)
+        output.sum().backward(retain_graph=True)
+        off[0] = 2
+        with pytest.raises(ModifiedError, match=self.MESSAGE.format("bias")):
+            output.sum().backward()
+
+    def test_what_the_graph_has_is_its_own(self):
+        """`reference` evaluates nothing again: its gradient is that of the forward pass."""
+        at, tensors = torch.tensor(40), self.learned()
+        mask = masks.from_mod(lambda b, h, q, k: k <= at)
+        output = regard.attention(*tensors, mask=mask, kernel="reference")
+        at.fill_(7)
+        expected = torch.autograd.grad(over_first(*tensors, 40).sum(), tensors)
+        torch.testing.assert_close(torch.autograd.grad(output.sum(), tensors), expected)
+
+    def test_spans_of_a_short_call(self):
+        """They are kept from the forward pass; a second derivative, for which they do not suffice, is refused."""
+        lengths = torch.tensor([5])
+        query, key, value = tensors = [torch.randn(1, 2, 11, 16).requires_grad_() for _ in range(3)]
+        for _ in range(2):
+            lengths.fill_(5)
+            output = regard.attention(*tensors, mask=masks.padding(lengths))
+            lengths.fill_(7)
+            expected = torch.autograd.grad(over_first(query, key, value, 4).sum(), tensors)
+            torch.testing.assert_close(torch.autograd.grad(output.sum(), tensors, retain_graph=True), expected)
+            with pytest.raises(RuntimeError, match="one of the variables needed for gradient computation"):
+                torch.autograd.grad(output.sum(), tensors, create_graph=True)
+
+    def test_a_second_derivative(self):
+        at, tensors = torch.tensor(40), self.learned()
+        output = regard.attention(*tensors, mask=masks.from_mod(lambda b, h, q, k: k <= at), kernel="tiled")
+        (grad,) = torch.autograd.grad(output.square().sum(), tensors[:1], create_graph=True)
+        at.fill_(7)
+        with pytest.raises(ModifiedError, match=self.MESSAGE.format("mask")):
+            grad.sum().backward()
+
+    def test_a_function_that_counts_its_calls_is_no_change(self):
+        calls, tensors = [], self.learned()
+
+        def mod(b, h, q, k):
+            calls.append(1)
+            return k <= 40
+
+        for _ in range(2):
+            output = regard.attention(*tensors, mask=masks.from_mod(mod), kernel="tiled")
+        assert len(torch.autograd.grad(output.sum(), tensors)) == 3
+
+
 class TestWhatIsRemembered:
     @pytest.fixture
     def computed(self) -> Callable[[Mask], int]:
@@ -340,6 +492,20 @@ class TestWhatIsRemembered:
     )
     def test_nothing_of_what_cannot_be_known(self, function, computed):
         assert computed(masks.from_mod(function)) == 2
+
+    def test_what_cannot_be_known_is_computed_once_in_a_step(self, monkeypatch):
+        monkeypatch.setattr(memo, "_choices", {})
+        counted, verdicts = [], Mask.verdicts
+        monkeypatch.setattr(
+            Mask, "verdicts", lambda self, blocks: counted.append(blocks.rows) or verdicts(self, blocks)
+        )
+        at = torch.from_numpy(np.array(3))
+        tensors = [tensor.requires_grad_() for tensor in inputs(67)]
+        output = regard.attention(*tensors, mask=masks.from_mod(lambda b, h, q, k: k <= at))
+        choosing = len(counted)
+        assert choosing <= 4  # of each size of tiles, and those of the kernel
+        output.sum().backward()
+        assert len(counted) <= choosing + 1
 
     def test_choices_hold_for_other_values(self, monkeypatch):
         """Of a cache that fills up, and of each batch's own lengths: no kernel is chosen again."""

@@ -173,6 +173,9 @@ class TensorBias(Bias):
 def tensor(pairs: Tensor) -> Bias:
     """A tensor added to the scores: B in softmax(f(Q, K) + B); gradients flow into it.
 
+    It is not copied, and nothing of it is remembered: each call sees what was written to it, in any way. As torch's own
+    operations, a backward pass refuses one that was written to since the forward pass.
+
     Shapes: broadcastable to the weights, (..., heads, M, N).
 
     Raises:

@@ -32,7 +32,7 @@ class TracedScoreMod:
         self.score_mod = score_mod
         self.elementwise = trace.elementwise
         self.captured = _floating(trace)
-        self.state = state_of(score_mod)
+        self._memo_of_trace = state_of(score_mod)
 
     def trace_again(self) -> None:
         """Trace the function again where something has changed that it reads.
@@ -40,7 +40,7 @@ class TracedScoreMod:
         Raises:
             ConfigurationError: it now uses another tensor with a gradient, which a bias has from when it was made.
         """
-        if self.state is None or self.state.is_current() or under_transform():
+        if under_transform() or self._memo_of_trace is None or self._memo_of_trace.is_current():
             return
         trace = _trace(self.score_mod)
         known = {id(tensor) for tensor in self.captured}
@@ -49,7 +49,7 @@ class TracedScoreMod:
                 f"from_mod({self!r}): the function uses another tensor with a gradient than when the bias was made, "
                 "which would get none: make the bias anew, biases.from_mod(function), after replacing a tensor"
             )
-        self.elementwise, self.state = trace.elementwise, state_of(self.score_mod)
+        self.elementwise, self._memo_of_trace = trace.elementwise, state_of(self.score_mod)
 
     def call_with(self, tensors: Sequence[Tensor], score: Tensor, *indices: Tensor) -> Tensor:
         """The function's value, with other tensors substituted for the captured ones."""

@@ -8,18 +8,28 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .torch_modes import under_transform
-
 VALUES = (int, float, complex, str, bytes, range, slice, type(None), torch.dtype, torch.device, np.generic, enum.Enum)
 """The types whose objects never change, and are compared by equality."""
 MISSING = object()
 """What an empty place holds."""
+
+
+class CountedTensor(NamedTuple):
+    """A tensor, the number of writes that torch has counted, and whether its memory is its own.
+
+    Memory that processes share, as that of a batch from the workers of a DataLoader, never is.
+    """
+
+    tensor: Tensor
+    version: int
+    storage: torch.UntypedStorage
+    own: bool
 
 
 @dataclass(slots=True)  # not frozen: masks that are made anew for each call would feel what that takes
@@ -28,11 +38,11 @@ class State:
 
     A tensor or another object is compared by identity, a number or a text by equality.
 
-    tensors: and their versions. cells: of closures. entries: a namespace or dictionary, the key, and what it held.
+    tensors: by their versions. cells: of closures. entries: a namespace or dictionary, the key, and what it held.
     contents: of a list, a set or slots, by a function that lists them.
 
     >>> limit, numbers = torch.zeros(2), {"n": 3}
-    >>> state = State([(limit, limit._version)], entries=[(numbers, "n", 3)])
+    >>> state = State([counted(limit)], entries=[(numbers, "n", 3)])
     >>> state.is_current()
     True
     >>> numbers["n"] = 4
@@ -40,7 +50,7 @@ class State:
     False
     """
 
-    tensors: list[tuple[Tensor, int]] = field(default_factory=list)
+    tensors: list[CountedTensor] = field(default_factory=list)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     entries: list[tuple[Mapping, Any, Any]] = field(default_factory=list)
     contents: list[tuple[Callable[[Any], tuple], Any, tuple]] = field(default_factory=list)
@@ -52,8 +62,8 @@ class State:
 
     def is_current(self) -> bool:
         """Whether every place holds what it held."""
-        for tensor, version in self.tensors:
-            if tensor._version != version:
+        for tensor, version, storage, own in self.tensors:
+            if tensor._version != version or storage.resizable() is not own:
                 return False
         for cell, seen in self.cells:
             if (now := cell_content(cell)) is not seen and not _equal(now, seen):
@@ -70,11 +80,11 @@ class State:
 
     def tensor_bytes(self) -> int:
         """The memory of all tensors."""
-        return sum(tensor.nbytes for tensor, _ in self.tensors)
+        return sum(each.tensor.nbytes for each in self.tensors)
 
     def _parts(self) -> tuple:
         listed = (each for _, container, seen in self.contents for each in (container, *seen))
-        return (*chain(*self.tensors), *chain(*self.cells), *chain(*self.entries), *listed)
+        return (*chain(*(each[:2] for each in self.tensors)), *chain(*self.cells), *chain(*self.entries), *listed)
 
 
 def is_constant(value: Any) -> bool:
@@ -108,48 +118,40 @@ def _constant_fields(kind: type) -> tuple[str, ...] | None:
 def state_of_tensors(value: Any) -> State | None:
     """The state of a value that consists of the library's own dataclasses of numbers and tensors; None of any other.
 
-    >>> state_of_tensors((1, torch.zeros(2))).tensors
-    [(tensor([0., 0.]), 0)]
+    >>> len(state_of_tensors((1, torch.zeros(2))))
+    1
     """
-    tensors: list[tuple[Tensor, int]] = []
+    tensors: list[CountedTensor] = []
     return State(tensors) if _add_tensors(value, tensors) else None
 
 
-def _add_tensors(value: Any, tensors: list[tuple[Tensor, int]]) -> bool:
+def _add_tensors(value: Any, tensors: list[CountedTensor]) -> bool:
     if isinstance(value, Tensor):
-        if counted := counts_writes(value):
-            tensors.append((value, value._version))
-        return counted
+        if (found := counted(value)) is not None:
+            tensors.append(found)
+        return found is not None
     if type(value) is tuple:
         return all(_add_tensors(part, tensors) for part in value)
     names = _constant_fields(type(value))
     return names is not None and all(_add_tensors(getattr(value, name), tensors) for name in names)
 
 
-def counts_writes(tensor: Tensor) -> bool:
-    """Whether torch counts what is written to a tensor: not to one of inference mode, nor where NumPy has its memory.
+def counted(tensor: Tensor) -> CountedTensor | None:
+    """A tensor as it is, where torch counts what is written to it; None where it does not.
 
-    >>> counts_writes(torch.zeros(2)), counts_writes(torch.from_numpy(np.zeros(2)))
-    (True, False)
+    That is a tensor of inference mode, and one of whose memory NumPy, a file or another library has a view, too.
+
+    >>> counted(torch.zeros(2)) is None, counted(torch.from_numpy(np.zeros(2))) is None
+    (False, True)
     """
+    if tensor.is_inference():
+        return None
     try:
-        return not tensor.is_inference() and tensor.untyped_storage().resizable()
+        storage = tensor.untyped_storage()
     except NotImplementedError:  # inside a transform of torch.func
-        return False
-
-
-def with_own_memory(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where it is a view of the memory of NumPy, a file or another library.
-
-    >>> array = np.zeros(2)
-    >>> ours = with_own_memory(torch.from_numpy(array))
-    >>> array[0] = 1.0
-    >>> ours
-    tensor([0., 0.], dtype=torch.float64)
-    """
-    if under_transform() or tensor.is_inference() or counts_writes(tensor):
-        return tensor
-    return tensor.clone()
+        return None
+    own = storage.resizable()  # `Tensor.numpy` and `torch.from_numpy` make it that it is not
+    return CountedTensor(tensor, tensor._version, storage, own) if own or storage.is_shared() else None
 
 
 def cell_content(cell: types.CellType) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .state import MISSING, VALUES, State, cell_content, counts_writes
+from .state import MISSING, VALUES, State, cell_content, counted
 
 MOST_PLACES = 64
 """The most places that are compared: what reads more has no state."""
@@ -89,9 +89,9 @@ class _Search:
             raise UnknownStateError
         match value:
             case Tensor():
-                if not counts_writes(value):
+                if (found := counted(value)) is None:
                     raise UnknownStateError
-                self.found.tensors.append((value, value._version))
+                self.found.tensors.append(found)
             case types.FunctionType():
                 self._add_function(value)
             case types.MethodType():
@@ -187,7 +187,7 @@ class _Search:
         elif kind.__module__.split(".")[0] == LIBRARY and is_dataclass(value):
             self._add_all(getattr(value, each.name) for each in fields(value) if each.init)
         elif kind.__module__.split(".")[0] == LIBRARY and not isinstance(value, nn.Module):
-            for name in tuple(vars(value)):
+            for name in _read_names(vars(value)):
                 self._add_entry(vars(value), name)
         elif _is_trusted(kind.__module__) or kind.__module__ in ("builtins", "collections", "weakref"):
             raise UnknownStateError
@@ -207,11 +207,15 @@ class _Search:
         elif _is_frozen(kind):  # its fields do not change, so that equal ones read the same
             self._add_all(getattr(value, each.name) for each in fields(kind))
         elif held is not None:
-            names = held if _extends_library(kind) else self.names
-            for name in sorted(name for name in names if not name.startswith("_memo")):
+            for name in _read_names(held if _extends_library(kind) else self.names):
                 self._add_entry(held, name)
         if any(vars(each).get("__slots__") for each in kind.__mro__):
             self._add_contents(_slots, value)
+
+
+def _read_names(names: Iterable[str]) -> list[str]:
+    """Names of attributes without those of what the library remembers."""
+    return sorted(name for name in names if not name.startswith("_memo"))
 
 
 def _in_order(values: set) -> tuple:

@@ -25,6 +25,7 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, mapped_by_autograd, without_autocast
 from ..errors import ConfigurationError, KernelError
+from ..tiles.memo import ForwardState, one_step
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
@@ -81,7 +82,9 @@ def compute_forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, in the problem's own shapes."""
     problem = replace(problem, wants_lse=True)
     with torch.no_grad():
-        result = run_nan_safe(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
+        result = one_step(
+            problem.mask, lambda: run_nan_safe(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
+        )
     return result.output, require_lse(result.lse)
 
 
@@ -127,7 +130,11 @@ def compute_gradients(
     with torch.no_grad(), without_autocast(problem.value.device.type):
         tensors = tree_tensors(problem)
         needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}
-        compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids)
+
+        def compute(problem: Problem, *upstream: Tensor) -> tuple[list[Tensor], bool]:
+            computed = partial(_gradients, problem, *upstream, computation=_COMPUTATIONS[name], needed=needed_ids)
+            return one_step(problem.mask, computed)
+
         gradients, finite = compute(problem, output, lse, grad_output, grad_lse)
         if not finite and not all_finite(*gradients) and (clean := zero_nonfinite_inputs(problem)) is not problem:
             # NaN that was attended to stands in the output; no gradient comes from there.
@@ -268,11 +275,13 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         ctx.problem, ctx.name, *tensors = inputs
+        ctx.state = ForwardState(ctx.problem)
         ctx.save_for_backward(*output, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         output, lse, *tensors = ctx.saved_tensors
+        ctx.state.require_unchanged()
         needed, upstream = tuple(ctx.needs_input_grad[2:]), (grad_output, grad_lse)
         return None, None, *differentiate(ctx.problem, ctx.name, needed, upstream, (output, lse), tensors)
 
@@ -307,11 +316,14 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         ctx.problem, _, ctx.needed, *tensors = inputs
+        ctx.state = ForwardState(ctx.problem)
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _second_derivative(ctx.saved_tensors, ctx.problem, ctx.needed, above)
+        saved = ctx.saved_tensors
+        ctx.state.require_unchanged()
+        gradients = _second_derivative(saved, ctx.problem, ctx.needed, above)
         return None, None, None, *gradients[:2], None, None, *gradients[2:]
 
     @staticmethod

@@ -27,6 +27,7 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
 from ..masks import Mask
+from ..tiles.memo import modified, remembered_state
 from ..tiles.row_spans import has_spans, key_spans
 from ..utils.pytree import tree_tensors
 from .base import GRADIENT, INPUT_GRADIENTS, Cost, FlashWork, Result
@@ -174,6 +175,7 @@ class _AttendShort(torch.autograd.Function):
         ctx: Any, call: tuple[Problem, ShortLayout, Tensor | None], query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         problem, layout, spans = ctx.call = call
+        ctx.state = None if problem.mask is None else remembered_state(problem.mask)
         output, finite, precise = attend_laid_out(layout, spans, query, key, value)
         ctx.save_for_backward(query, key, value)
         return output if finite and precise else compute_forward(problem, ShortKernel.name)[0]
@@ -184,8 +186,10 @@ class _AttendShort(torch.autograd.Function):
         problem, layout, spans = ctx.call
         if not torch.is_grad_enabled() and not mapped_by_autograd(grad_output):
             gradients = differentiate_laid_out(layout, spans, query, key, value, grad_output)
-            if gradients is not None:
+            if gradients is not None:  # of the spans of the forward pass, whatever the mask is now
                 return None, *gradients
+        if ctx.state is not None and not ctx.state.is_current():
+            raise modified(problem.mask)
         output, lse = compute_forward(problem, ShortKernel.name)
         tensors = [query, key, value, *tree_tensors(problem)[3:]]
         needed = (*ctx.needs_input_grad[1:], *(False,) * (len(tensors) - 3))

@@ -58,7 +58,7 @@ class Mass:
             value = getattr(self, name)
             ids = None if value is None and name == "key_segments" else _whole_numbers(name, value)
             object.__setattr__(self, name, ids)
-            compared.append(None if ids is None else (tuple(ids.shape), ids.cpu().numpy().tobytes()))
+            compared.append(None if ids is None else (tuple(ids.shape), ids.cpu().clone().numpy().tobytes()))
         object.__setattr__(self, "_compared", tuple(compared))
 
     def start(self, problem: Problem) -> _SegmentMassState:

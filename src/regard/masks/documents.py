@@ -109,6 +109,8 @@ def documents(ids: Ids, key_ids: Ids | None = None) -> Mask:
     1. They are whole numbers, for positions 0..L-1. `key_ids` likewise, of any other length. Ids need not be sorted,
     but if they are, every tile without a boundary between documents is EMPTY or FULL.
 
+    A tensor is not copied: each call sees what was written to it, as in `where`. Anything else is.
+
     Raises:
         MaskError: ids are not whole numbers; at evaluation, a position without an id, or ids of heads where there is no
             head axis.

@@ -29,13 +29,13 @@ def checked_count(name: str, value: object, *, least: int = 0) -> int:
 
 
 def whole_numbers(mask: str, name: str, values: Tensor | Sequence, *, instead: str = "") -> Tensor:
-    """A tensor of whole numbers; `instead` is the advice for booleans.
+    """A tensor of whole numbers, a copy unless it was one; `instead` is the advice for booleans.
 
     Raises:
         MaskError: they are floating-point numbers, complex numbers, booleans or no numbers.
     """
     try:
-        numbers = torch.as_tensor(values)
+        numbers = values if isinstance(values, Tensor) else torch.tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise MaskError(f"{mask} needs whole numbers as {name}; it was given {values!r}") from None
     if not numbers.numel():

@@ -36,6 +36,8 @@ def padding(lengths: Tensor | Sequence[int]) -> Mask:
     Shapes: lengths is (*batch), a tensor or a list of whole numbers >= 0; a length of 0 leaves rows that attend to
     nothing (output 0).
 
+    A tensor is not copied: each call sees what was written to it, as in `where`. Anything else is.
+
     Raises:
         MaskError: lengths are not whole numbers, or one is negative.
 

@@ -51,6 +51,8 @@ def prefix(length: int | Tensor | Sequence[int]) -> Mask:
 
     Shapes: length is a number, or (*batch).
 
+    A tensor is not copied: each call sees what was written to it, as in `where`. Anything else is.
+
     Raises:
         MaskError: a length that is negative, above 2⁶³ - 1 or not a whole number.
 

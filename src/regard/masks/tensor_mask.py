@@ -35,6 +35,10 @@ def where(*, keep: Tensor | None = None, ignore: Tensor | None = None) -> Mask:
     Shapes: broadcastable to the weights, (..., heads, M, N); (M, N) or (N,) apply to every batch and head. A mask of
     keys per sequence, in a batch with heads, is (batch, 1, 1, N).
 
+    `keep` is not copied: each call sees what was written to it, also through an array of NumPy that shares its memory;
+    but not what was written through `.data` or by another process, which torch does not count. `ignore` is copied, as
+    it is inverted: no later write is seen.
+
     Raises:
         MaskError: neither or both are passed, or the tensor is not bool (numbers added to the scores are a bias).
 

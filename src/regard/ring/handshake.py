@@ -231,7 +231,7 @@ def value_checksum(value: Any) -> str:
 
 def tensor_checksum(tensor: Tensor) -> str:
     """A checksum of a tensor's numbers."""
-    numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    numbers = tensor.detach().cpu().flatten().clone().view(torch.uint8).numpy().tobytes()
     return hashlib.blake2b(numbers, digest_size=8).hexdigest()
 
 

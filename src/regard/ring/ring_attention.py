@@ -22,6 +22,7 @@ from ..errors import ConfigurationError, KernelError, MaskError, RegardError
 from ..kernels.custom_op import add_sinks, sinks_gradient
 from ..kernels.validation import ScoreLike, make_problem
 from ..masks import Mask
+from ..tiles.memo import ForwardState
 from ..utils.numbers import whole_number
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .block_attention import (
@@ -287,6 +288,7 @@ class _RingAttention(torch.autograd.Function):
             output, lse = add_sinks(output, lse, problem.sinks)
         output = output.to(problem.value.dtype)
         ctx.call, ctx.problem, ctx.met_nonfinite = call, _without_sequences(problem), rows.met_nonfinite
+        ctx.state = ForwardState(problem)
         ctx.save_for_backward(output, lse, *tensors)
         return output, lse.to(torch.promote_types(problem.value.dtype, torch.float32))
 
@@ -298,6 +300,7 @@ class _RingAttention(torch.autograd.Function):
                 "process, or leave out create_graph=True"
             )
         call, (output, lse, *tensors) = ctx.call, ctx.saved_tensors
+        ctx.state.require_unchanged()
         problem = _with_saved(ctx.problem, tensors)
         needed = ctx.needs_input_grad[2:]
         by_id = {id(tensor): need for tensor, need in zip(tensors, needed, strict=True)}

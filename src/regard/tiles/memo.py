@@ -1,7 +1,7 @@
 """What is remembered of a mask: values that follow from it, choices of kernels, and small calls.
 
 It lives as long as the mask, or an equal one that reads the same, and holds until something has changed that the mask
-reads: a tensor, or what a function of the user's reads. Where that cannot be known nothing is remembered.
+reads: a tensor, or what a function of the user's reads. Where that cannot be known, it holds within `one_step` alone.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from types import FunctionType
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from ..biases import Bias
 from ..core.problem import Problem
 from ..core.state import State, is_constant, state_of_tensors
 from ..core.state_search import state_of
+from ..errors import ModifiedError
 from ..masks import Mask
 from ..utils.pytree import tree_tensors
 
@@ -98,17 +101,77 @@ def _new_memo(mask: Mask) -> Memo:
     return memo
 
 
+_of_step: ContextVar[dict[tuple, Any] | None] = ContextVar("values of one step", default=None)
+
+
+def one_step(mask: Mask | None, compute: Callable[[], Found]) -> Found:
+    """The result of a step of a call: choosing the kernel, its forward or its backward pass.
+
+    Within it values of a mask are memoized of which it cannot be known when they change.
+    """
+    if mask is None or memo_of(mask).state is not None or _of_step.get() is not None:
+        return compute()
+    token = _of_step.set({})
+    try:
+        return compute()
+    finally:
+        _of_step.reset(token)
+
+
+class ForwardState:
+    """The state of what mask and bias of a problem read in a forward pass, beside the tensors that autograd saves."""
+
+    __slots__ = ("_states",)
+
+    def __init__(self, problem: Problem) -> None:
+        mask, bias = problem.mask, problem.bias
+        self._states: list[tuple[Mask | Bias, State]] = []
+        if mask is not None and not is_constant(mask) and (state := memo_of(mask).state) is not None:
+            self._states.append((mask, state))
+        # Of the library's biases autograd saves all tensors.
+        if bias is not None and state_of_tensors(bias) is None and (state := state_of(bias)) is not None:
+            self._states.append((bias, state))
+
+    def require_unchanged(self) -> None:
+        """Check before a backward pass that evaluates mask and bias again.
+
+        Raises:
+            ModifiedError: something that one of them reads has changed.
+        """
+        for value, state in self._states:
+            if not state.is_current():
+                raise modified(value)
+
+
+def modified(value: Mask | Bias | None) -> ModifiedError:
+    """The error of a backward pass for which something has changed that a mask or a bias reads."""
+    return ModifiedError(
+        "one of the variables needed for gradient computation has been modified: "
+        f"{'bias' if isinstance(value, Bias) else 'mask'} {value!r} reads something that is not as it was in the "
+        "forward pass. Change it after the backward pass, or let each forward pass read a copy of its own, such as "
+        "limit.clone()"
+    )
+
+
+def remembered_state(mask: Mask) -> State | None:
+    """The state of a mask when its memo was last asked for; None where there is none."""
+    memo: Memo | None = vars(mask).get(_ANCHOR)
+    return None if memo is None else memo.state
+
+
 def memoize(
     problem: Problem, what: Hashable, compute: Callable[[], Found], when: Callable[[Found], bool] = lambda _: True
 ) -> Found:
     """Memoize a value that depends on the problem's mask and sizes alone; `when` decides whether it is stored.
 
-    Nothing is memoized where positions are a tensor, or where it cannot be known what the mask reads.
+    Nothing is memoized where positions are a tensor.
     """
     memo, positions = memo_of(problem.mask), (problem.query_positions, problem.key_positions)
-    if memo.state is None or any(isinstance(each, Tensor) for each in positions):
-        return compute()
     known, key = memo.values, (what, problem.weights_shape, problem.heads, positions)
+    if memo.state is None:
+        known, key = _of_step.get(), (memo.number, *key)
+    if known is None or any(isinstance(each, Tensor) for each in positions):
+        return compute()
     if key in known:
         return known[key]
     found = compute()

@@ -100,7 +100,8 @@ def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.nd
     along = distances(problem)
     grid = Grid(torch.zeros(1, dtype=torch.int64, device="cpu"), along, heads=False)
     line = np.zeros(len(along) + 2 * BLOCK, dtype=bool)  # rows and columns of padding lie beyond both ends
-    line[BLOCK : BLOCK + len(along)] = problem.mask.evaluate(grid).view(-1).numpy()  # type: ignore[union-attr]
+    kept = problem.mask.evaluate(grid).view(-1)  # type: ignore[union-attr]
+    torch.from_numpy(line)[BLOCK : BLOCK + len(along)] = kept  # not by `numpy()`, after which writes are not counted
     words = _packed(np.lib.stride_tricks.sliding_window_view(line, BLOCK))[:, 0]
     rows = np.repeat(np.arange(len(first) - 1), np.diff(first)) * BLOCK
     columns = [
@@ -130,7 +131,7 @@ def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int) -> np
         rows, columns = keep.shape[-2:]
         tiles = -(-columns // BLOCK)
         padded = np.zeros((*keep.shape[:2], rows, tiles * BLOCK), dtype=bool)
-        padded[..., :columns] = keep.numpy()
+        torch.from_numpy(padded)[..., :columns] = keep  # not by `numpy()`: it may be a view of the mask's own tensor
         words = _packed(padded.reshape(*keep.shape[:2], rows, tiles, BLOCK))[..., 0]
         bits[:, :, number : number + tiles, :rows] = words.swapaxes(-1, -2)
         number += tiles

@@ -22,7 +22,7 @@ from ...core.torch_modes import functorch_active, under_dispatch_mode
 from ...errors import ConfigurationError, KernelError, nearest
 from ...masks.causal import Causal
 from ...tiles.dense_mask import is_one_causal_query, is_square_causal
-from ...tiles.memo import memoize_choice
+from ...tiles.memo import memoize_choice, one_step
 from ..additive import AdditiveKernel
 from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, OwnGradient, Result
 from ..block_sparse import BlockSparseKernel
@@ -139,7 +139,9 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
 
 def _memoized_choice(problem: Problem) -> Kernel:
     """The kernel of `_lowest_time`, memoized for problems of about the same sizes and the same mask."""
-    return memoize_choice(problem.mask, _signature(problem), lambda: _lowest_time(problem))
+    return memoize_choice(
+        problem.mask, _signature(problem), lambda: one_step(problem.mask, lambda: _lowest_time(problem))
+    )
 
 
 def _lowest_time(problem: Problem) -> Kernel:
