@@ -4,6 +4,10 @@ The arithmetic of a sentence takes as long as the steps around it. For tensors o
 earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
 is known of a mask that is not made of numbers alone is forgotten with it, and with a change of what it reads. The next
 token of a text has one key more each time: there the number of keys counts up to the next power of two.
+
+The key has the parts that `signature` lists, or the call takes the long way: it is written out where it is used, as an
+object and its calls would take a tenth of the time of the smallest call. It is exact in what `signature` leaves out,
+strides and scale, which native code is given; whether keys and values have one length is checked for each step.
 """
 
 from __future__ import annotations

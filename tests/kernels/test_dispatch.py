@@ -14,9 +14,8 @@ from regard.core.operator import OPERATORS, Operator
 from regard.core.torch_modes import generator_restored
 from regard.errors import KernelError
 from regard.kernels import KERNELS, Cost, make_problem
-from regard.kernels.planning import choice
+from regard.kernels.planning import choice, signature
 from regard.kernels.reference import formula
-from regard.tiles import memo
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -124,11 +123,11 @@ class TestExplain:
         assert "takes the least time" in text
 
     def test_a_remembered_choice_for_rounded_lengths(self, monkeypatch):
-        monkeypatch.setattr(memo, "_choices", {})
+        monkeypatch.setattr(signature, "_choices", {})
         plan = regard.explain(rand(1, 2, 300, 8), rand(1, 2, 310, 8), rand(1, 2, 310, 8), mask=masks.causal())
-        (key,) = memo._choices
+        (key,) = signature._choices
         slower = next(kernel for kernel in KERNELS if kernel.name == "reference")
-        monkeypatch.setattr(memo, "_choices", {key: slower})
+        monkeypatch.setattr(signature, "_choices", {key: slower})
         lines = str(
             regard.explain(*(plan.problem.pairs.query, plan.problem.pairs.key), plan.problem.value, mask=masks.causal())
         )

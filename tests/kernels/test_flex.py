@@ -27,7 +27,7 @@ from regard.core.problem import Problem
 from regard.errors import ConfigurationError, DeviceError, KernelError, MaskError, ShapeError
 from regard.kernels import KERNELS, make_problem
 from regard.kernels.flex import FlexKernel
-from regard.kernels.planning import choice, self_check
+from regard.kernels.planning import choice, self_check, signature
 from regard.kernels.reference import ReferenceKernel
 from regard.masks import Mask
 from regard.testing import Case, assert_agrees, cases, long_cases, suite
@@ -460,9 +460,9 @@ class TestSelfCheck:
         monkeypatch.setattr(choice, "uncompared_kernel", lambda problem: None)  # small problems are compared, too
         monkeypatch.setattr(kernel, "name", "flex")
         monkeypatch.setitem(choice.apply_kernel.__globals__["_COMPUTATIONS"], "flex", kernel)
-        memo._choices.clear()
+        signature._choices.clear()
         yield kernel
-        memo._choices.clear()
+        signature._choices.clear()
 
     def explained(self, **options: Any):
         query = drawn(1, 4, 40, 16, gradient=options.pop("gradient", False))
@@ -493,7 +493,7 @@ class TestSelfCheck:
     def test_it_is_compared_once(self, kernel, monkeypatch):
         assert self.explained().kernel is kernel
         monkeypatch.setattr(self_check, "compare", lambda *_: pytest.fail("it was compared again"))
-        memo._choices.clear()
+        signature._choices.clear()
         assert self.explained().kernel is kernel
 
     def test_another_process_reads_what_agreed(self, kernel, monkeypatch):

@@ -25,7 +25,7 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, mapped_by_autograd, without_autocast
 from ..errors import ConfigurationError, KernelError
-from ..tiles.memo import ForwardState, one_step
+from ..tiles.memo import ForwardState
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import OwnGradient, Result
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
@@ -82,9 +82,7 @@ def compute_forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, in the problem's own shapes."""
     problem = replace(problem, wants_lse=True)
     with torch.no_grad():
-        result = one_step(
-            problem.mask, lambda: run_nan_safe(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
-        )
+        result = run_nan_safe(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
     return result.output, require_lse(result.lse)
 
 
@@ -130,11 +128,7 @@ def compute_gradients(
     with torch.no_grad(), without_autocast(problem.value.device.type):
         tensors = tree_tensors(problem)
         needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}
-
-        def compute(problem: Problem, *upstream: Tensor) -> tuple[list[Tensor], bool]:
-            computed = partial(_gradients, problem, *upstream, computation=_COMPUTATIONS[name], needed=needed_ids)
-            return one_step(problem.mask, computed)
-
+        compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids)
         gradients, finite = compute(problem, output, lse, grad_output, grad_lse)
         if not finite and not all_finite(*gradients) and (clean := zero_nonfinite_inputs(problem)) is not problem:
             # NaN that was attended to stands in the output; no gradient comes from there.

@@ -21,11 +21,11 @@ from ..core.large_results import new_large
 from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
-from ..tiles.memo import memoize_choice
 from ..tiles.selections import ALL, Axis, ResidueClasses, Selection, reasons_against_parts, selections
 from .base import EVERY_GRADIENT, Cost, FlashWork, InPlaceKernel, Kernel, OwnGradient, Result
 from .custom_op import apply_kernel, register
-from .planning.rates import part_choice_key, predicted_seconds
+from .planning.rates import predicted_seconds
+from .planning.signature import exact_signature, memoize_choice
 from .planning.unit_costs import RESULT
 
 CALLS = 30.0
@@ -161,7 +161,7 @@ class DecomposedKernel:
             able = [kernel for kernel in kernels if not kernel.why_not(problem)]
             return min(able, key=lambda kernel: predicted_seconds(kernel.cost(problem), problem))
 
-        return memoize_choice(problem.mask, ("kernel of a part", part_choice_key(problem)), compute)
+        return memoize_choice(problem, exact_signature, "part of a mask", compute)
 
 
 def _count_of_first_part(found: Sequence[Selection], queries: int, keys: int = 0) -> int:

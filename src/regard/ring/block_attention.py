@@ -21,8 +21,7 @@ from ..kernels import choose, zero_nonfinite_inputs
 from ..kernels.base import InPlaceKernel, OwnGradient
 from ..kernels.custom_op import compute_forward, compute_gradients
 from ..kernels.planning.choice import fastest_own_gradient
-from ..kernels.planning.rates import part_choice_key
-from ..tiles.memo import memoize_choice
+from ..kernels.planning.signature import exact_signature, memoize_choice
 from ..utils.pytree import tree_tensors
 from .hops import PairBlock
 
@@ -202,8 +201,8 @@ def block_kernel(problem: Problem, name: str | None, *, bias: bool = False) -> O
         return kernel
     if problem.mask is None and problem.bias is None:
         problem = replace(problem, query_positions=None, key_positions=None)  # one choice for all such blocks
-    key = "kernel of a block", bias, part_choice_key(problem)
-    return memoize_choice(problem.mask, key, lambda: fastest_own_gradient(problem, bias=bias))
+    what = "block of a ring", bias
+    return memoize_choice(problem, exact_signature, what, lambda: fastest_own_gradient(problem, bias=bias))
 
 
 def with_float32(problem: Problem) -> Problem:

@@ -1,7 +1,7 @@
-"""What is remembered of a mask: values that follow from it, choices of kernels, and small calls.
+"""What is remembered of a mask: values that follow from it, and small calls.
 
 It lives as long as the mask, or an equal one that reads the same, and holds until something has changed that the mask
-reads: a tensor, or what a function of the user's reads. Where that cannot be known, it holds within `one_step` alone.
+reads: a tensor, or what a function of the user's reads. Where that cannot be known, it holds while a kernel is chosen.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
-from types import FunctionType
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -31,8 +29,6 @@ MAX_KEPT_BYTES = 2**16
 """The most bytes of tensors that functions of such a mask read; one with tensors of its own is not kept."""
 MAX_SIZES = 64
 """Number of sizes memoized for each mask before all are cleared: a growing cache has another with each token."""
-MAX_CHOICES = 4096
-"""The number of memoized choices at which all are cleared."""
 
 Found = TypeVar("Found")
 
@@ -58,12 +54,10 @@ class Memo:
 
 
 _numbers = itertools.count()
-_SPAN = ("span",)
 _ANCHOR = "_memo"  # the attribute of a mask that holds its memo: a cycle from one to the other is collected with both
 _memos: weakref.WeakKeyDictionary[Mask, weakref.ref[Memo]] = weakref.WeakKeyDictionary()
 _recent_masks: deque[Mask] = deque(maxlen=MAX_MASKS)
 _without_mask = Memo(State())
-_choices: dict[Hashable, Any] = {}
 
 
 def memo_of(mask: Mask | None) -> Memo:
@@ -101,21 +95,21 @@ def _new_memo(mask: Mask) -> Memo:
     return memo
 
 
-_of_step: ContextVar[dict[tuple, Any] | None] = ContextVar("values of one step", default=None)
+_in_choice: ContextVar[dict[tuple, Any] | None] = ContextVar("values that are asked for while a kernel is chosen")
 
 
-def one_step(mask: Mask | None, compute: Callable[[], Found]) -> Found:
-    """The result of a step of a call: choosing the kernel, its forward or its backward pass.
+def within_choice(mask: Mask | None, choose: Callable[[], Found]) -> Found:
+    """The choice of a kernel, for which each one asks for the same tiles.
 
-    Within it values of a mask are memoized of which it cannot be known when they change.
+    Within it values of a mask are memoized, too, of which it cannot be known when they change.
     """
-    if mask is None or memo_of(mask).state is not None or _of_step.get() is not None:
-        return compute()
-    token = _of_step.set({})
+    if mask is None or memo_of(mask).state is not None:
+        return choose()
+    token = _in_choice.set({})
     try:
-        return compute()
+        return choose()
     finally:
-        _of_step.reset(token)
+        _in_choice.reset(token)
 
 
 class ForwardState:
@@ -169,7 +163,7 @@ def memoize(
     memo, positions = memo_of(problem.mask), (problem.query_positions, problem.key_positions)
     known, key = memo.values, (what, problem.weights_shape, problem.heads, positions)
     if memo.state is None:
-        known, key = _of_step.get(), (memo.number, *key)
+        known, key = _in_choice.get(None), (memo.number, *key)
     if known is None or any(isinstance(each, Tensor) for each in positions):
         return compute()
     if key in known:
@@ -180,59 +174,3 @@ def memoize(
             known.clear()
         known[key] = found
     return found
-
-
-def memoize_choice(mask: Mask | None, key: Hashable, choose: Callable[[], Found]) -> Found:
-    """Memoize a choice of a kernel for a mask and what else it depends on, which is in the key.
-
-    No kernel refuses values: masks that are made anew for each batch, or of a cache that fills up, share a choice. Only
-    its price was that of the first.
-    """
-    try:
-        key = _choice_key(mask), key
-    except LookupError:
-        return choose()
-    if key not in _choices:
-        if len(_choices) >= MAX_CHOICES:
-            _choices.clear()
-        _choices[key] = choose()
-    return _choices[key]
-
-
-def _choice_key(mask: Mask | None) -> Hashable:
-    """A mask as part of a key: all that a kernel's `why_not` reads of it, which is not the values.
-
-    Raises:
-        LookupError: code of the user's decides on its structure, and it cannot be known what that code reads.
-    """
-    if mask is None or is_constant(mask):
-        return mask
-    if mask.operands:
-        return type(mask), *map(_choice_key, mask.operands)
-    memo = memo_of(mask)
-    if not mask.is_of_library:
-        if memo.state is None:
-            raise LookupError
-        return memo.state_number
-    parts = [getattr(mask, each.name) for each in fields(mask) if each.init] if is_dataclass(mask) else [memo.number]
-    return type(mask), _has_span(mask, memo), *(_described(part, memo) for part in parts)
-
-
-def _has_span(mask: Mask, memo: Memo) -> bool:
-    """Whether a mask tells the keys of each row as a span, which may depend on the values of its tensors."""
-    if type(mask).key_span is Mask.key_span:
-        return False
-    if (known := memo.values.get(_SPAN)) is None:
-        known = mask.key_span() is not None
-        if memo.state is not None:
-            memo.values[_SPAN] = known
-    return known
-
-
-def _described(part: Any, memo: Memo) -> Hashable:
-    """A field of a mask: of a tensor its kind, of a function its code, of what else may change its memo's number."""
-    if isinstance(part, Tensor):
-        return part.shape, part.dtype, part.device
-    if isinstance(part, FunctionType):
-        return part.__code__
-    return part if is_constant(part) else memo.number

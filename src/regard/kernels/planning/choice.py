@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -11,9 +11,6 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from ... import native
-from ...biases import Bias
-from ...biases.base import Sum
-from ...biases.score_mod import ScoreModBias
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.operator import OPERATORS, Operator, operator_named
 from ...core.problem import Problem
@@ -22,7 +19,7 @@ from ...core.torch_modes import functorch_active, under_dispatch_mode
 from ...errors import ConfigurationError, KernelError, nearest
 from ...masks.causal import Causal
 from ...tiles.dense_mask import is_one_causal_query, is_square_causal
-from ...tiles.memo import memoize_choice, one_step
+from ...tiles.memo import within_choice
 from ..additive import AdditiveKernel
 from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, OwnGradient, Result
 from ..block_sparse import BlockSparseKernel
@@ -35,8 +32,8 @@ from ..reference import ReferenceKernel, formula
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
 from ..tiled import TiledKernel
-from . import rates
 from .rates import predicted_seconds
+from .signature import memoize_choice, rounded_signature
 
 PLAIN_KERNEL = SdpaKernel()
 """The kernel of plain problems that are small, or off the CPU and without a gradient: no times are compared."""
@@ -58,9 +55,6 @@ KERNELS: tuple[Kernel, ...] = (
 )
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
 of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
-
-LARGEST_EXACT_LENGTH = 64
-"""Longer lengths are rounded in the memo's key; below, the fastest kernel changes from length to length."""
 
 MAX_UNCOMPARED_LENGTH = 256
 """The most queries and keys on the CPU of which the kernel is known by their sizes: no times are compared."""
@@ -138,9 +132,9 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
 
 
 def _memoized_choice(problem: Problem) -> Kernel:
-    """The kernel of `_lowest_time`, memoized for problems of about the same sizes and the same mask."""
+    """The kernel of `_lowest_time`, memoized for problems of about the same sizes."""
     return memoize_choice(
-        problem.mask, _signature(problem), lambda: one_step(problem.mask, lambda: _lowest_time(problem))
+        problem, rounded_signature, "call", lambda: within_choice(problem.mask, lambda: _lowest_time(problem))
     )
 
 
@@ -284,57 +278,6 @@ def _is_plain(problem: Problem) -> bool:
     query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
     even = query[-1] == value[-1] and query[:-2] == key[:-2] == value[:-2] and query[-2] > 1
     return even and (problem.mask is None or is_square_causal(problem))
-
-
-def _signature(problem: Problem) -> tuple:
-    """The memo key: the features, sizes and options that a choice depends on beside the mask.
-
-    Lengths are rounded: while text is generated, each call has one key more than the last. Problems of one key share a
-    choice, and the kernel is not asked `why_not` again. So a reason against a kernel may depend on what is in the key
-    alone, as a most length that is a power of two does, unless it is about time or memory and not about what the kernel
-    can compute (`MAX_BITS` of cpu_flash).
-    """
-    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    queries, keys = problem.queries, problem.keys
-    return (
-        problem.operator,
-        type(problem.pairs),
-        *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
-        *(_rounded_length(queries), _rounded_length(keys), queries == keys),
-        *(type(value), value.dtype, value.device, query.stride(-1)),
-        *(_bias_key(problem.bias), problem.bias_requires_grad()),
-        *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
-        _rounded_shift(problem.shift),
-        problem.inputs_require_grad(),
-        # As `rates.rates_key`, without a call on the way of every attention.
-        torch.get_num_threads(),
-        native.variant_in_use(),
-        rates.times_saved,
-    )
-
-
-def _bias_key(bias: Bias | None) -> Hashable:
-    """The classes of a bias and of its parts; of a function also whether it computes many pairs at once."""
-    if isinstance(bias, Sum):
-        return _bias_key(bias.left), _bias_key(bias.right)
-    return (ScoreModBias, bias.function.elementwise) if isinstance(bias, ScoreModBias) else type(bias)
-
-
-def _rounded_length(length: int) -> int:
-    """A length, rounded to within a sixteenth above LARGEST_EXACT_LENGTH.
-
-    Lengths up to a power of two are never rounded as those above it: the most queries and keys of a kernel are such.
-    """
-    if length <= LARGEST_EXACT_LENGTH:
-        return length
-    before = length - 1
-    dropped = before.bit_length() - 5
-    return (before >> dropped << dropped) + 1
-
-
-def _rounded_shift(shift: int | None) -> int | None:
-    """A shift rounded to within a sixteenth, or None; a shard far ahead has other tiles than a near one."""
-    return shift if shift is None else (_rounded_length(shift) if shift >= 0 else -_rounded_length(-shift))
 
 
 def _seconds(kernel: Kernel, problem: Problem) -> float:

@@ -216,22 +216,6 @@ def rates_key() -> tuple[int, str | None, int]:
     return torch.get_num_threads(), native.variant_in_use(), times_saved
 
 
-def part_choice_key(problem: Problem) -> tuple:
-    """What the kernel of a part of a mask, or of a block of a ring, depends on beside the mask: `memoize_choice`'s key.
-
-    The key of whole calls is `choice._signature`.
-    """
-    query, value = problem.pairs.query, problem.value
-    kinds = type(value), value.dtype, value.device, query.shape[-1], value.shape[-1], type(problem.bias)
-    positions = (
-        type(each) if isinstance(each, torch.Tensor) else each
-        for each in (problem.query_positions, problem.key_positions)
-    )
-    options = problem.softcap is None, problem.dropout is None, problem.inputs_require_grad()
-    sizes = problem.weights_shape, problem.heads, problem.pairs.key.shape
-    return (*kinds, type(problem.pairs), *sizes, *positions, *options, problem.bias_requires_grad(), *rates_key())
-
-
 @cache
 def _rates_in_use(threads: int, native_variant: str | None, times_saved: int) -> RatesInUse:
     defaults = default_rates("cpu", native_variant)
