@@ -20,6 +20,7 @@ import regard
 from regard import biases, masks, native
 from regard.errors import ConfigurationError, ModifiedError
 from regard.kernels import KERNELS, make_problem
+from regard.kernels.flex import FlexKernel
 from regard.kernels.planning import signature
 from regard.masks import Mask
 from regard.masks.key_spans import KeySpan
@@ -178,6 +179,30 @@ ABLE = [
 def test_in_every_kernel(kernel):
     at = torch.tensor(0)
     assert_follows(lambda: masks.from_mod(lambda b, h, q, k: k <= at), at.fill_, kernel=kernel)
+
+
+def test_compiled_code():
+    at = torch.tensor(0)
+    mask, (query, key, value) = masks.from_mod(lambda b, h, q, k: k <= at), inputs(67)
+    gc.collect()
+    attend = torch.compile(lambda q, k, v: regard.attention(q, k, v, mask=mask), backend="aot_eager", fullgraph=True)
+    for limit in LIMITS:
+        at.fill_(limit)
+        expected = over_first(query, key, value, limit)
+        torch.testing.assert_close(attend(query, key, value).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tensor of a closure", "global", "item of a list", "bound method"])
+def test_a_compiled_kernel(name):
+    kernel, (function, change) = FlexKernel("aot_eager", ("cpu",)), readers()[name]
+    query, key, value = inputs(67)
+    change(LIMITS[0])
+    kept = masks.from_mod(function)
+    for limit in LIMITS:
+        change(limit)
+        for mask in (kept, masks.from_mod(function)):
+            found = kernel.run(make_problem(query, key, value, mask=mask, wants_lse=True)).output
+            torch.testing.assert_close(found.double(), over_first(query, key, value, limit), rtol=1e-5, atol=1e-5)
 
 
 @dataclass(frozen=True)
