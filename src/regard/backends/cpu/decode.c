@@ -247,21 +247,37 @@ INLINE void process_part(const struct decode *problem, const struct scratch_rows
     write_part(problem, head * problem->parts + part, scratch->output, problem->value_dim, maximum, total);
 }
 
-INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch_rows, int64_t unit,
-                         const int dtype, const int whole) {
-    int64_t head = unit / problem->parts, part = unit % problem->parts;
-    const int paired = in_pairs(dtype) && problem->query_dtype == dtype;
-    const int more = LANES > 2 * ROWS && problem->rows > ROWS; /* fewer lanes have at most ROWS rows here */
-    if (problem->rows == 1) /* of which most is waiting for memory */
-        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 1, 0});
-    else if (more && paired)
-        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 2 * ROWS, 1});
-    else if (more)
-        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, 2 * ROWS, 0});
-    else if (paired)
-        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS, 1});
+/* The same with the dims as the compiler's constant. */
+INLINE void process_dims(const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part,
+                         int whole, const int dtype, const int rows, const int paired) {
+    if (whole)
+        process_part(problem, scratch, head, part, (struct kind){dtype, 1, rows, paired});
     else
-        process_part(problem, scratch_rows, head, part, (struct kind){dtype, whole, ROWS, 0});
+        process_part(problem, scratch, head, part, (struct kind){dtype, 0, rows, paired});
+}
+
+INLINE void process_rows(const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part,
+                         int whole, const int dtype, const int rows) {
+    if (in_pairs(dtype) && problem->query_dtype == dtype)
+        process_dims(problem, scratch, head, part, whole, dtype, rows, 1);
+    else
+        process_dims(problem, scratch, head, part, whole, dtype, rows, 0);
+}
+
+#define PART (const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part, int whole)
+/* A single row is not multiplied in pairs: most of it is waiting for memory. */
+TABLE_BY_DTYPE(process_one_row, PART, process_dims(problem, scratch, head, part, whole, DTYPE, 1, 0))
+TABLE_BY_DTYPE(process_few_rows, PART, process_rows(problem, scratch, head, part, whole, DTYPE, ROWS))
+TABLE_BY_DTYPE(process_more_rows, PART, process_rows(problem, scratch, head, part, whole, DTYPE, 2 * ROWS))
+
+INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch, int64_t unit, int whole) {
+    int64_t head = unit / problem->parts, part = unit % problem->parts;
+    if (problem->rows == 1)
+        process_one_row[problem->dtype](problem, scratch, head, part, whole);
+    else if (LANES > 2 * ROWS && problem->rows > ROWS) /* fewer lanes have at most ROWS rows here */
+        process_more_rows[problem->dtype](problem, scratch, head, part, whole);
+    else
+        process_few_rows[problem->dtype](problem, scratch, head, part, whole);
 }
 
 INLINE void process_unit_in_lanes(const struct decode *problem, const struct lane_scratch *scratch, int64_t unit,
@@ -275,6 +291,9 @@ INLINE void process_unit_in_lanes(const struct decode *problem, const struct lan
     write_part(problem, unit, scratch->output, round_up_to_lanes(problem->value_dim), scratch->maximum,
                scratch->total);
 }
+
+TABLE_BY_DTYPE(process_many_rows, (const struct decode *problem, const struct lane_scratch *scratch, int64_t unit),
+               process_unit_in_lanes(problem, scratch, unit, DTYPE))
 
 /* Takes one part of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_decode)(struct decode *problem) {
@@ -294,11 +313,9 @@ void EXPORTED(regard_decode)(struct decode *problem) {
     struct lane_scratch lane_memory = lane_scratch(problem, numbers);
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
         if (rows_in_lanes)
-            BY_DTYPE(problem->dtype, process_unit_in_lanes(problem, &lane_memory, unit, DTYPE));
-        else if (whole)
-            BY_DTYPE(problem->dtype, process_unit(problem, &scratch_rows, unit, DTYPE, 1));
+            process_many_rows[problem->dtype](problem, &lane_memory, unit);
         else
-            BY_DTYPE(problem->dtype, process_unit(problem, &scratch_rows, unit, DTYPE, 0));
+            process_unit(problem, &scratch_rows, unit, whole);
     }
     free(numbers);
 }

@@ -111,6 +111,12 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
                   rescale, paired);
 }
 
+#define ROW_GROUP \
+    (const struct flash *problem, struct forward_state *state, int64_t row, int64_t column, const uint64_t *words, \
+     const struct extent extent)
+APART void row_group_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0); }
+APART void row_group_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1); }
+
 /* A result that is merged with: as if its weights had been computed before, with a sum of 1 in units of its lse. */
 INLINE void resume_rows(const struct flash *problem, struct forward_state *state) {
     int64_t padded = padded_dim(problem->value_dim);
@@ -125,7 +131,7 @@ INLINE void resume_rows(const struct flash *problem, struct forward_state *state
     }
 }
 
-INLINE void start_rows(const struct flash *problem, struct forward_state *state, const int dtype) {
+INLINE void start_rows(const struct flash *problem, struct forward_state *state, int dtype) {
     int64_t padded = padded_terms(problem->dim, in_pairs(dtype)), all = state->blocks * BLOCK;
     const void *query = head_rows(&problem->query, state->batch, state->head, state->begin, dtype);
     for (int64_t row = 0; row < all; row += BLOCK)
@@ -157,7 +163,7 @@ INLINE void write_rows(const struct flash *problem, struct forward_state *state,
     state->check += check;
 }
 
-INLINE void process_row_blocks(const struct flash *problem, struct forward_state *state, const int dtype) {
+APART void process_row_blocks(const struct flash *problem, struct forward_state *state, int dtype) {
     struct cursor cursors[MOST_BLOCKS];
     start_rows(problem, state, dtype);
     load_ahead(&problem->result, state->batch, state->head, state->begin, state->count, problem->value_dim,
@@ -181,12 +187,12 @@ INLINE void process_row_blocks(const struct flash *problem, struct forward_state
             for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
                 struct extent extent = tile_extent(words ? words + row : 0, count);
                 if (extent.begin < extent.end)
-                    process_row_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent,
-                                      in_pairs(dtype));
+                    (in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats)(problem, state, b * BLOCK + row, column,
+                                                                                 words ? words + row : 0, extent);
             }
         }
     }
-    write_rows(problem, state, dtype);
+    BY_DTYPE(dtype, write_rows(problem, state, DTYPE));
 }
 
 /* The next unit of work; its head is -1 if none is left. Where rows of batches alternate in memory, so do the units. */
@@ -218,12 +224,12 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     state.keys = take_floats(&free_memory, padded * BLOCK);
     state.values = take_floats(&free_memory, BLOCK * value_padded);
     struct narrow narrow = take_narrow(problem, rows, &free_memory);
+    const int dtype = (int)problem->dtype;
     for (struct unit unit = take_unit(problem), next; unit.head >= 0; unit = next) {
         next = take_unit(problem);
         state.batch = unit.batch, state.head = unit.head, state.begin = unit.row, state.count = unit.count;
         state.blocks = (state.count + BLOCK - 1) / BLOCK;
-        BY_DTYPE(problem->dtype, if (!process_narrow(problem, &narrow, &unit, &next, DTYPE))
-                                     process_row_blocks(problem, &state, DTYPE));
+        if (!process_narrow(problem, &narrow, &unit, &next, dtype)) process_row_blocks(problem, &state, dtype);
     }
     finish_check(problem, state.check + narrow.check);
     free(memory);

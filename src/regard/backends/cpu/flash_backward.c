@@ -103,8 +103,9 @@ INLINE void pair_group(float *weights, float *grad_scores, float *terms) {
         }
 }
 
-INLINE void row_group_gradient(const struct flash *problem, struct gradient *state, struct tile *tile, int64_t r,
+INLINE void row_group_gradient(const struct flash *problem, struct gradient *shared, const struct tile *tile, int64_t r,
                                const struct extent extent, const int paired) {
+    const struct gradient copy = *shared, *state = &copy; /* in registers: what is stored elsewhere cannot change it */
     int64_t padded = padded_dim(problem->dim), terms = padded_terms(problem->dim, paired),
             value_terms = padded_terms(problem->value_dim, paired);
     struct factor query = {state->query + r * terms, terms, 1},
@@ -125,16 +126,24 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sta
     for (int64_t a = 0; a < padded; a += PAIR)
         add_terms(grad_scores, (struct vectors){state->key_rows + a, padded, first, last}, state->grad_query + a, padded,
                   0, paired);
-    for (int64_t i = 0; i < GROUP && tile->row + r + i < problem->rows; i++) {
+    lanes check = {0}; /* in a register, while rows are written */
+    const float *gradient = state->grad_query;
+    for (int64_t i = 0; i < GROUP && tile->row + r + i < problem->rows; i++, gradient += padded) {
         float *target = row_number(&problem->grad_query, state->batch, tile->head, tile->row + r + i) +
                         state->part * problem->grad_query_part;
         for (int64_t a = 0; a < problem->dim; a += LANES) {
-            lanes sum = load_partial(target + a, problem->dim - a) + load(state->grad_query + i * padded + a) * factor;
-            check_finite(&state->check, sum);
+            lanes sum = load_partial(target + a, problem->dim - a) + load(gradient + a) * factor;
+            check_finite(&check, sum);
             store_partial(target + a, sum, problem->dim - a);
         }
     }
+    shared->check += check;
 }
+
+#define ROW_GROUP \
+    (const struct flash *problem, struct gradient *state, const struct tile *tile, int64_t r, const struct extent extent)
+APART void row_group_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0); }
+APART void row_group_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1); }
 
 /* Key and value gradients of a tile: products over its rows. */
 INLINE void column_gradients(const struct flash *problem, struct gradient *state, const struct tile *tile,
@@ -155,15 +164,19 @@ INLINE void column_gradients(const struct flash *problem, struct gradient *state
     }
 }
 
+#define TILE (const struct flash *problem, struct gradient *state, const struct tile *tile)
+APART void columns_of_floats TILE { column_gradients(problem, state, tile, 0); }
+APART void columns_of_pairs TILE { column_gradients(problem, state, tile, 1); }
+
 /* Packs a block of rows as left and as right factor; floats are both at once. */
 INLINE void pack_both(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *terms,
-                      float *terms_of_rows, const int dtype) {
+                      float *terms_of_rows, int dtype) {
     pack_row_terms(rows, stride, count, dim, factor, terms, dtype, in_pairs(dtype));
     if (in_pairs(dtype)) pack_rows_as_terms(rows, stride, count, dim, factor, terms_of_rows, dtype, 1);
 }
 
 INLINE void process_tile(const struct flash *problem, struct gradient *state, struct tile *tile,
-                         const int dtype) {
+                         int dtype) {
     int64_t count = min_int(problem->rows - tile->row, BLOCK);
     pack_both(head_rows(&problem->query, state->batch, tile->head, tile->row, dtype), problem->query.row, count,
               problem->dim, query_factor(problem), state->query, state->query_rows, dtype);
@@ -178,7 +191,7 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
         if (extent.begin < extent.end) {
-            row_group_gradient(problem, state, tile, r, extent, in_pairs(dtype));
+            (in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats)(problem, state, tile, r, extent);
             for (int i = 0; i < GROUP; i++) tile->columns_used |= row_word(tile->words, (int)r + i, tile->count);
             tile->begin = min_int(tile->begin, r), tile->end = r + GROUP;
         } else {
@@ -186,11 +199,11 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
             memset(state->grad_scores + r * BLOCK, 0, GROUP * BLOCK * sizeof(float));
         }
     }
-    if (tile->columns_used) column_gradients(problem, state, tile, in_pairs(dtype));
+    if (tile->columns_used) (in_pairs(dtype) ? columns_of_pairs : columns_of_floats)(problem, state, tile);
 }
 
 /* Before the first tile: delta and lse of a query head's rows. Rows of padding take no part. */
-INLINE void prepare_head(const struct flash *problem, struct gradient *state, int64_t head, const int dtype) {
+INLINE void prepare_head(const struct flash *problem, struct gradient *state, int64_t head, int dtype) {
     int64_t first = (state->batch * problem->heads + head) * problem->rows;
     float *delta_to = head_values(problem, state, head, state->delta),
           *lse_to = head_values(problem, state, head, state->lse),
@@ -208,7 +221,7 @@ INLINE void prepare_head(const struct flash *problem, struct gradient *state, in
 
 /* A block of keys with all the blocks of rows that attend to it. */
 INLINE void process_key_block(const struct flash *problem, struct gradient *state, int64_t column,
-                              const int dtype) {
+                              int dtype) {
     int64_t count = min_int(problem->columns - column, BLOCK), padded = padded_dim(problem->dim),
             blocks = padded_rows(problem) / BLOCK;
     int64_t value_padded = padded_dim(problem->value_dim);
@@ -247,7 +260,7 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
 
 /* One part of the keys of one head, column of tiles after column. */
 INLINE void process_key_range(const struct flash *problem, struct gradient *state, const struct key_range *range,
-                              const int dtype) {
+                              int dtype) {
     state->batch = range->batch, state->key_head = range->key_head, state->part = range->part;
     for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++) {
         prepare_head(problem, state, head, dtype);
@@ -272,7 +285,7 @@ INLINE struct key_range unit_range(const struct flash *problem, int64_t unit, in
 }
 
 INLINE void process_unit(const struct flash *problem, struct band *band, struct gradient *state, int64_t unit,
-                         const int dtype) {
+                         int dtype) {
     int64_t batches;
     struct key_range range = unit_range(problem, unit, &batches);
     if (process_bands(problem, band, &range, batches, dtype)) return;
@@ -311,7 +324,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         struct band band = take_band(problem, &free_memory);
         int64_t unit;
         while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)
-            BY_DTYPE(problem->dtype, process_unit(problem, &band, &state, unit, DTYPE));
+            process_unit(problem, &band, &state, unit, (int)problem->dtype);
         finish_check(problem, state.check + band.check);
     }
     free(memory);

@@ -78,26 +78,30 @@ INLINE void process_columns(const struct gemv *problem, int64_t column, const st
         gemv_block(problem, row, column, (struct kind){kind.dtype, kind.whole, 1, kind.columns});
 }
 
-INLINE void process_unit(const struct gemv *problem, int64_t unit, const int dtype, const int whole) {
-    int64_t column = unit * problem->unit,
-            end = column + problem->unit < problem->columns ? column + problem->unit : problem->columns;
-    if (problem->rows == 1) {
-        for (; column < end; column++) single_product(problem, column, (struct kind){dtype, whole, 1, 1});
-        return;
-    }
+INLINE void process_row(const struct gemv *problem, int64_t column, int64_t end, const int dtype, const int whole) {
+    for (; column < end; column++) single_product(problem, column, (struct kind){dtype, whole, 1, 1});
+}
+
+INLINE void process_rows(const struct gemv *problem, int64_t column, int64_t end, const int dtype, const int whole) {
     for (; column + COLUMNS <= end; column += COLUMNS)
         process_columns(problem, column, (struct kind){dtype, whole, 0, COLUMNS});
     for (; column < end; column++) process_columns(problem, column, (struct kind){dtype, whole, 0, 1});
 }
 
+#define RANGE (const struct gemv *problem, int64_t column, int64_t end)
+TABLE_BY_DTYPE(whole_row, RANGE, process_row(problem, column, end, DTYPE, 1))
+TABLE_BY_DTYPE(any_row, RANGE, process_row(problem, column, end, DTYPE, 0))
+TABLE_BY_DTYPE(whole_rows, RANGE, process_rows(problem, column, end, DTYPE, 1))
+TABLE_BY_DTYPE(any_rows, RANGE, process_rows(problem, column, end, DTYPE, 0))
+
 /* Takes one unit of columns after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_gemv)(struct gemv *problem) {
     const int whole = problem->dim % (SUMS * LANES) == 0;
+    void(*const process) RANGE =
+        (problem->rows == 1 ? whole ? whole_row : any_row : whole ? whole_rows : any_rows)[problem->dtype];
     int64_t unit;
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
-        if (whole)
-            BY_DTYPE(problem->dtype, process_unit(problem, unit, DTYPE, 1));
-        else
-            BY_DTYPE(problem->dtype, process_unit(problem, unit, DTYPE, 0));
+        int64_t column = unit * problem->unit, end = column + problem->unit;
+        process(problem, column, end < problem->columns ? end : problem->columns);
     }
 }

@@ -40,8 +40,8 @@ struct band {
 };
 
 /* Writes the gradients of some rows, or adds them to what is there. */
-INLINE void store_gradient(lanes *check, const float *gradient, int64_t count, int64_t dim, float factor, float *target,
-                           int64_t stride, int64_t accumulate) {
+APART void store_gradient(lanes *check, const float *gradient, int64_t count, int64_t dim, float factor, float *target,
+                          int64_t stride, int64_t accumulate) {
     int64_t padded = padded_dim(dim);
     lanes found = {0}; /* in a register, while rows are written */
     for (int64_t i = 0; i < count; i++)
@@ -116,7 +116,7 @@ INLINE void store_columns(const struct flash *problem, struct band *band, const 
 }
 
 /* Writes the gradients of keys and values before a column: the window's sums, and zeros where it has none. */
-INLINE void finish_columns(const struct flash *problem, struct band *band, const struct key_range *range, int64_t end) {
+APART void finish_columns(const struct flash *problem, struct band *band, const struct key_range *range, int64_t end) {
     int64_t filled = min_int(band->filled, end), begun = min_int(band->begun, filled);
     if (band->finished < begun) store_columns(problem, band, range, band->finished, begun, 1);
     if (band->finished > begun) begun = band->finished;
@@ -160,7 +160,7 @@ INLINE void move_window(const struct flash *problem, struct band *band, const st
  * column on where that ended. */
 INLINE const float *span_columns(const struct flash *problem, const struct band *band, const struct key_range *range,
                                  const struct span *span, const struct rows *rows, int64_t dim, float *packed,
-                                 int64_t *packed_end, const int dtype) {
+                                 int64_t *packed_end, int dtype) {
     int64_t padded = padded_dim(dim);
     if (dtype == FLOAT32 && rows->row == padded && span->end + SUMS <= problem->columns) /* SUMS more may be read */
         return head_rows(rows, range->batch, range->key_head, span->column, 0);
@@ -175,7 +175,7 @@ INLINE const float *span_columns(const struct flash *problem, const struct band 
 
 /* Packs a block of rows; rows of padding take no part. */
 INLINE void load_block(const struct flash *problem, struct band *band, const struct key_range *range, int64_t head,
-                       int64_t row, int64_t count, const int dtype) {
+                       int64_t row, int64_t count, int dtype) {
     int64_t first = (range->batch * problem->heads + head) * problem->rows + row;
     const void *output = head_rows(&problem->output, range->batch, head, row, dtype);
     const void *grad_output = head_rows(&problem->grad_output, range->batch, head, row, dtype);
@@ -261,8 +261,9 @@ INLINE void clear_columns(struct band *band, int64_t begin, int64_t end, int64_t
 }
 
 /* A group of queries with all its keys. */
-INLINE void process_queries(const struct flash *problem, struct band *band, const struct key_range *range, int64_t head,
-                            const struct span *span, int64_t row, int64_t r) {
+APART void process_queries(const struct flash *problem, struct band *shared, const struct key_range *range, int64_t head,
+                           const struct span *span, int64_t row, int64_t r) {
+    struct band own = *shared, *band = &own; /* in registers: what is stored elsewhere cannot change it */
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     struct group group = {row + r, QUERIES, span_extent(span, r, QUERIES)};
     int64_t begin = group.columns.begin - span->column, end = group.columns.end - span->column;
@@ -284,11 +285,12 @@ INLINE void process_queries(const struct flash *problem, struct band *band, cons
     group_gradients(problem, band, range, head, span, &group, r);
     clear_columns(band, 0, begin, r);
     clear_columns(band, end, span->end - span->column + GROUP, r);
+    shared->ahead = own.ahead;
 }
 
 /* The gradients of a block of queries: products over their keys. */
-INLINE void query_gradients(const struct flash *problem, struct band *band, const struct key_range *range, int64_t head,
-                            const struct span *span, int64_t row, int64_t count) {
+APART void query_gradients(const struct flash *problem, struct band *band, const struct key_range *range, int64_t head,
+                           const struct span *span, int64_t row, int64_t count) {
     int64_t padded = padded_dim(problem->dim);
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent columns = span_extent(span, r, GROUP);
@@ -329,7 +331,7 @@ INLINE void find_row_extents(const struct span *span, int64_t count, struct row_
 }
 
 /* Adds the gradients of the keys and values of a block of rows: products over its rows. */
-INLINE void key_gradients(const struct flash *problem, struct band *band, const struct span *span, int64_t count) {
+APART void key_gradients(const struct flash *problem, struct band *band, const struct span *span, int64_t count) {
     static const float whole[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim);
     int64_t first = span->column - band->column;
@@ -361,7 +363,7 @@ INLINE struct stream rows_stream(const struct rows *rows, int64_t batch, int64_t
 /* Starts loading what the next block of rows reads and writes; the columns of `last` are there. */
 INLINE void start_block_ahead(const struct flash *problem, struct band *band, const struct key_range *range,
                               int64_t head, int64_t row, const struct span *last, const struct span *next,
-                              const int dtype) {
+                              int dtype) {
     int64_t batch = range->batch, key_head = range->key_head, size = entry_bytes(dtype), dim = problem->dim,
             value_dim = problem->value_dim, end = min_int(problem->rows, row + BLOCK);
     int64_t fresh = next->column > last->end ? next->column : last->end;
@@ -381,7 +383,7 @@ INLINE void start_block_ahead(const struct flash *problem, struct band *band, co
 
 /* A block of rows of one head with all its keys. */
 INLINE void process_block(const struct flash *problem, struct band *band, const struct key_range *range, int64_t head,
-                          const struct span *span, int64_t row, const int dtype) {
+                          const struct span *span, int64_t row, int dtype) {
     int64_t count = min_int(problem->rows - row, BLOCK);
     load_block(problem, band, range, head, row, count, dtype);
     for (int64_t r = 0; r < BLOCK; r += QUERIES) process_queries(problem, band, range, head, span, row, r);
@@ -392,7 +394,7 @@ INLINE void process_block(const struct flash *problem, struct band *band, const 
 /* Some blocks of rows of one batch, and after them what the window has: sums over columns before `begun` are added to
  * those that are written already. */
 INLINE void process_rows(const struct flash *problem, struct band *band, const struct key_range *range, int64_t row,
-                         int64_t end, int64_t begun, const int dtype) {
+                         int64_t end, int64_t begun, int dtype) {
     int64_t head = range->key_head * problem->group, heads = head + problem->group;
     int started = 0;
     band->begun = begun;
@@ -429,7 +431,7 @@ INLINE void process_rows(const struct flash *problem, struct band *band, const s
 /* A range of keys of one head in some batches, if the rows that attend to it are a band; returns 0 if they are not.
  * Where rows of batches alternate in memory, all batches take some rows before the next ones. */
 INLINE int process_bands(const struct flash *problem, struct band *band, const struct key_range *first,
-                         int64_t batches, const int dtype) {
+                         int64_t batches, int dtype) {
     int64_t widest, begun = first->begin, rows = batches > 1 ? STRIP : problem->rows;
     if (in_pairs(dtype)) return 0; /* products of pairs are faster tile by tile, from windows of 16 on */
     if (!is_band(problem, first, &widest)) return 0;

@@ -132,8 +132,8 @@ INLINE void group_softmax(const struct flash *problem, struct narrow *narrow, co
 }
 
 /* A group of rows with all its keys. */
-INLINE void process_group(const struct flash *problem, struct narrow *narrow, const struct span *span,
-                          const struct group *group, const int dtype) {
+APART void process_group(const struct flash *problem, struct narrow *narrow, const struct span *span,
+                         const struct group *group, int dtype) {
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim),
             width = group_width(group), offset = group->columns.begin - narrow->column;
     float share[QUERIES] = {0}, rest[QUERIES] = {0};
@@ -154,7 +154,7 @@ INLINE void process_group(const struct flash *problem, struct narrow *narrow, co
                         narrow->output + r * value_padded + a, value_padded, 0);
         }
     }
-    write_group(problem, narrow, group, share, rest, dtype);
+    BY_DTYPE(dtype, write_group(problem, narrow, group, share, rest, DTYPE));
 }
 
 /* The columns of a unit's rows; 0 if any block of them has no span, or there is no memory for all. */
@@ -173,7 +173,7 @@ INLINE int find_columns(const struct flash *problem, const struct narrow *narrow
 
 /* Starts loading what the first block of some rows reads and writes, but keys and values before a column. */
 INLINE void start_ahead(const struct flash *problem, struct narrow *narrow, const struct unit *unit, int64_t column,
-                        const int dtype) {
+                        int dtype) {
     struct span span;
     narrow->ahead.at = narrow->ahead.count = 0;
     if (unit->head < 0 || unit->count <= 0 ||
@@ -191,14 +191,14 @@ INLINE void start_ahead(const struct flash *problem, struct narrow *narrow, cons
 
 /* Keys or values of a unit: where they are packed; or where they are, if packed ones are no different. */
 INLINE const float *unit_columns(const struct narrow *narrow, const struct rows *rows, int64_t key_head, int64_t dim,
-                                 int64_t after, float *packed, const int dtype) {
+                                 int64_t after, float *packed, int dtype) {
     if (dtype != FLOAT32 || rows->row != padded_dim(dim) || after < SUMS) return packed; /* SUMS more may be read */
     return head_rows(rows, narrow->unit.batch, key_head, narrow->column, 0);
 }
 
 /* Packs keys or values from a column on, unless they are used where they are. */
 INLINE void pack_columns(const struct narrow *narrow, const struct rows *rows, int64_t key_head, int64_t dim,
-                         int64_t begin, int64_t end, const float *used, float *packed, const int dtype) {
+                         int64_t begin, int64_t end, const float *used, float *packed, int dtype) {
     for (int64_t column = begin; used == packed && column < end; column += BLOCK)
         pack_rows(head_rows(rows, narrow->unit.batch, key_head, column, dtype), rows->row,
                   min_int(end - column, BLOCK), dim, 1.0f, packed + (column - narrow->column) * padded_dim(dim),
@@ -208,7 +208,7 @@ INLINE void pack_columns(const struct narrow *narrow, const struct rows *rows, i
 /* Some blocks of rows, if the tiles of each lie side by side and are few; returns 0 if they do not. `next`: the unit
  * after this one. */
 INLINE int process_narrow(const struct flash *problem, struct narrow *narrow, const struct unit *unit,
-                          const struct unit *next, const int dtype) {
+                          const struct unit *next, int dtype) {
     if (in_pairs(dtype)) return 0; /* products of pairs are faster tile by tile, from windows of 16 on */
     int64_t end, key_head = unit->head / problem->group;
     if (!find_columns(problem, narrow, unit, &narrow->column, &end)) return 0;

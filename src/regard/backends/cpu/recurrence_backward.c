@@ -29,7 +29,7 @@ INLINE void add_entries(const float *first, const float *second, int64_t count, 
 
 /* The gradient of the output of a query head, and of its totals: output = sum / total, so that grad_sum is grad_output / total and
  * grad_total is -(grad_output . output) / total, which is counted in the first part. */
-INLINE void pack_output_gradient(const struct recurrence *problem, struct backward *state, int64_t head) {
+APART void pack_output_gradient(const struct recurrence *problem, struct backward *state, int64_t head) {
     const struct chunk *chunk = &state->chunk;
     int64_t first = (chunk->batch * problem->heads + head) * problem->tokens + chunk->first;
     const int dtype = (int)problem->dtype;
@@ -69,7 +69,7 @@ INLINE void group_pair_gradients(const struct backward *state, const float *rows
 
 /* Gradients of rows and keys from those of their pairs, decayed per feature: keys move forward from group to group, rows move
  * back. */
-INLINE void decayed_pair_gradients(const struct backward *state, const float *rows) {
+APART void decayed_pair_gradients(const struct backward *state, const float *rows) {
     const struct chunk *chunk = &state->chunk;
     int64_t padded = chunk->padded, groups = (chunk->count + GROUP - 1) / GROUP, group;
     float *sums = state->columns;
@@ -94,8 +94,8 @@ INLINE void decayed_pair_gradients(const struct backward *state, const float *ro
 
 /* The gradients of rows that read the state, from `grad_output`: of the rows themselves, of what keys are to them, and of the state
  * before the chunk. `state_columns` holds that state. strict: rows read it before their own token is written. */
-INLINE void reader_gradients(const struct recurrence *problem, struct backward *state, const float *rows, const float *reading,
-                             const float *grad_totals, const int strict) {
+APART void reader_gradients(const struct recurrence *problem, struct backward *state, const float *rows, const float *reading,
+                            const float *grad_totals, const int strict) {
     const struct chunk *chunk = &state->chunk;
     struct carry before = carry_at(state, chunk->first / BLOCK % problem->segment);
     int64_t padded = chunk->padded, columns = chunk->value_padded;
@@ -132,7 +132,7 @@ INLINE void store_features(const struct recurrence *problem, const struct chunk 
 }
 
 /* One query head of the chunk. */
-INLINE void process_head(const struct recurrence *problem, struct backward *state, int64_t head, int64_t part) {
+APART void process_head(const struct recurrence *problem, struct backward *state, int64_t head, int64_t part) {
     const struct chunk *chunk = &state->chunk;
     int64_t first = ((part * problem->batch + chunk->batch) * problem->heads + head) * problem->tokens + chunk->first;
     const int dtype = (int)problem->dtype;
@@ -149,7 +149,7 @@ INLINE void process_head(const struct recurrence *problem, struct backward *stat
 
 /* The delta rule: from the gradient of what is written to that of values, by the transposed system; then keys are readers too, which
  * subtract what they read. */
-INLINE void delta_gradients(const struct recurrence *problem, struct backward *state, int64_t first) {
+APART void delta_gradients(const struct recurrence *problem, struct backward *state, int64_t first) {
     struct chunk *chunk = &state->chunk;
     int64_t columns = chunk->value_padded;
     memset(state->grad_output, 0, (size_t)(BLOCK * columns) * sizeof(float)); /* -beta times the solution */
@@ -181,7 +181,7 @@ INLINE void delta_gradients(const struct recurrence *problem, struct backward *s
 
 /* The gradient of decay: of each G, less of what it is subtracted from, summed up from the chunk's end; at the end, what decay
  * does to the state after the chunk. */
-INLINE void decay_gradients(const struct recurrence *problem, const struct backward *state, const float *border, int64_t first) {
+APART void decay_gradients(const struct recurrence *problem, const struct backward *state, const float *border, int64_t first) {
     const struct chunk *chunk = &state->chunk;
     const float *decay = head_rows(&problem->decay, chunk->batch, chunk->key_head, chunk->first, 0);
     int64_t padded = chunk->padded;
@@ -208,7 +208,7 @@ INLINE void decay_gradients(const struct recurrence *problem, const struct backw
 
 /* What the gradient of the state after the chunk gives to its keys and writes, and, in `border`, to its decay; then it is
  * decayed itself. */
-INLINE void state_gradients(const struct recurrence *problem, struct backward *state, float *border) {
+APART void state_gradients(const struct recurrence *problem, struct backward *state, float *border) {
     const struct chunk *chunk = &state->chunk;
     const float *key = problem->decay_kind == NO_DECAY ? chunk->key : chunk->key_to_end;
     int64_t padded = chunk->padded, columns = chunk->value_padded;
@@ -233,7 +233,7 @@ INLINE void state_gradients(const struct recurrence *problem, struct backward *s
     multiply_entries(state->gradient.total, chunk->whole, padded, state->gradient.total);
 }
 
-INLINE void process_chunk(const struct recurrence *problem, struct backward *state, int64_t part, float *border) {
+APART void process_chunk(const struct recurrence *problem, struct backward *state, int64_t part, float *border) {
     struct chunk *chunk = &state->chunk;
     struct carry before = carry_at(state, chunk->first / BLOCK % problem->segment);
     int64_t key_heads = problem->heads / problem->group, head = chunk->batch * key_heads + chunk->key_head;

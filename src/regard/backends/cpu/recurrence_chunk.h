@@ -76,7 +76,7 @@ INLINE lanes elu_plus_one(lanes x) {
 }
 
 /* Packs rows of queries or keys through the feature map, as target[BLOCK][padded]: 0 beyond their number and their dim. */
-INLINE void pack_features(const void *rows, int64_t stride, int64_t count, int64_t dim, int dtype, int64_t feature_map, float *target) {
+APART void pack_features(const void *rows, int64_t stride, int64_t count, int64_t dim, int dtype, int64_t feature_map, float *target) {
     int64_t padded = padded_dim(dim);
     for (int64_t i = 0; i < count; i++)
         for (int64_t a = 0; a < padded; a += LANES) {
@@ -88,7 +88,7 @@ INLINE void pack_features(const void *rows, int64_t stride, int64_t count, int64
 }
 
 /* target[columns][rows] = source[rows][columns], of whole vectors. */
-INLINE void transpose_matrix(const float *source, int64_t rows, int64_t columns, float *target) {
+APART void transpose_matrix(const float *source, int64_t rows, int64_t columns, float *target) {
     for (int64_t i = 0; i < rows; i += LANES)
         for (int64_t a = 0; a < columns; a += LANES) {
             lanes block[LANES];
@@ -104,8 +104,8 @@ INLINE void multiply_entries(const float *first, const float *second, int64_t co
 }
 
 /* into[rows][columns] = left . right (+ into where `added`), summed over [begin, end). */
-INLINE void product(const struct factor left, int64_t rows, const float *right, int64_t columns, int64_t begin, int64_t end,
-                    float *into, const int added) {
+APART void product(const struct factor left, int64_t rows, const float *right, int64_t columns, int64_t begin, int64_t end,
+                   float *into, const int added) {
     for (int64_t a = 0; a < columns; a += PAIR)
         for (int64_t row = 0; row < rows; row += GROUP)
             add_product((struct factor){left.data + row * left.stride, left.stride, left.step},
@@ -113,7 +113,7 @@ INLINE void product(const struct factor left, int64_t rows, const float *right, 
 }
 
 /* into[row] += sum over j up to the row's group of pairs[row][j] right[j]; `before`: up to the group before. */
-INLINE void lower_product(const float *pairs, int64_t rows, const float *right, int64_t columns, float *into, const int before) {
+APART void lower_product(const float *pairs, int64_t rows, const float *right, int64_t columns, float *into, const int before) {
     for (int64_t a = 0; a < columns; a += PAIR)
         for (int64_t row = 0; row < rows; row += GROUP)
             add_product((struct factor){pairs + row * BLOCK, BLOCK, 1},
@@ -121,7 +121,7 @@ INLINE void lower_product(const float *pairs, int64_t rows, const float *right, 
 }
 
 /* into[j] += sum over rows from j's group on of pairs[row][j] right[row]. */
-INLINE void upper_product(const float *pairs, int64_t rows, const float *right, int64_t columns, float *into) {
+APART void upper_product(const float *pairs, int64_t rows, const float *right, int64_t columns, float *into) {
     for (int64_t a = 0; a < columns; a += PAIR)
         for (int64_t j = 0; j < rows; j += GROUP)
             add_product((struct factor){pairs + j, 1, BLOCK}, (struct vectors){right + a, columns, j, rows},
@@ -129,7 +129,7 @@ INLINE void upper_product(const float *pairs, int64_t rows, const float *right, 
 }
 
 /* pairs[row][j] = left[row] . column j, up to the row's group at least. */
-INLINE void pair_product(const float *left, int64_t rows, int64_t dim, const float *columns, float *pairs) {
+APART void pair_product(const float *left, int64_t rows, int64_t dim, const float *columns, float *pairs) {
     for (int64_t j = 0; j < rows; j += PAIR)
         for (int64_t row = j / GROUP * GROUP; row < rows; row += GROUP)
             add_product((struct factor){left + row * dim, dim, 1}, (struct vectors){columns + j, BLOCK, 0, dim},
@@ -156,7 +156,7 @@ INLINE void mask_pairs(const struct chunk *chunk, int64_t decay_kind, const int 
 }
 
 /* The decay of one number for each token, in base 2; sums are in double, and their differences have no large errors. */
-INLINE void prepare_head_decay(const struct recurrence *problem, struct chunk *chunk) {
+INLINE void prepare_head_decay(const struct recurrence *problem, const struct chunk *chunk) {
     const float *decay = head_rows(&problem->decay, chunk->batch, chunk->key_head, chunk->first, 0);
     float high[BLOCK] ALIGNED, low[BLOCK] ALIGNED, start[BLOCK] ALIGNED, end[BLOCK] ALIGNED;
     double sum[BLOCK], all = 0;
@@ -186,7 +186,7 @@ INLINE void prepare_head_decay(const struct recurrence *problem, struct chunk *c
 
 /* The decay of each feature. No exponent is ever positive, and none is a difference: from a token to a later one it is
  * to the end of its group, over whole groups, and from the start of the later one's group. */
-INLINE void prepare_feature_decay(const struct recurrence *problem, struct chunk *chunk) {
+INLINE void prepare_feature_decay(const struct recurrence *problem, const struct chunk *chunk) {
     const float *decay = head_rows(&problem->decay, chunk->batch, chunk->key_head, chunk->first, 0);
     int64_t padded = chunk->padded;
     for (int64_t a = 0; a < padded; a += LANES) {
@@ -228,7 +228,8 @@ INLINE void prepare_feature_decay(const struct recurrence *problem, struct chunk
 }
 
 /* Keys and values of the chunk, and its decay. */
-INLINE void pack_chunk(const struct recurrence *problem, struct chunk *chunk) {
+APART void pack_chunk(const struct recurrence *problem, const struct chunk *shared) {
+    const struct chunk copy = *shared, *chunk = &copy; /* in registers: what is stored elsewhere cannot change it */
     const int dtype = (int)problem->dtype;
     const void *key = head_rows(&problem->key, chunk->batch, chunk->key_head, chunk->first, dtype);
     const void *value = head_rows(&problem->value, chunk->batch, chunk->key_head, chunk->first, dtype);
@@ -267,7 +268,8 @@ INLINE void group_pairs(const struct chunk *chunk, const float *rows, int64_t gr
 }
 
 /* Products of rows with the keys before them, each feature decayed: keys move, as columns, from group to group. */
-INLINE void decayed_pairs(const struct chunk *chunk, const float *rows, float *row_memory, float *columns, float *pairs) {
+APART void decayed_pairs(const struct chunk *shared, const float *rows, float *row_memory, float *columns, float *pairs) {
+    const struct chunk copy = *shared, *chunk = &copy; /* in registers: what is stored elsewhere cannot change it */
     int64_t padded = chunk->padded;
     multiply_entries(rows, chunk->in_group, BLOCK * padded, row_memory);
     multiply_entries(chunk->key, chunk->group_end, BLOCK * padded, chunk->moving);
@@ -300,8 +302,9 @@ INLINE void pair_weights(const struct recurrence *problem, const struct chunk *c
 
 /* The delta rule: from values to what is written, u, by the triangular system (1 + beta T) u = beta (v - e^G k S), T the decayed
  * products of keys with those before them. The two memories are [BLOCK][padded] each. */
-INLINE void solve_writes(const struct recurrence *problem, struct chunk *chunk, const struct carry *carry, float *row_memory,
-                         float *column_memory) {
+APART void solve_writes(const struct recurrence *problem, const struct chunk *shared, const struct carry *carry, float *row_memory,
+                        float *column_memory) {
+    const struct chunk copy = *shared, *chunk = &copy; /* in registers: what is stored elsewhere cannot change it */
     int64_t columns = chunk->value_padded, rows = (chunk->count + GROUP - 1) / GROUP * GROUP;
     pair_weights(problem, chunk, chunk->key, 1, -1.0f, row_memory, column_memory, chunk->solving);
     const float *reading = decayed_rows(problem, chunk, chunk->key, row_memory);
@@ -323,7 +326,7 @@ INLINE void solve_writes(const struct recurrence *problem, struct chunk *chunk, 
 }
 
 /* The state after the chunk from that before it; source and target may be the same. */
-INLINE void advance_state(const struct recurrence *problem, const struct chunk *chunk, const struct carry *source, struct carry *target) {
+APART void advance_state(const struct recurrence *problem, const struct chunk *chunk, const struct carry *source, struct carry *target) {
     int64_t padded = chunk->padded, columns = chunk->value_padded;
     const float *key = problem->decay_kind == NO_DECAY ? chunk->key : chunk->key_to_end;
     if (source->matrix != target->matrix) memcpy(target->matrix, source->matrix, (size_t)(padded * columns) * sizeof(float));

@@ -638,6 +638,10 @@ INLINE int64_t take_unit(struct short_attention *problem) {
     return __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED);
 }
 
+#define UNIT (const struct short_attention *problem, struct short_state *state, const struct next_unit next)
+TABLE_BY_DTYPE(process_forward, UNIT, forward_unit(problem, state, next, DTYPE))
+TABLE_BY_DTYPE(process_backward, UNIT, backward_unit(problem, state, next, DTYPE))
+
 INLINE void process(struct short_attention *problem, const int backward) {
     struct short_state state;
     float *memory = take_state(problem, &state, backward);
@@ -650,10 +654,7 @@ INLINE void process(struct short_attention *problem, const int backward) {
         state.batch = taken / key_heads, state.key_head = taken % key_heads;
         taken = take_unit(problem);
         struct next_unit next = {taken / key_heads, taken < problem->unit_count ? taken % key_heads : -1};
-        if (backward)
-            BY_DTYPE(problem->dtype, backward_unit(problem, &state, next, DTYPE));
-        else
-            BY_DTYPE(problem->dtype, forward_unit(problem, &state, next, DTYPE));
+        (backward ? process_backward : process_forward)[problem->dtype](problem, &state, next);
     }
     if (sum_lanes(state.check) != 0.0f) __atomic_store_n(&problem->nonfinite, 1, __ATOMIC_RELAXED);
     if (!(max_of_lanes(state.largest) < COARSE)) __atomic_store_n(&problem->coarse, 1, __ATOMIC_RELAXED);

@@ -25,6 +25,10 @@ typedef float unaligned_lanes __attribute__((vector_size(4 * LANES), aligned(4),
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Code that is long, or that several places call once for many numbers: a function of its own. Compilers take the longer
+ * for each line, the longer the function that it is inlined into. */
+#define APART static __attribute__((noinline, unused))
+
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else

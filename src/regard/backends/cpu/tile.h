@@ -91,15 +91,15 @@ INLINE lanes less_log_sum(lanes score, lanes lse, lanes rest) {
 }
 
 /* The dot product of two rows of entries. */
-INLINE float dot_entries(const void *first, const void *second, int64_t dim, const int dtype) {
+INLINE float dot_entries(const void *first, const void *second, int64_t dim, int64_t dtype) {
     lanes sum = {0};
-    for (int64_t a = 0; a < dim; a += LANES)
-        sum += load_entries(first, a, dim, dtype, 0) * load_entries(second, a, dim, dtype, 0);
+    BY_DTYPE(dtype, for (int64_t a = 0; a < dim; a += LANES)
+        sum += load_entries(first, a, dim, DTYPE, 0) * load_entries(second, a, dim, DTYPE, 0));
     return sum_lanes(sum);
 }
 
-INLINE void prefetch_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count,
-                          int64_t dim, const int dtype) {
+APART void prefetch_rows(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count,
+                         int64_t dim, int dtype) {
     for (int64_t i = 0; i < count; i++) {
         const char *row = head_rows(rows, batch, head, first + i, dtype);
         for (int64_t byte = 0; byte < dim * entry_bytes(dtype); byte += LINE) fetch_line(row + byte);
@@ -108,7 +108,7 @@ INLINE void prefetch_rows(const struct rows *rows, int64_t batch, int64_t head, 
 
 /* Loads a block of rows ahead if they are not neighbours: the processor does so by itself only within a page. */
 INLINE void load_ahead(const struct rows *rows, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t dim,
-                       const int dtype) {
+                       int dtype) {
     if (rows->row > dim) prefetch_rows(rows, batch, head, first, count, dim, dtype);
 }
 
@@ -117,28 +117,37 @@ INLINE int64_t padded_terms(int64_t dim, const int paired) { return padded_dim(t
 
 /* Packs the terms of `count` rows, floats times a factor, as target[row][padded terms]: 0 beyond them up to BLOCK rows,
  * and beyond their dim. */
-INLINE void pack_row_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                           const int dtype, const int paired) {
+INLINE void pack_row_terms_of(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                              const int dtype, const int paired) {
     int64_t padded = padded_terms(dim, paired);
     for (int64_t i = 0; i < count; i++) {
         const void *row = row_at(rows, i, stride, dtype);
         for (int64_t a = 0; a < padded; a += LANES)
             store(target + i * padded + a, load_terms(row, a, dim, factor, dtype, 0, paired));
     }
+}
+
+APART void pack_row_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                          int64_t dtype, int paired) {
+    int64_t padded = padded_terms(dim, paired);
+    if (PAIRS && paired)
+        pack_row_terms_of(rows, stride, count, dim, factor, target, BFLOAT16, 1);
+    else
+        BY_DTYPE(dtype, pack_row_terms_of(rows, stride, count, dim, factor, target, DTYPE, 0));
     memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
 }
 
 /* The same of entries, as floats. */
 INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                      const int dtype) {
+                      int64_t dtype) {
     pack_row_terms(rows, stride, count, dim, factor, target, dtype, 0);
 }
 
 /* Packs `count` rows as the right factor of a sum over rows: target[term][padded dim], where a term is an entry of one
  * row times a factor, or, `paired`, of two as they are; 0 up to BLOCK rows, and beyond their dim. */
-INLINE void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
-                               float *target, const int dtype, const int paired) {
-    if (!paired) {
+APART void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                              float *target, int64_t dtype, int paired) {
+    if (!PAIRS || !paired) {
         pack_rows(rows, stride, count, dim, factor, target, dtype);
         return;
     }
@@ -151,8 +160,8 @@ INLINE void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, 
 
 /* Packs the terms of `count` rows, floats times a factor, as columns, target[term][width], 0 in the columns beyond them.
  * There is memory for whole pairs of vectors of terms. */
-INLINE void pack_transposed_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
-                                  float *target, const int64_t width, const int dtype, const int paired) {
+INLINE void pack_transposed_terms_of(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                                     float *target, int64_t width, const int dtype, const int paired) {
     for (int64_t i = 0; i < width; i += LANES)
         for (int64_t a = 0; a < term_count(dim, paired); a += LANES) {
             lanes block[LANES];
@@ -165,9 +174,17 @@ INLINE void pack_transposed_terms(const void *rows, int64_t stride, int64_t coun
         }
 }
 
+APART void pack_transposed_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                                 float *target, int64_t width, int64_t dtype, int paired) {
+    if (PAIRS && paired)
+        pack_transposed_terms_of(rows, stride, count, dim, factor, target, width, BFLOAT16, 1);
+    else
+        BY_DTYPE(dtype, pack_transposed_terms_of(rows, stride, count, dim, factor, target, width, DTYPE, 0));
+}
+
 /* The same of entries, as floats. */
 INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                            const int64_t width, const int dtype) {
+                            int64_t width, int64_t dtype) {
     pack_transposed_terms(rows, stride, count, dim, factor, target, width, dtype, 0);
 }
 

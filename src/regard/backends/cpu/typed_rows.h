@@ -190,6 +190,18 @@ INLINE void store_entries(void *row, int64_t column, int64_t dim, const int dtyp
         }                                                         \
     } while (0)
 
+/* A table of functions, one for each dtype as the constant DTYPE, each of them APART: table[dtype](arguments). */
+#define ONE_DTYPE(table, dtype, parameters, ...) \
+    APART void table##_##dtype parameters {     \
+        enum { DTYPE = dtype };                  \
+        __VA_ARGS__;                             \
+    }
+#define TABLE_BY_DTYPE(table, parameters, ...)              \
+    ONE_DTYPE(table, FLOAT32, parameters, __VA_ARGS__)      \
+    ONE_DTYPE(table, BFLOAT16, parameters, __VA_ARGS__)     \
+    ONE_DTYPE(table, FLOAT16, parameters, __VA_ARGS__)      \
+    static void(*const table[]) parameters = {table##_FLOAT32, table##_BFLOAT16, table##_FLOAT16};
+
 INLINE int64_t entry_bytes(const int dtype) { return dtype == FLOAT32 ? 4 : 2; }
 
 /* The address of a row by its number and the stride in entries. */
