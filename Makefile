@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+NATIVE := src/regard/backends/cpu
+
 # Stamps: what has been done to the environment, and when.
 CREATED := $(VENV)/.created
 DEMO := $(VENV)/.installed-demo
@@ -115,7 +117,7 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks
-	rm -f src/regard/backends/cpu/libregard.so* src/regard/backends/cpu/not_built.txt
+	rm -f $(NATIVE)/libregard.so* $(NATIVE)/not_built.txt
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -127,13 +129,17 @@ $(CREATED):
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-NATIVE := hatch_build.py src/regard/backends/cpu/build.py $(wildcard src/regard/backends/cpu/*.[ch])
+# Native code is compiled first, where one can see it: what pip does as it installs is hidden, and finds it compiled.
+COMPILED := hatch_build.py $(NATIVE)/build.py $(wildcard $(NATIVE)/*.[ch])
+compile = $(BIN)/python $(NATIVE)/build.py || true
 
-$(DEMO): $(CREATED) pyproject.toml constraints.txt $(NATIVE)
+$(DEMO): $(CREATED) pyproject.toml constraints.txt $(COMPILED)
+	@$(compile)
 	$(INSTALL) --editable '.[demo]'
 	@touch $@
 
 # What development needs holds all that the demo needs.
-$(DEV): $(CREATED) pyproject.toml constraints.txt $(NATIVE)
+$(DEV): $(CREATED) pyproject.toml constraints.txt $(COMPILED)
+	@$(compile)
 	$(INSTALL) --editable '.[dev]'
 	@touch $(DEMO) $@

@@ -1,4 +1,7 @@
-"""While a wheel is built, so is the native code in it. Without a C compiler the wheel holds the reason instead."""
+"""While a wheel is built, so is the native code in it. Without a C compiler the wheel holds the reason instead.
+
+An editable installation gets the variants of native code that this processor runs, a wheel all of its family.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ class NativeCode(BuildHookInterface):
             return
         self._scratch = tempfile.TemporaryDirectory()
         folder = Path(self._scratch.name)
-        reason = builder.build(folder)
+        reason = builder.build(folder, all_variants=True, keep=builder.kept_folder(editable=False))
         self._say(reason)
-        name = builder.REASON if reason else builder.LIBRARY
-        build_data["force_include"][str(folder / name)] = f"regard/backends/cpu/{name}"
+        for name in [builder.REASON] if reason else [builder.LIBRARY, builder.CHECKSUM]:
+            build_data["force_include"][str(folder / name)] = f"{NATIVE.removeprefix('src/')}/{name}"
         if reason is None:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform()}"

@@ -35,7 +35,7 @@ emulated=(qemu-aarch64-static -L "$folder/root" -E "PYTHONPATH=$folder/src:$fold
     "$folder/root/usr/bin/python3.11")
 rm -rf "$folder/src"
 cp -r src "$folder/src"
-rm -f "$folder"/src/regard/backends/cpu/libregard.so
+rm -f "$folder"/src/regard/backends/cpu/libregard.so*
 CC=aarch64-linux-gnu-gcc "${emulated[@]}" "$folder/src/regard/backends/cpu/build.py"
 "${emulated[@]}" -c "import platform, torch, regard.native as n; print(platform.machine(), torch.__version__, n.variants())"
 exec "${emulated[@]}" -m pytest -p no:cacheprovider -q --timeout 0 -m "not slow" "${tests[@]}"

@@ -1,74 +1,63 @@
 """Compiling the C sources of this folder into one library, with the compiler of the system.
 
-Runs while regard is being installed, so it needs Python's own modules alone. `python build.py` in this folder builds
-anew. A compiler that is missing or fails stops nothing: what it said is written where the library would be.
+Runs while regard is being installed, so it needs Python's own modules alone. A compiler that is missing or fails stops
+nothing: what it said is written where the library would be.
+
+    python build.py          for the variants that this processor runs
+    python build.py --all    for all of its family
+
+Each object file is kept, under the hash of all that it is made of: what was compiled once is only linked again.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libregard.so"  # whatever the system calls such files: it is opened by its name
+CHECKSUM = "libregard.so.sha256"  # of the library beside it, as sha256sum writes and checks it
 REASON = "not_built.txt"
+SETTING = "REGARD_VARIANTS"
+"""The environment variable that says for which variants to compile: "all", or their names with commas between them."""
 
-SOURCES_PER_VARIANT = (
+SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
+    "decode.c",
+    "short.c",
+    "flash_backward.c",
+    "flash.c",
+    "gemv.c",
     "additive_scores.c",
     "additive_backward.c",
     "additive_forward.c",
     "additive_tile_gradients.c",
-    "decode.c",
     "finite.c",
-    "flash.c",
-    "flash_backward.c",
     "flash_reductions.c",
     "flash_weights.c",
-    "gemv.c",
     "gru_decoder_backward.c",
     "gru_decoder_forward.c",
     "pair_products.c",
     "recurrence_backward.c",
     "recurrence_forward.c",
     "recurrence_step.c",
-    "short.c",
     "top_entries.c",
 )
 CPU_SUPPORT = "cpu_support.c"
-HEADERS = (
-    "additive.h",
-    "additive_scores.h",
-    "decode.h",
-    "flash.h",
-    "gemv.h",
-    "gru_decoder.h",
-    "gru_steps.h",
-    "microkernel.h",
-    "narrow.h",
-    "narrow_backward.h",
-    "narrow_forward.h",
-    "prefetch.h",
-    "recurrence.h",
-    "recurrence_chunk.h",
-    "reduce_tile.h",
-    "reductions.h",
-    "row_lanes.h",
-    "short.h",
-    "simd.h",
-    "tile.h",
-    "top_entries.h",
-    "topk.h",
-    "transpose.h",
-    "typed_rows.h",
-    "variants.h",
-)
 
 # -fwrapv: whole numbers are bits here. contract: x * y + z may be one instruction, rounded once.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
@@ -81,6 +70,9 @@ FOR_X86 = {
     "avx512": AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }
+
+KEPT_SECONDS = 30 * 24 * 3600
+"""Object files that no build has used for so long are removed."""
 
 
 class BuildError(Exception):
@@ -103,73 +95,255 @@ def baseline() -> str:
 
 def digest() -> str:
     """Hash of the C sources; a library built from sources with another hash is not used."""
-    content = b"".join((SOURCES / name).read_bytes() for name in (*SOURCES_PER_VARIANT, CPU_SUPPORT, *HEADERS))
-    return hashlib.sha256(content).hexdigest()[:16]
+    return hash_of(files_of(*SOURCES_PER_VARIANT, CPU_SUPPORT).values())[:16]
 
 
-def build(folder: Path = SOURCES) -> str | None:
-    """Compile the library into `folder`; return None, or the reason for a failure, which is written there instead."""
-    library, note = folder / LIBRARY, folder / REASON
+def hash_of(parts: Iterable[str]) -> str:
+    """SHA-256 of some texts, one after another."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def files_of(*names: str) -> dict[str, str]:
+    """The text of some sources, and of the headers of this folder that they include, in the order of their names.
+
+    >>> [*files_of("cpu_support.c")]
+    ['cpu_support.c']
+    >>> "simd.h" in files_of("gemv.c")
+    True
+    """
+    found: dict[str, str] = {}
+    left = [*names]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found[name] = (SOURCES / name).read_text("utf-8")
+            left += re.findall(r'^#include "(.+)"', found[name], re.MULTILINE)
+    return dict(sorted(found.items()))
+
+
+def build(folder: Path = SOURCES, *, all_variants: bool = False, keep: Path | None = None) -> str | None:
+    """Compile the library into `folder`; return None, or the reason for a failure, which is written there instead.
+
+    Args:
+        folder: where the library goes.
+        all_variants: for all processors of the family, not only for what this one runs; REGARD_VARIANTS comes first.
+        keep: where object files are kept; by default `kept_folder()`.
+    """
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            built = compiled(Path(scratch))
-            fresh = (
-                folder / f"{LIBRARY}.{os.getpid()}"
-            )  # renamed when complete: another process may have the old one open
-            fresh.write_bytes(built.read_bytes())
-            fresh.replace(library)
-    except BuildError as error:
-        library.unlink(missing_ok=True)
-        note.write_text(str(error), "utf-8")
-        return str(error)
-    note.unlink(missing_ok=True)
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                library = Compiler(Path(scratch), keep or kept_folder()).library(all_variants=all_variants)
+        except BuildError as error:
+            for name in (LIBRARY, CHECKSUM):
+                (folder / name).unlink(missing_ok=True)
+            write(folder / REASON, str(error).encode())
+            return str(error)
+        write(folder / LIBRARY, library)
+        write(folder / CHECKSUM, f"{hashlib.sha256(library).hexdigest()}  {LIBRARY}\n".encode())
+        (folder / REASON).unlink(missing_ok=True)
+    except OSError as error:
+        return f"{error.filename} cannot be written: {error.strerror}"
     return None
 
 
-def compiled(scratch: Path) -> Path:
-    """Compile the library in `scratch`; variants that the compiler does not support are omitted.
+def damage(folder: Path) -> str | None:
+    """What is wrong with the library in a folder; None where it is, byte by byte, what was built."""
+    if not (folder / CHECKSUM).exists():
+        return f"{CHECKSUM}, which is written with it, is not there"
+    library = (folder / LIBRARY).read_bytes()
+    if (folder / CHECKSUM).read_bytes().startswith(hashlib.sha256(library).hexdigest().encode()):
+        return None
+    return f"its {len(library):,} bytes are not those that were built: their sum is not that of {CHECKSUM}"
 
-    Raises:
-        BuildError: there is no compiler, or it fails on what every processor runs.
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file as a whole, unless it is as it should be: another process may read it, or have it open."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    fresh.write_bytes(content)
+    fresh.replace(path)
+
+
+def kept_folder(*, editable: bool = True) -> Path | None:
+    """Where object files are kept: in the checkout that this file is in, or in the user's cache; None: neither exists.
+
+    editable: the checkout stays, as regard is imported from it. Another one may be a copy for a while, and is the place
+    only if it has been so before.
     """
-    objects = []
-    for variant, flags in compiler_flags().items():
-        try:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler of its own
-                compiling = (
-                    pool.submit(one_object, scratch, source, variant, (*flags, f"-DVARIANT={variant}"))
-                    for source in SOURCES_PER_VARIANT
-                )
-                parts = [each.result() for each in list(compiling)]
-        except BuildError:
-            if variant == baseline():
-                raise
-            continue
-        objects += parts
-    objects.append(one_object(scratch, CPU_SUPPORT, "any", (f'-DDIGEST="{digest()}"', f'-DBASELINE="{baseline()}"')))
-    library = scratch / LIBRARY
-    call("-shared", "-fPIC", "-o", str(library), *objects, "-lm")
-    return library
-
-
-def one_object(scratch: Path, source: str, variant: str, flags: tuple[str, ...]) -> str:
-    """Compile one source for one variant, and return the path of the object file."""
-    target = scratch / f"{Path(source).stem}_{variant}.o"
-    call(*FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(target))
-    return str(target)
-
-
-def call(*arguments: str) -> None:
-    """Run the compiler: $CC, or cc."""
-    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    for folder in SOURCES.parents:
+        kept = folder / "build" / "native"
+        if (folder / "hatch_build.py").is_file() and (editable or kept.is_dir()):
+            return kept
     try:
-        done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise BuildError(f"no C compiler was found: {compiler[0]}: {error.strerror}") from None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["nothing"]
-        raise BuildError(f"the C compiler {compiler[0]} failed: {said[0].strip()}")
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # the user has no home
+        return None
+    return cache / "regard" / "native"
+
+
+def say(text: str) -> None:
+    """Tell what takes so long."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+class ObjectFile(NamedTuple):
+    """One source, compiled for one variant. Its name has a hash of all that it is made from."""
+
+    source: str
+    flags: tuple[str, ...]
+    name: str
+
+
+class Compiler:
+    """The C compiler of the system, $CC or cc, and the object files that it has compiled before."""
+
+    def __init__(self, scratch: Path, keep: Path | None) -> None:
+        self.scratch, self.keep = scratch, keep
+        self.command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        about = self.run("-v")
+        self.version = f"{self.command}{about.stdout}{about.stderr}"  # and the system that it compiles for
+
+    def library(self, *, all_variants: bool) -> bytes:
+        """The library; variants that the compiler does not support are omitted.
+
+        Raises:
+            BuildError: there is no compiler, or it fails on what every processor runs.
+        """
+        support = self.object_file(CPU_SUPPORT, "any", f'-DDIGEST="{digest()}"', f'-DBASELINE="{baseline()}"')
+        self.make(support)
+        parts = {
+            variant: [
+                self.object_file(source, variant, *compiler_flags()[variant], f"-DVARIANT={variant}")
+                for source in SOURCES_PER_VARIANT
+            ]
+            for variant in self.chosen(support, all_variants=all_variants)
+        }
+        objects = [support]
+        with self.progress(parts), ThreadPoolExecutor(core_count()) as pool:  # each waits for a compiler of its own
+            making = {variant: [pool.submit(self.make, part) for part in own] for variant, own in parts.items()}
+            for variant, own in parts.items():
+                try:
+                    for each in making[variant]:
+                        each.result()
+                except BuildError:
+                    if variant == baseline():
+                        raise
+                else:
+                    objects += own
+        self.forget()
+        return self.linked(objects)
+
+    def chosen(self, support: ObjectFile, *, all_variants: bool) -> list[str]:
+        """The variants to compile for: those of REGARD_VARIANTS, all, or what this processor runs; and the baseline."""
+        names, setting = [*compiler_flags()], os.environ.get(SETTING, "")
+        if setting not in ("", "all"):
+            for name in setting.split(","):
+                if name not in names:
+                    raise BuildError(
+                        f"{SETTING} is {setting!r}, where {name!r} is no variant: name some of {names}, or 'all'"
+                    )
+            return [name for name in names if name in setting.split(",") or name == baseline()]
+        if setting == "all" or all_variants:
+            return names
+        alone = self.scratch / "support.so"
+        alone.write_bytes(self.linked([support]))
+        try:
+            runs = ctypes.CDLL(str(alone)).regard_runs
+        except OSError:  # compiled for another system than this one
+            return names
+        return [name for name in names if runs(name.encode()) or name == baseline()]
+
+    @contextlib.contextmanager
+    def progress(self, parts: dict[str, list[ObjectFile]]) -> Iterator[None]:
+        """Say what is compiled, on one line, and how long it took; nothing if nothing is."""
+        missing = sum(self.kept(part) is None for own in parts.values() for part in own)
+        start = time.monotonic()
+        if missing:
+            say(f"regard: compiling native code for {', '.join(parts)}, {missing} files, on {core_count()} cores ...")
+        try:
+            yield
+        finally:
+            if missing:
+                say(f" {time.monotonic() - start:.0f} s\n")
+
+    def object_file(self, source: str, variant: str, *flags: str) -> ObjectFile:
+        """What a source is compiled to for a variant."""
+        flags = (*FLAGS, *flags)
+        return ObjectFile(source, flags, f"{Path(source).stem}-{variant}-{self.made_from(source, flags)}.o")
+
+    def made_from(self, source: str, flags: tuple[str, ...]) -> str:
+        """Hash of a source, the headers that it includes, and the compiler with its flags."""
+        return hash_of([self.version, *flags, *files_of(source).values()])[:32]
+
+    def make(self, part: ObjectFile) -> None:
+        """Put an object file into the scratch folder: the one that was kept, or a new one, which is kept then."""
+        target = self.scratch / part.name
+        kept = self.kept(part)
+        if kept is not None:
+            target.write_bytes(kept)
+            return
+        self.call(*part.flags, "-c", str(SOURCES / part.source), "-o", str(target))
+        unchanged = self.made_from(part.source, part.flags) in part.name  # while it was compiled
+        if self.keep is not None and unchanged:
+            with contextlib.suppress(OSError):  # where nothing can be kept, the next build compiles again
+                self.keep.mkdir(parents=True, exist_ok=True)
+                content = target.read_bytes()
+                write(self.keep / part.name, hashlib.sha256(content).digest() + content)
+
+    def kept(self, part: ObjectFile) -> bytes | None:
+        """An object file that was compiled before, if it is there and whole: its hash stands before it."""
+        if self.keep is None:
+            return None
+        path = self.keep / part.name
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return content[32:] if hashlib.sha256(content[32:]).digest() == content[:32] else None
+
+    def forget(self) -> None:
+        """Remove what no build has used for long."""
+        if self.keep is None:
+            return
+        for path in self.keep.glob("*.o*"):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                if path.stat().st_mtime < time.time() - KEPT_SECONDS:
+                    path.unlink()
+
+    def linked(self, objects: list[ObjectFile]) -> bytes:
+        """The shared library of some object files."""
+        library = self.scratch / LIBRARY
+        paths = (str(self.scratch / part.name) for part in objects)
+        self.call("-shared", "-fPIC", "-o", str(library), *paths, "-lm")
+        return library.read_bytes()
+
+    def call(self, *arguments: str) -> None:
+        """Run the compiler; BuildError if it fails."""
+        done = self.run(*arguments)
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            said = [line for line in lines if "error" in line] or lines or ["nothing"]
+            raise BuildError(f"the C compiler {self.command[0]} failed: {said[0].strip()}")
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the compiler, whose messages are in English; BuildError if there is none."""
+        command, english = [*self.command, *arguments], {**os.environ, "LC_ALL": "C"}
+        try:
+            return subprocess.run(command, env=english, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise BuildError(f"no C compiler was found: {command[0]}: {error.strerror}") from None
+
+
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":
-    sys.exit(build())
+    parser = argparse.ArgumentParser(description="Compile the native code of regard.")
+    parser.add_argument("--all", action="store_true", help="for all processors of this family, not only for this one")
+    sys.exit(build(all_variants=parser.parse_args().all))

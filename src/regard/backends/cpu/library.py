@@ -47,6 +47,7 @@ class Library:
             return symbol
 
         self.variant = variant
+        self.runs = opened.regard_runs  # whether this processor runs a variant, compiled or not
         self.additive_bounds = function("additive_bounds", c_void_p)
         self.additive_prepare = function("additive_prepare", c_void_p)
         self.additive_scores = function("additive_scores", c_void_p, c_void_p)
@@ -209,26 +210,53 @@ def places_of(structure: type[ctypes.Structure], *fields: str) -> tuple[int, ...
 
 
 def _state() -> tuple[dict[str, Library], str] | str:
-    """The variants that run here and the one in use, found at the first call; or why there are none."""
+    """The variants that run here and the one in use, found at the first call; or why there are none.
+
+    Raises:
+        ConfigurationError: REGARD_NATIVE names a variant that cannot be used.
+    """
     global _found
     if _found is None:
+        setting = _setting()
+        if setting == "off":
+            _found = f"the environment variable {SETTING} is 'off'; unset it"
+            return _found
         try:
-            _found = _choose(_open(FOLDER))
+            libraries = _open(FOLDER)
         except LibraryUnusable as error:
+            if setting:
+                raise _not_usable(setting, str(error)) from None
             _found = str(error)
+        else:
+            _found = libraries, _chosen(libraries, setting)
     return _found
 
 
-def _choose(libraries: dict[str, Library]) -> tuple[dict[str, Library], str]:
-    """The fastest variant, or that of the environment variable REGARD_NATIVE, where "off" is none."""
-    chosen = os.environ.get(SETTING, "") or next(iter(libraries))
-    if chosen == "off":
-        raise LibraryUnusable(f"the environment variable {SETTING} is 'off'; unset it")
-    if chosen not in libraries:
-        raise LibraryUnusable(
-            f"the environment variable {SETTING} is {chosen!r}, which does not run here; {[*libraries]} do"
-        )
-    return libraries, chosen
+def _setting() -> str:
+    """The variant that the environment variable REGARD_NATIVE names, "off" for none, or "" where it names nothing."""
+    setting, names = os.environ.get(SETTING, ""), [*build.compiler_flags()]
+    if setting not in ("", "off", *names):
+        raise _not_usable(setting, f"no variant of that name; there are {', '.join(names)}, and off for none of them")
+    return setting
+
+
+def _chosen(libraries: dict[str, Library], setting: str) -> str:
+    """The variant that the setting names, or the fastest one."""
+    fastest = next(iter(libraries))
+    if setting in libraries:
+        return setting
+    if not setting:
+        return fastest
+    if libraries[fastest].runs(setting.encode()):
+        why = f"it was not compiled: install regard again with {build.SETTING}=all, which compiles every variant"
+    else:
+        why = "this processor does not run it"
+    raise _not_usable(setting, f"{why}; {', '.join(libraries)} can be used")
+
+
+def _not_usable(setting: str, why: str) -> ConfigurationError:
+    """The environment asks for a variant that there is not."""
+    return ConfigurationError(f"the environment variable {SETTING} is {setting!r}: {why}; or unset it for the fastest")
 
 
 def _open(folder: Path) -> dict[str, Library]:
@@ -260,9 +288,14 @@ def _load(folder: Path) -> ctypes.CDLL:
             raise LibraryUnusable(f"when regard was installed, {note.read_text('utf-8')}; {MEND}")
         raise LibraryUnusable(f"it was never built; {MEND}")
     try:
-        opened = ctypes.CDLL(str(path))
+        damage = build.damage(folder)  # of which the system would end the process at some later call
+        opened = None if damage else ctypes.CDLL(str(path))
     except OSError as error:
         raise LibraryUnusable(f"it was built for another system or processor ({error}); {MEND}") from None
+    if opened is None:
+        raise LibraryUnusable(f"{path} is damaged: {damage}; {MEND}")
+    if not hasattr(opened, "regard_digest"):
+        raise LibraryUnusable(f"{path} is not regard's; {MEND}")
     opened.regard_digest.restype = ctypes.c_char_p
     if opened.regard_digest().decode() != build.digest():
         raise LibraryUnusable(f"it was built from other sources than these; {MEND}")
