@@ -11,7 +11,9 @@ NATIVE := src/regard/backends/cpu
 CREATED := $(VENV)/.created
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt
+# Without byte code, which takes 20 seconds of a core for all packages: what is imported gets it then, in a third of that.
+INSTALL := $(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar off \
+  --constraint constraints.txt
 
 # Byte code is stored even where the environment forbids it (the empty value is none): else each process compiles all
 # modules and rewrites the assertions of all tests anew, ten seconds each.
