@@ -8,7 +8,7 @@ import torch
 
 from regard.errors import ConfigurationError
 from regard.steps import WhatIf, walkthrough
-from regard.steps.table_formats import text_width
+from regard.steps.table_formats import ROUNDING, number_text, text_width
 
 
 @pytest.fixture
@@ -87,3 +87,31 @@ def test_json_round_trip_with_minus_infinity():
 def test_an_unknown_language_is_refused(steps, render):
     with pytest.raises(ConfigurationError, match="language is 'de'; did you mean 'en'. Known: 'en', 'ko'"):
         getattr(steps, render)("de")
+
+
+@pytest.mark.parametrize("digits", [3, 6])
+@pytest.mark.parametrize("whole", [1, -1, 2, 20, 49])
+def test_a_whole_number_is_printed_as_such_whatever_rounding_left_of_it(whole, digits):
+    for error in (-ROUNDING, -1e-7, 0.0, 1e-7, ROUNDING):
+        assert number_text(whole * (1 + 0.99 * error), digits) == str(whole)
+
+
+def test_what_is_near_a_whole_number_is_not_printed_as_one():
+    numbers = 1 - 2e-5, 1 + 2e-5, 1000.002, 1e-7, -1e-7, 123456.5
+    assert [number_text(number, 3) for number in numbers] == [
+        "1.000",
+        "1.000",
+        "1000.002",
+        "0.000",
+        "0.000",
+        "123456.500",
+    ]
+
+
+def test_weights_of_large_scores_sum_to_1():
+    """They are exp(score - logsumexp) in kernels, both rounded to float32: sums are off by more than a digit."""
+    scores = 80 - 3 * torch.rand(200, 5, dtype=torch.float64)
+    lse = scores.logsumexp(-1, keepdim=True)
+    sums = (scores.float() - lse.float()).exp().double().sum(-1)
+    assert (sums - 1).abs().max() > 2e-6
+    assert {number_text(total, 3) for total in sums.tolist()} == {"1"}

@@ -19,6 +19,14 @@ Renderer: TypeAlias = "Callable[[StepTable, str, int], str]"
 MOST_FEATURES = 8
 """Features of a vector that text, Markdown and HTML print; of a longer one the first six."""
 SHOWN_FEATURES = 6
+ROUNDING = 1e-5
+"""Relative difference within which numbers are taken for equal, as rounding of float32 alone may be between them.
+
+A weight is exp(score - logsumexp), both of at most 88, the largest number whose exponential float32 holds: half of the
+last digit of each is 2^-18, together 8e-6.
+"""
+UNSEEN = 5e-4
+"""The largest difference that three digits do not show: of a large number float32 has no more than these."""
 
 STYLE = """
 :root { color-scheme: light dark }
@@ -48,16 +56,19 @@ class Cells(NamedTuple):
 def number_text(number: float, digits: int) -> str:
     """A number as it is printed: a whole number without a fraction, another with `digits` digits.
 
-    0 is printed for 0 alone: a weight that is small but not masked is 0.000.
+    Whole is what rounding alone keeps from it, whatever the digits: weights sum to 1 on every machine. But 0 is printed
+    for 0 alone: a weight that is small but not masked is 0.000.
 
     >>> [number_text(number, 3) for number in (2.0, 0.5, -1 / 3, float("-inf"), 0.0, -1e-9)]
     ['2', '0.500', '-0.333', '-∞', '0', '0.000']
+    >>> [number_text(number, 3) for number in (1 - 8e-6, 0.9999)]
+    ['1', '1.000']
     """
     if math.isinf(number):
         return "∞" if number > 0 else "-∞"
     if math.isnan(number):
         return "NaN"
-    if abs(number - round(number)) <= 1e-6 * abs(number):
+    if abs(number - round(number)) <= min(ROUNDING * abs(number), UNSEEN):
         return str(round(number))
     text = f"{number:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text
