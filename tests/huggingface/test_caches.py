@@ -47,7 +47,7 @@ def test_decoding_with_left_padding(pair, close, name, kind):
 
 
 @pytest.mark.parametrize("kind", CACHES)
-def test_weights_over_a_cache_are_eagers(pair, kind):
+def test_weights_over_a_cache_are_eagers(pair, close, kind):
     eager, ours = pair("gemma2")
     tokens = torch.randint(3, 60, (2, 9))
     seen = []
@@ -57,12 +57,12 @@ def test_weights_over_a_cache_are_eagers(pair, kind):
             model(tokens[:, :7], past_key_values=cache, use_cache=True)
             seen.append(model(tokens[:, 7:], past_key_values=cache, use_cache=True, output_attentions=True).attentions)
     for weights, expected in zip(*seen, strict=True):
-        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
+        close(weights, expected)
 
 
 @pytest.mark.parametrize("implementation", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_generate(pair, name, implementation):
+def test_generate(pair, close, name, implementation):
     prompt, padding = torch.randint(3, 60, (2, 8)), LEFT[:, :8]
     prompt[~padding.bool()] = 0
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "cache_implementation": implementation}
@@ -72,7 +72,7 @@ def test_generate(pair, name, implementation):
     )
     assert mine.sequences.tolist() == theirs.sequences.tolist()
     assert len(set(mine.sequences[:, 8:].flatten().tolist())) > 3  # more than one token again and again
-    torch.testing.assert_close(torch.stack(mine.logits), torch.stack(theirs.logits), rtol=1e-5, atol=1e-5)
+    close(torch.stack(mine.logits), torch.stack(theirs.logits))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -101,11 +101,11 @@ def test_a_decoder_in_steps_is_its_full_forward(pair, ask, close, name):
         close(torch.cat(logits, 1), eager(**inputs, decoder_input_ids=tokens).logits)
 
 
-def test_generate_returns_weights(pair):
+def test_generate_returns_weights(pair, close):
     prompt = torch.randint(3, 60, (2, 8))
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
     theirs, mine = (model.generate(prompt, output_attentions=True, **options).attentions for model in pair("mistral"))
     assert len(mine) == 4
     for weights, expected in zip(mine, theirs, strict=True):
         for layer, other in zip(weights, expected, strict=True):
-            torch.testing.assert_close(layer, other, rtol=1e-5, atol=1e-5)
+            close(layer, other)

@@ -46,11 +46,10 @@ def test_a_model_is_one_graph(pair, inputs, close, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_gradient_flows_through_the_graph(pair, inputs, name):
+def test_a_gradient_flows_through_the_graph(pair, inputs, close, name):
     eager, ours = pair(name)
     given = inputs(name)
-    expected, found = gradient(eager, eager(**given)), gradient(ours, whole(ours)(**given))
-    torch.testing.assert_close(found / expected.abs().max(), expected / expected.abs().max(), rtol=1e-4, atol=1e-5)
+    close(gradient(ours, whole(ours)(**given)), gradient(eager, eager(**given)))
 
 
 def gradient(model, outputs):
@@ -62,7 +61,7 @@ def gradient(model, outputs):
 @pytest.mark.slow
 @BREAKS
 @pytest.mark.parametrize("name", ["llama", "t5"])
-def test_weights_come_where_they_are_asked_for(pair, ask, name):
+def test_weights_come_where_they_are_asked_for(pair, ask, close, name):
     eager, ours = pair(name)
     given = ask(name) | {"use_cache": False, "output_attentions": True}
     with torch.no_grad():
@@ -71,13 +70,14 @@ def test_weights_come_where_they_are_asked_for(pair, ask, name):
     assert len(kinds) == (3 if name == "t5" else 1)
     for kind in kinds:
         assert len(mine[kind]) == 2
-        torch.testing.assert_close(mine[kind], theirs[kind], rtol=1e-5, atol=1e-5)
+        for weights, expected in zip(mine[kind], theirs[kind], strict=True):
+            close(weights, expected)
 
 
 @pytest.mark.slow
 @BREAKS
 @pytest.mark.parametrize("first", [True, False], ids=["compiled before", "compiled then"])
-def test_lenses_see_what_is_compiled(pair, ask, first):
+def test_lenses_see_what_is_compiled(pair, ask, close, first):
     eager, ours = pair("llama")
     given, lens = ask("llama") | {"use_cache": False}, Weights()
     compiled = torch.compile(ours, backend="eager")
@@ -89,7 +89,7 @@ def test_lenses_see_what_is_compiled(pair, ask, first):
         expected = eager(**given, output_attentions=True).attentions
     assert [len(calls) for calls in views.values()] == [1, 1]
     for calls, weights in zip(views.values(), expected, strict=True):
-        torch.testing.assert_close(calls[0][lens], weights, rtol=1e-5, atol=1e-5)
+        close(calls[0][lens], weights)
 
 
 @pytest.mark.slow
@@ -102,7 +102,8 @@ def test_weights_come_of_layers_that_are_compiled_by_themselves(pair, ask, close
         for layer in ours.model.layers:
             layer.compile(backend="eager")
         mine, theirs = (model(**given, output_attentions=True) for model in (ours, eager))
-        torch.testing.assert_close(mine.attentions, theirs.attentions, rtol=1e-5, atol=1e-5)
+        for weights, expected in zip(mine.attentions, theirs.attentions, strict=True):
+            close(weights, expected)
 
 
 class Attention(torch.nn.Module):

@@ -25,8 +25,8 @@ def test_every_attention_is_looked_at(pair, ask, close):
             (f"model.decoder.layers.{layer}.encoder_attn", expected.cross_attentions),
         ):
             assert len(views[name]) == 1
-            torch.testing.assert_close(views[name][0][all_of_them], weights[layer], rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(views[name][0][first], weights[layer][:, :, :2], rtol=1e-5, atol=1e-5)
+            close(views[name][0][all_of_them], weights[layer])
+            close(views[name][0][first], weights[layer][:, :, :2])
 
 
 def test_one_entry_a_call(pair):
