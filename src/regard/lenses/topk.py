@@ -150,7 +150,8 @@ class _TileBuffer:
         """Append a tile."""
         here = slice(self.filled, self.filled + tile.weights.shape[3])
         self.weights[..., here] = tile.weights
-        torch.arange(tile.columns.start, tile.columns.stop, tile.columns.step or 1, out=self.columns[here])
+        step, into = tile.columns.step or 1, self.columns[here]
+        torch.arange(tile.columns.start, tile.columns.stop, step, out=into, device=into.device)
         self.filled = here.stop
 
     def topk(self, k: int) -> TopKResult:
