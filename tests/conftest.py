@@ -34,11 +34,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import regard
+from regard import native
+from regard.backends.cpu import library
+from regard.kernels.planning import rates
 
 sys.path.insert(0, str(Path(__file__).parent / "pages"))  # tests of three folders import the module there
 
 CONFORMANCE = ("random problems", "computed", "wrong")
 """What test_conformance.py counts."""
+STATED = itertools.count(-1, -1)
+"""Numbers of times that prices were stated: memos of choices are kept by `rates.times_saved`."""
 PACKAGE = str(Path(regard.__file__).parent) + os.sep
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
@@ -142,6 +147,25 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def priced_as(monkeypatch) -> Callable[..., None]:
+    """A function that has kernels chosen as on a processor, a key of the tables of rates, with a native variant.
+
+    A choice then follows from what the test states: not from what is measured or runs here. What is chosen is computed
+    by the native code in use; where there is none, there is none to choose either.
+    """
+
+    def state(processor: str, variant: str) -> None:
+        chosen = variant if native.available() else None
+        stated = rates.RatesInUse(rates.default_rates("cpu", chosen, processor), f"those of {processor} with {chosen}")
+        monkeypatch.setattr(rates, "_rates_in_use", lambda *key: stated)
+        monkeypatch.setattr(rates, "times_saved", next(STATED))
+        for module in (native, library):
+            monkeypatch.setattr(module, "variant_in_use", lambda: chosen)
+
+    return state
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from regard import masks, native
 from regard.errors import ConfigurationError
 from regard.kernels import Cost
 from regard.kernels.base import GRADIENT, FlashWork
-from regard.kernels.planning import calibration, rates
+from regard.kernels.planning import calibration, rates, signature
 from regard.kernels.planning.rates import (
     REUSED_BYTES,
     FlashRates,
@@ -36,6 +36,7 @@ MEASURED = Rates(4e10, 5e9, {"torch": {"float32": FLASH}, "cpu": {"float32": FLA
 def cache(tmp_path, monkeypatch):
     """A cache directory of its own, and nothing remembered of another."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(signature, "_choices", {})
     rates._rates_in_use.cache_clear()
     yield tmp_path / "cache"
     rates._rates_in_use.cache_clear()
@@ -183,12 +184,11 @@ class TestInUse:
         if not native.available():
             pytest.skip(native.why_not() or "")
         query, plans, texts = torch.zeros(1, 8, 4096, 64), [], []
-        for _ in range(2):
+        for flops in (FLASH.flops, 1e8):
+            own = {"float32": replace(FLASH, flops=flops)}
+            save_rates(replace(MEASURED, flash={**MEASURED.flash, "cpu": own}), cache_file())
             plans += [regard.explain(query, query, query, mask=mask) for mask in (masks.causal(), masks.strided(64))]
             texts += [str(plan) for plan in plans[-2:]]
-            save_rates(
-                replace(MEASURED, flash={**MEASURED.flash, "cpu": {"float32": replace(FLASH, flops=1e8)}}), cache_file()
-            )
         assert [plan.kernel.name for plan in plans] == ["cpu_flash", "decomposed", "sdpa", "decomposed"]
         assert "64 × 64, by cpu_flash" in texts[1]
         assert "64 × 64, by block_sparse" in texts[3]

@@ -113,6 +113,7 @@ class TestExplain:
         assert "-> reference    chosen: asked for by name" in text
         assert "   sdpa         not asked for" in text
 
+    @pytest.mark.usefixtures("any_processor")
     def test_plain_problems_are_not_compared(self):
         query, small = torch.zeros(1, 1, 9, 8), "short" if native.available() else "sdpa"
         text = str(regard.explain(query, query, query))
@@ -180,12 +181,14 @@ class TestExplain:
         assert "-> the choice is made when the compiled or mapped function runs" in texts[0]
         assert texts[0].count("->") == 1
 
+    @pytest.mark.usefixtures("any_processor")
     def test_the_plan_is_what_runs(self):
         query = rand(1, 2, 9, 8)
         assert regard.explain(query, query, query).kernel.name == ("short" if native.available() else "sdpa")
         assert regard.explain(*whole(), score=scores.Additive(11, 11, 3), kernel="tiled").kernel.name == "tiled"
 
     @pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+    @pytest.mark.usefixtures("any_processor")
     @pytest.mark.parametrize(
         ("batch", "queries", "keys", "dtype", "mask", "name"),
         [
@@ -363,23 +366,23 @@ class TestWhereNoKernelCan:
             torch.func.vmap(attended)(query)
 
 
-def test_training_in_float16_is_not_computed_by_torch(monkeypatch, tmp_path):
+@pytest.mark.usefixtures("any_processor")
+def test_training_in_float16_is_not_computed_by_torch():
     """Its backward pass takes some sixty times as long as its forward pass."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for length in (32, 512):
         query = torch.zeros(1, 8, length, 64, dtype=torch.float16, requires_grad=True)
         kernel = regard.explain(query, query, query).kernel.name
         assert kernel in (("short", "cpu_flash") if native.available() else ("tiled", "reference"))
 
 
+@pytest.mark.usefixtures("any_processor")
 def test_as_many_queries_as_keys_are_no_steps_of_decoding():
     """Many sequences of 16 tokens have many keys and values together, but few for each query of a head."""
     if not native.available():
         pytest.skip(native.why_not() or "")
     many, few = torch.zeros(64, 4, 16, 128, dtype=torch.float16), torch.zeros(64, 4, 4, 128, dtype=torch.float16)
     assert choice.uncompared_kernel(make_problem(few, many, many)) is choice.DECODE
-    with native.using(native.variants()[0]):
-        assert choice.uncompared_kernel(make_problem(many, many, many)) is choice.SHORT
+    assert choice.uncompared_kernel(make_problem(many, many, many)) is choice.SHORT
 
 
 def test_few_queries_over_many_values_are_compared():

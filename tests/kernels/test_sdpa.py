@@ -148,6 +148,7 @@ def test_a_mask_memoized_in_inference_mode_serves_a_gradient():
 
 @pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}], ids=["all pairs", "causal"])
 @pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.usefixtures("any_processor")
 def test_small_plain_problems_are_not_compared(monkeypatch, options, grad):
     def refuse(problem):
         raise AssertionError("the times of kernels were compared")

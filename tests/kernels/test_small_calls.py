@@ -11,6 +11,7 @@ import regard
 from regard import masks, native, small_calls
 from regard.errors import ConfigurationError, ShapeError
 from regard.kernels.hooks import attention_hook
+from regard.kernels.planning.rates import ZEN_4
 from regard.masks.padding import Padding
 from regard.tiles.memo import memo_of
 
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="without native c
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch):
+def nothing_known(monkeypatch, priced_as):
+    """Nor is what is chosen left to the machine."""
+    priced_as(ZEN_4, "avx512")
     monkeypatch.setattr(small_calls, "_calls", {})
 
 

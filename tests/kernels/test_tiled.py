@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard
-from regard import biases, masks, scores
+from regard import biases, masks, native, scores
 from regard.kernels.tiled import TiledKernel
 from regard.tiles.tile_size import MIN_TILE_SIDE, SCORES_PER_TILE, batches_per_tile, tile_size
 
@@ -100,11 +100,13 @@ def test_tiles_of_all_pairs(option):
         train("tiled", **options)
 
 
-def test_additive_scores():
+@pytest.mark.parametrize("kernel", ["tiled", "additive"])
+def test_additive_scores(kernel):
     """Neither a number for each pair, nor one for each feature of many pairs."""
-    for kernel in ("tiled", "additive"):
-        with at_most(4 * SCORES_PER_TILE):
-            train(kernel, score=scores.Additive(8, 8, 16), mask=masks.window(before=200))
+    if kernel == "additive" and not native.available():
+        pytest.skip(str(native.why_not()))
+    with at_most(4 * SCORES_PER_TILE):
+        train(kernel, score=scores.Additive(8, 8, 16), mask=masks.window(before=200))
 
 
 @pytest.mark.parametrize("leading", [(1, 1), (2, 3), (16, 8), (64, 16), (0, 3)])
