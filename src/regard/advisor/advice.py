@@ -82,7 +82,7 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
         ConfigurationError, DeviceError: an argument that does not exist, or a number out of its range.
 
     >>> import regard
-    >>> advice = regard.advise(task="decode", tokens=131072, memory="16GB")
+    >>> advice = regard.advise(task="decode", tokens=131072, memory="16GB", device="cuda")
     >>> advice.recommended.name
     'grouped-query, 4 key heads'
     """
