@@ -25,6 +25,12 @@ JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -rs
 EVERYTHING := -m 'not conformance'
 
+# Another variant of the native code than the machine's own, and the instructions of torch that it has for company.
+VARIANT ?= plain
+VARIANT_TESTS := tests/kernels tests/native tests/huggingface tests/test_docs.py tests/test_readme.py
+TORCH_plain := ATEN_CPU_CAPABILITY=default
+TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2
+
 DATA ?= data
 
 BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
@@ -32,7 +38,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all durations conformance aarch64 check format docs bench comparisons figures clean
+.PHONY: help demo test test-all test-variant durations conformance aarch64 check format docs bench comparisons figures clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -45,6 +51,9 @@ test: $(DEV)  ## run the tests and every example of the documentation: five to t
 
 test-all: $(DEV)  ## run the longest tests as well: what has to pass before a change lands
 	$(PYTEST) $(EVERYTHING)
+
+test-variant: $(DEV)  ## tests of kernels, pages and transformers with another variant of the native code: VARIANT=plain, avx2, off
+	REGARD_NATIVE=$(VARIANT) $(TORCH_$(VARIANT)) $(PYTEST) $(VARIANT_TESTS)
 
 durations: $(DEV)  ## run all tests, and list the files and the tests that take the most time
 	$(PYTEST) $(EVERYTHING) --durations 100 --durations-min 0.5

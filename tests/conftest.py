@@ -53,9 +53,16 @@ def pytest_configure() -> None:
     # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    check_variant()
     # Also for the processes that tests start; many threads on small tensors are slower than few.
     os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+
+
+def check_variant() -> None:
+    """Refuse a variant of the native code that does not run here: all tests of native code would be skipped."""
+    if os.environ.get("REGARD_NATIVE", "off") not in ("", "off") and not native.available():
+        raise pytest.UsageError(str(native.why_not()))
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import regard
+from regard import native
 
 INSIDE = str(Path(regard.__file__).parent / "made_up.py")
 OUTSIDE = str(Path(regard.__file__).parent.parent / "made_up.py")
@@ -54,6 +55,19 @@ def test_every_test_starts_from_the_same_seed(attempt):
 
 def held_together(rows, strength):
     return {choices for row in rows for choices in itertools.combinations(row.items(), strength)}
+
+
+def test_a_variant_that_does_not_run_is_refused(pytestconfig, monkeypatch):
+    conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parent / "conftest.py"))
+    assert conftest is not None
+    monkeypatch.setattr(native, "why_not", lambda: "REGARD_NATIVE is 'avx9'")
+    monkeypatch.setattr(native, "available", lambda: False)
+    for allowed in ("", "off"):
+        monkeypatch.setenv("REGARD_NATIVE", allowed)
+        conftest.check_variant()
+    monkeypatch.setenv("REGARD_NATIVE", "avx9")
+    with pytest.raises(pytest.UsageError, match="is 'avx9'"):
+        conftest.check_variant()
 
 
 @pytest.mark.parametrize("strength", [1, 2, 3])
