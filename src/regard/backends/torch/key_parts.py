@@ -13,6 +13,8 @@ from .dense_block import Rectangle
 
 PART = 1024
 """The keys of a part: two parts fit into a core's own cache."""
+LARGEST_MERGED = 2.0**10
+"""The largest log-sum-exp by which parts are merged: float32 rounds it by 2^-14, and so the share of each part."""
 
 
 class KeyParts:
@@ -39,6 +41,9 @@ class KeyParts:
         output = value.new_empty(*query.shape[:3], value.shape[-1])
         lse = value.new_empty(query.shape[:3], dtype=torch.promote_types(value.dtype, torch.float32))
         merged.write(output, lse)
+        # Elsewhere than on the CPU no value is read back.
+        if keys > self.part and lse.is_cpu and (lse.isfinite() & (lse.abs() > LARGEST_MERGED)).any():
+            return rectangle.forward()
         return output, lse
 
 
