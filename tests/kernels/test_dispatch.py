@@ -54,6 +54,7 @@ class TestExplain:
         assert "torch's operator has no softcap; torch's operator has no sinks" in text
         assert "   block_sparse cannot: its dense kernel computes dot products; this score is additive; " in text
 
+    @pytest.mark.usefixtures("any_processor")
     def test_what_a_mask_leaves(self):
         mask = masks.causal() & masks.window(before=511)
         query = torch.zeros(1, 1, 1, 8).expand(1, 8, 16384, 8)
