@@ -104,6 +104,7 @@ def _indices(axis: ResidueClasses) -> Tensor:
     return axis.first + torch.arange(axis.classes)[:, None] + axis.step * torch.arange(axis.length)
 
 
+@pytest.mark.usefixtures("any_processor")
 def test_explain_lists_the_parts():
     plan = str(regard.explain(*torch.randn(3, 1, 2, 4096, 64), mask=CAUSAL & (masks.window(63) | masks.strided(64))))
     assert "-> decomposed" in plan

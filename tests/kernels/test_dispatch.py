@@ -32,6 +32,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 class TestExplain:
+    @pytest.mark.usefixtures("any_processor")
     def test_text(self):
         tensors = (tensor.double() for tensor in whole())
         lines = str(regard.explain(*tensors, mask=masks.causal(), softcap=3.0)).splitlines()
