@@ -25,7 +25,7 @@ JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -rs
 EVERYTHING := -m 'not conformance'
 
-# Another variant of the native code than the machine's own, and the instructions of torch that it has for company.
+# Another variant of the native code than the machine's own, and the instructions of torch that go with it.
 VARIANT ?= plain
 VARIANT_TESTS := tests/kernels tests/native tests/huggingface tests/test_docs.py tests/test_readme.py
 TORCH_plain := ATEN_CPU_CAPABILITY=default
