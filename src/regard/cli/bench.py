@@ -26,6 +26,9 @@ def bench(
     choices: Annotated[
         bool, typer.Option("--choices", help="Measure on 100 problems whether the chosen kernel is the fastest.")
     ] = False,
+    units: Annotated[
+        bool, typer.Option("--units", help="Fit the prices of the units of work to times measured on these problems.")
+    ] = False,
     part: Annotated[str, typer.Option(metavar="I/N", help="With --choices: the I-th of N parts of them.")] = "1/1",
     seed: Annotated[int, typer.Option(min=0, help="With --choices: 0 for the usual problems, or other ones.")] = 0,
 ) -> None:
@@ -40,8 +43,11 @@ def bench(
     With --choices it times the kernels on 100 problems of all kinds, in one to two minutes, and prints how often the
     chosen one takes at most 1.2 times the fastest one's time. REGARD_NATIVE=avx2, plain or off forces a variant of the
     native code.
+
+    With --units it times them likewise, and prints each price of kernels/planning/unit_prices.json beside the one that
+    fits the times best: a price that is far off, of many measurements, is worth a look.
     """
-    commands = {"--agreement": agreement, "--calibrate": calibrate, "--choices": choices}
+    commands = {"--agreement": agreement, "--calibrate": calibrate, "--choices": choices, "--units": units}
     asked = [name for name, is_asked in commands.items() if is_asked]
     if len(asked) > 1:
         raise ConfigurationError(f"{' and '.join(asked)} are {len(asked)} commands: leave all but one out")
@@ -49,6 +55,8 @@ def bench(
         _compare(device, cases)
     elif choices:
         _show_choices(part, seed)
+    elif units:
+        _show_units(part, seed)
     elif calibrate:
         _calibrate()
     else:
@@ -97,6 +105,17 @@ def _show_choices(part: str, seed: int) -> None:
         emit([f"{choice.problem!s:<56} {choice.chosen:<12} {times}  {choice.fastest:<12} {choice.factor:6.2f}"])
     within = sum(choice.factor <= WITHIN for choice in found)
     emit(["", f"within {WITHIN} times of the fastest: {within} of {len(found)} problems (goal: {GOAL:.0%})"])
+
+
+def _show_units(part: str, seed: int) -> None:
+    from regard.cli.kernel_choices import grid, measured_choices, part_of
+    from regard.cli.unit_fit import fitted_prices
+    from regard.kernels.planning.rates import rates_in_use
+
+    emit([rates_in_use().origin, "", f"{'price':<32} {'in use':>10} {'fitted':>10} {'factor':>7} {'measurements':>13}"])
+    for row in fitted_prices(list(measured_choices(part_of(grid(seed), part)))):
+        factor = row.fitted / row.used
+        emit([f"{row.name:<32} {row.used:10,.4g} {row.fitted:10,.4g} {factor:7.2f} {row.measurements:13,}"])
 
 
 def _show() -> None:

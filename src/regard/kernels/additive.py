@@ -15,9 +15,9 @@ from ..tiles.tile_size import SCORES_PER_TILE
 from .base import EVERY_GRADIENT, Cost, Result
 from .custom_op import apply_kernel, register
 from .planning.unit_costs import WIDEN, add_feature_cost, tilewise_cost, widened_bytes, widened_numbers
+from .planning.unit_prices import price
 
-NATIVE_FEATURE = 0.25
-"""The cost of one feature of a pair in C, in passes: some four operations on 16 numbers at once."""
+NATIVE_FEATURE = price("additive.native_feature")
 
 
 class AdditiveKernel:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..core.problem import Problem
+from .planning.unit_prices import price
 
 if TYPE_CHECKING:
     from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -26,16 +27,13 @@ class Result:
     finite: bool = False
 
 
-BACKWARD = 2.5
-"""Backward over forward of products and passes outside of the flash kernels, where the backward pass computes the
-weights anew: five products for two."""
+BACKWARD = price("base.backward")
 EVERY_GRADIENT = frozenset({"query", "key", "value", "weight", "bias", "sinks"})
 """What a kernel's `gradients` names: query, key and value, the weight of an additive score, the parameters of a bias.
 Sinks are the operator's."""
 INPUT_GRADIENTS = EVERY_GRADIENT - {"bias"}
 """Those of a kernel that gives no gradient to a bias."""
-GRADIENT = 85.0
-"""Overhead of a gradient, in calls, in addition to as many calls as forward: autograd and its Function."""
+GRADIENT = price("base.gradient")
 
 
 @dataclass(frozen=True, slots=True)

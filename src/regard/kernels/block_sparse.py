@@ -36,12 +36,12 @@ from .planning.unit_costs import (
     torch_flash_startup,
     torch_flash_work,
 )
+from .planning.unit_prices import price
 
 NARROW_BLOCK, WIDE_BLOCK, WIDE = (64, 64), (256, 64), 1536
 """Rows and columns of a tile: few rows, so that little of what the mask leaves out is visited; more where a row sees
 more than WIDE keys, so that calls are few and products large."""
-RUN = 30.0
-"""The overhead of one run, in calls: slices, torch's kernel, and its result merged."""
+RUN = price("block_sparse.run")
 MIN_FULL_WIDTH = 1024
 """From this many columns without a masked pair on, a span is visited alone and needs no mask."""
 

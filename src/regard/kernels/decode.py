@@ -31,11 +31,13 @@ from .planning.unit_costs import (
     torch_flash_work,
     total_width,
 )
+from .planning.unit_prices import price
 
 MOST_ROWS = 64
 """The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
-STEP_CALLS, STEP_MASK_CALLS, MASK_CALLS = 6.0, 15.0, 75.0
-"""Overhead of a step that is one native call, in calls; what a mask adds to it, and to any other pass."""
+STEP_CALLS = price("decode.step_calls")
+STEP_MASK_CALLS = price("decode.step_mask_calls")
+MASK_CALLS = price("decode.mask_calls")
 FEW_KEYS = 256
 """Up to so many keys a step reads all of them: to find those that a mask leaves would take longer."""
 MAX_EVALUATED_PAIRS = 2**18

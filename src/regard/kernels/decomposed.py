@@ -27,9 +27,9 @@ from .custom_op import apply_kernel, register
 from .planning.rates import predicted_seconds
 from .planning.signature import exact_signature, memoize_choice
 from .planning.unit_costs import RESULT
+from .planning.unit_prices import price
 
-CALLS = 30.0
-"""Calls of torch's operators that select the tensors of a part, and merge its result."""
+CALLS = price("decomposed.calls")
 
 
 class PartKernel(Kernel, OwnGradient, Protocol):

@@ -14,11 +14,10 @@ from ..tiles.tile_bits import MIN_FULL_RUN, TILE_SIZE
 from .base import EVERY_GRADIENT, Cost, FlashWork, Result
 from .custom_op import apply_kernel, register
 from .planning.unit_costs import OPERATOR, RESULT, bytes_read, total_width
+from .planning.unit_prices import price
 
-EXTRA = 2.0
-"""The cost of softcap, dropout or a bias on a pair, in passes (`Cost.passes`)."""
-BIAS_CALLS = 60.0
-"""Overhead of a bias, in calls: its numbers by distance."""
+EXTRA = price("flash.extra")
+BIAS_CALLS = price("flash.bias_calls")
 
 
 class FlashKernel:

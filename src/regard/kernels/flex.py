@@ -27,11 +27,10 @@ from .base import EVERY_GRADIENT, INPUT_GRADIENTS, Cost, Result
 from .custom_op import apply_kernel, register
 from .planning.self_check import SelfCheck, check_file
 from .planning.unit_costs import CAP, MASK, OPERATOR, bytes_read, torch_flash_work
+from .planning.unit_prices import price
 
-CALLS = 60.0
-"""The overhead of a call of compiled code, in calls of torch's operators: the guards on mask, bias and tensors."""
-LOOK_UP = 4.0
-"""Passes per pair for a bias: the numbers of a pair are read from tables."""
+CALLS = price("flex.calls")
+LOOK_UP = price("flex.look_up")
 
 
 class FlexKernel:

@@ -31,6 +31,7 @@ from .planning.unit_costs import (
     widened_bytes,
     widened_numbers,
 )
+from .planning.unit_prices import price
 
 INFINITY = float("inf")
 
@@ -91,12 +92,10 @@ def formula(problem: Problem) -> Result:
     return Result(output.to(problem.value.dtype), lse if problem.wants_lse else None)
 
 
-BACKWARD_STORED = 2.0
-"""Backward over forward: two gradients for each product, by weights that are in memory."""
+BACKWARD_STORED = price("reference.backward_stored")
 
 
-LONG_ROW_WIDENED = 9.0
-"""How many times as long keys of 16 bits take to be converted where one long row is multiplied by them, as measured."""
+LONG_ROW_WIDENED = price("reference.long_row_widened")
 
 
 class ReferenceKernel:

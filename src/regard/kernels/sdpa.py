@@ -30,9 +30,10 @@ from .planning.unit_costs import (
     torch_flash_cost,
     torch_flash_work,
 )
+from .planning.unit_prices import price
 
-BIAS_CALLS, BIAS_GRADIENT = 40.0, 80.0
-"""Overhead of a bias, in calls: of its values and of the tensor of all pairs, and of a gradient in addition."""
+BIAS_CALLS = price("sdpa.bias_calls")
+BIAS_GRADIENT = price("sdpa.bias_gradient")
 
 
 class SdpaKernel:

@@ -11,9 +11,9 @@ from ..tiles.tile_size import SCORES_PER_TILE
 from .base import EVERY_GRADIENT, Cost, Result
 from .custom_op import apply_kernel, register
 from .planning.unit_costs import add_feature_cost, tilewise_cost
+from .planning.unit_prices import price
 
-TORCH_FEATURE = 6.0
-"""The cost of one feature of an additive score for a pair in torch, in passes: a product, a reciprocal, sums."""
+TORCH_FEATURE = price("tiled.torch_feature")
 
 
 class TiledKernel:

@@ -18,9 +18,9 @@ from ...tiles.mask_tiles import distinct_matrices, sampled_layouts
 from ...tiles.tile_size import MIN_TILE_SIDE, split_batches, tile_size
 from ..base import BACKWARD, Cost, FlashWork
 from .rates import REUSED_BYTES
+from .unit_prices import price
 
-TILE_RESULT = 12.0
-"""Passes per number of the output for each tile: scaled by the new maximum, added to, checked."""
+TILE_RESULT = price("unit_costs.tile_result")
 
 
 def tilewise_cost(problem: Problem, tile: int) -> Cost:
@@ -74,61 +74,48 @@ def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
     )
 
 
-ROW = 300.0
-"""Passes per row, up to OVERHEAD_ROWS rows, of a dense kernel for one batch and head, in addition to its products."""
+ROW = price("unit_costs.row")
 
 
-TRAINED_STARTUP = 2.0
-"""The factor on that overhead in training: the backward pass has more and smaller products."""
+TRAINED_STARTUP = price("unit_costs.trained_startup")
 
 
 OVERHEAD_ROWS = 32
 """The number of rows of a rectangle that have the overhead ROW; further rows have none."""
 
 
-OPERATOR = 35.0
-"""Overhead of one of our operators, in calls: flattening, checking and rebuilding the problem."""
+OPERATOR = price("unit_costs.operator")
 
 
-RESULT = 3.0
-"""Passes per number of the output of one of our operators: checked, merged, copied."""
+RESULT = price("unit_costs.result")
 
 
-TILEWISE = 12.0
-"""Passes per pair in the online softmax of tiles: maximum, difference, exponential, sum."""
+TILEWISE = price("unit_costs.tilewise")
 
 
-WEIGHTS = 19.0
-"""Passes per pair where all weights are in memory at once."""
+WEIGHTS = price("unit_costs.weights")
 
 
-WIDEN = 3.0
-"""Passes per number of 16 bits that is converted to float32."""
+WIDEN = price("unit_costs.widen")
 
 
-SELECT = 18.0
-"""Passes per number selected by a boolean, which torch does not vectorise."""
+SELECT = price("unit_costs.select")
 
 
-MASK = 30.0
-"""Passes per pair on which a mask is evaluated, once for equal batches and heads, and converted to a float."""
+MASK = price("unit_costs.mask")
 
 
-VALUE, COPIED_VALUE = 80.0, 2.0
-"""Passes per pair on which a bias is evaluated, once for equal batches and heads; and on which its values are copied,
-from those of the diagonals or from a tensor."""
+VALUE = price("unit_costs.value")
+COPIED_VALUE = price("unit_costs.copied_value")
 
 
-CAP = 25.0
-"""Passes per pair for softcap, a hyperbolic tangent."""
+CAP = price("unit_costs.cap")
 
 
-DROP = 20.0
-"""Passes per pair for dropout."""
+DROP = price("unit_costs.drop")
 
 
-FEATURE = 28.0
-"""Passes per feature and pair of an additive score in plain torch: a sum, a tangent, a product."""
+FEATURE = price("unit_costs.feature")
 
 
 TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
@@ -139,13 +126,11 @@ TORCH_COLUMNS = 512
 """The keys of its blocks; with a causal mask it skips those that are masked."""
 
 
-NARROW_PRODUCT = 8.0
-"""The columns that a product of torch's with a block of keys takes as long as, in addition to those that it has."""
+NARROW_PRODUCT = price("unit_costs.narrow_product")
 
 
-REREAD, REREAD_WIDENED = 0.25, 0.7
-"""The time to read numbers again that are in a core's own cache, of that to read them first; and of 16 bits, which are
-widened again."""
+REREAD = price("unit_costs.reread")
+REREAD_WIDENED = price("unit_costs.reread_widened")
 
 
 MIN_PACKED_ROWS = 16
