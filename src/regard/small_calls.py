@@ -31,7 +31,7 @@ from .core.torch_modes import no_mode_active
 from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
-from .kernels.short import attend_with_gradient, attend_without_gradient, has_short_tensors
+from .kernels.short import attend_with_gradient, attend_without_gradient, has_short_tensors, has_terms
 from .kernels.validation import drops_nothing, make_problem
 from .masks import Mask
 from .tiles.dense_mask import is_one_causal_query
@@ -186,6 +186,8 @@ def _new_step(problem: Problem) -> StepLayout | None:
 def _new_call(problem: Problem) -> _Call | None:
     pairs, value = problem.pairs, problem.value
     if choose(problem) is not SHORT or not isinstance(pairs, DotPairs) or not has_short_tensors(problem):
+        return None
+    if has_terms(problem):
         return None
     spans = key_spans(problem)
     layout = layout_of(pairs.scale, spans, pairs.query, pairs.key, value)

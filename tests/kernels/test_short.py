@@ -1,6 +1,7 @@
 """The short kernel: which masks it takes, and that gradients, NaN and second derivatives are those of the others."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard import masks, native
+from regard import biases, masks, native
+from regard.core.grid import Grid
 from regard.errors import KernelError, MaskError
+from regard.kernels.planning.choice import SHORT, UNVECTORISED, uncompared_kernel
+from regard.kernels.validation import make_problem
 from regard.masks.padding import Padding
 from regard.tiles.row_spans import key_spans
 
@@ -80,25 +84,184 @@ def test_a_changed_mask_is_read_anew():
     assert torch.allclose(after, regard.attention(query, key, value, mask=mask, kernel="reference"), atol=1e-5)
 
 
+def odd_pairs(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return (q + 2 * k + h) % 3 != b % 2
+
+
+PAIR_MASKS = {
+    "strided": masks.strided(3),
+    "or": masks.causal() | masks.window(2, 2),
+    "where": masks.where(keep=torch.rand(2, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(1)) < 0.5),
+    "of queries": masks.where(keep=torch.arange(QUERIES)[:, None] % 3 > 0),
+    "documents": masks.documents(torch.tensor([1] * 4 + [0] * 9)),
+    "and": masks.padding([4, 13]) & masks.where(ignore=torch.eye(QUERIES, KEYS, dtype=torch.bool)),
+    "function": masks.from_mod(odd_pairs, batch=2, heads=4),
+}
+
+
+class Wave(biases.Bias):
+    """A bias whose numbers are no function of the distance, with a parameter."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def values(self, grid: Grid) -> Tensor:
+        return self.weight * torch.sin((grid.query * grid.key).to(self.weight.dtype))
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def with_parameters(self, tensors: Sequence[Tensor]) -> "Wave":
+        return Wave(*tensors)
+
+
+BIASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], biases.Bias]]] = {
+    "alibi": ((4,), biases.alibi),
+    "table": ((4, 8), lambda table: biases.relative(table, max_distance=6)),
+    "clipped": ((1, 6), lambda table: biases.clipped(table, before=3, after=2)),
+    "of heads": ((4, QUERIES, KEYS), biases.tensor),
+    "of batches": ((2, 1, QUERIES, KEYS), biases.tensor),
+    "of keys": ((2, 4, 1, KEYS), biases.tensor),
+    "of queries": ((QUERIES, 1), biases.tensor),
+    "sum": ((4, 8), lambda table: biases.relative(table, max_distance=6) + biases.tensor(torch.ones(QUERIES, KEYS))),
+    "function": ((4,), lambda slope: biases.from_mod(lambda s, b, h, q, k: s + slope[h] * (q * k % 5), heads=4)),
+}
+"""The shape of the parameter, and the bias of it."""
+
+
+def results(
+    kernel: str, dtype: torch.dtype, learned: Tensor | None, make: Callable | None, **options: Any
+) -> list[Tensor]:
+    """Output and gradients of query, key, value and the parameter of a bias."""
+    torch.manual_seed(0)
+    held = [tensor.to(dtype).requires_grad_() for tensor in tensors()]
+    if learned is not None and make is not None:
+        held.append(learned.to(dtype).requires_grad_())
+        options["bias"] = make(held[-1])
+    output = regard.attention(*held[:3], kernel=kernel, **options)
+    above = torch.randn(output.shape).to(dtype)
+    return [output.detach(), *torch.autograd.grad(output, held, above)]
+
+
+def agrees(learned: Tensor | None, make: Callable | None, **options: Any) -> None:
+    """`short` is as near to the formula in float64 as the formula in float32, but for a factor.
+
+    The gradient of a parameter is a sum over all pairs, up to KEYS positions apart, that nearly cancels: its error is
+    that of gradients of scores, whose rounding errors add up as random numbers do.
+    """
+    exact = results("reference", torch.float64, learned, make, **options)
+    plain = results("reference", torch.float32, learned, make, **options)
+    found = results("short", torch.float32, learned, make, **options)
+    scores = results("reference", torch.float64, torch.zeros(2, 4, QUERIES, KEYS), biases.tensor, **options)[4]
+    eps = torch.finfo(torch.float32).eps
+    for number, (mine, other, true) in enumerate(zip(found, plain, exact, strict=True)):
+        budget = 5 * (other - true).abs().max() + 4 * eps * true.abs().max()
+        budget += 5 * eps * KEYS * scores.norm() if number == 4 else 0.0
+        assert (mine - true).abs().max() <= budget
+
+
+@pytest.mark.parametrize("name", PAIR_MASKS)
+def test_masks_whose_rows_are_no_spans(name):
+    assert key_spans(regard.explain(*tensors(), mask=PAIR_MASKS[name]).problem) is None
+    agrees(None, None, mask=PAIR_MASKS[name])
+    agrees(torch.randn(4), biases.alibi, mask=PAIR_MASKS[name])
+    agrees(torch.randn(4, QUERIES, KEYS), biases.tensor, mask=PAIR_MASKS[name])
+
+
+@pytest.mark.parametrize("mask", [None, "causal and padding", "nothing"])
+@pytest.mark.parametrize("name", BIASES)
+def test_biases(name, mask):
+    shape, make = BIASES[name]
+    agrees(torch.randn(shape), make, mask=MASKS[mask] if mask else None)
+
+
+def test_a_bias_of_a_class_that_is_no_dataclass():
+    agrees(torch.tensor(0.7), Wave)
+
+
 @pytest.mark.parametrize(
-    ("mask", "why"),
-    [
-        (masks.strided(3), "no span that its symbols tell"),
-        (masks.causal() | masks.window(2, 2), "no span that its symbols tell"),
-        (masks.where(keep=torch.ones(QUERIES, KEYS, dtype=torch.bool)), "no span that its symbols tell"),
-        (masks.documents(torch.tensor([1] * 4 + [0] * 9)), "no span that its symbols tell"),
-    ],
+    "positions", [range(5, 5 + QUERIES), torch.arange(0, 2 * QUERIES, 2), torch.arange(QUERIES).flip(0)]
 )
-def test_other_masks_are_refused(mask, why):
-    with pytest.raises(KernelError, match=why):
-        regard.attention(*tensors(), mask=mask, kernel="short")
+def test_biases_at_other_positions(positions):
+    agrees(torch.randn(4), biases.alibi, query_positions=positions)
+
+
+def test_a_bias_without_heads_and_over_more_axes():
+    for shape in ((3, 7, 5), (2, 3, 4, 7, 5)):
+        table = torch.randn(1 if len(shape) == 3 else 4, 8)
+        found = []
+        for kernel in ("short", "reference"):
+            torch.manual_seed(0)
+            query, key, value = (torch.randn(shape, requires_grad=True) for _ in range(3))
+            learned = table.clone().requires_grad_()
+            bias = biases.relative(learned, max_distance=6) + biases.tensor(
+                torch.zeros(shape[0], *[1] * (len(shape) - 1))
+            )
+            output = regard.attention(query, key, value, bias=bias, kernel=kernel)
+            found.append([output, *torch.autograd.grad(output.square().sum(), (query, key, value, learned))])
+        for mine, other in zip(*found, strict=True):
+            assert torch.allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["where", "function", "strided"])
+def test_nan_behind_a_mask_over_pairs_reaches_nothing(name):
+    query, key, value = tensors(grad=True)
+    with torch.no_grad():
+        key[0, :, 12], value[0, :, 3] = math.inf, math.nan
+    learned = torch.randn(4, QUERIES, KEYS, requires_grad=True)
+    above = torch.randn(2, 4, QUERIES, 8)
+    output, wanted = (
+        regard.attention(query, key, value, mask=PAIR_MASKS[name], bias=learned, kernel=kernel)
+        for kernel in ("short", "reference")
+    )
+    assert torch.allclose(output, wanted, atol=1e-5, equal_nan=True)
+    gradients, others = (
+        torch.autograd.grad(each, (query, key, value, learned), above.masked_fill(wanted.isnan(), 0.0))
+        for each in (output, wanted)
+    )
+    for mine, other in zip(gradients, others, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5, equal_nan=True)
+
+
+def test_a_tensor_bias_that_is_written_to_before_the_gradient_is_an_error():
+    query, key, value = tensors(grad=True)
+    bias, keep = torch.randn(4, QUERIES, KEYS), torch.ones(QUERIES, KEYS, dtype=torch.bool)
+    for changed in (bias, keep):
+        output = regard.attention(query, key, value, bias=bias, mask=masks.where(keep=keep), kernel="short")
+        changed.copy_(changed.clone())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+def test_second_derivatives_of_a_bias():
+    query, key, value = tensors(grad=True)
+    learned = torch.randn(4, 8, requires_grad=True)
+    found = []
+    for kernel in ("short", "reference"):
+        output = regard.attention(query, key, value, bias=biases.relative(learned, max_distance=6), kernel=kernel)
+        first = torch.autograd.grad(output.square().sum(), (query, learned), create_graph=True)
+        total = first[0].square().sum() + first[1].square().sum()
+        found.append(torch.autograd.grad(total, (query, key, value, learned)))
+    for mine, other in zip(*found, strict=True):
+        assert torch.allclose(mine, other, atol=1e-3, rtol=1e-3)
+
+
+def test_small_problems_with_a_bias_or_any_mask_are_not_compared():
+    query, key, value = tensors()
+    expected = None if native.variant_in_use() == UNVECTORISED else SHORT
+    features: tuple[dict[str, Any], ...] = (
+        {"mask": PAIR_MASKS["where"]},
+        {"bias": biases.alibi(4)},
+        {"bias": torch.zeros(4, QUERIES, KEYS)},
+    )
+    for options in features:
+        assert uncompared_kernel(make_problem(query, key, value, **options)) is expected
 
 
 def test_features_are_refused():
     query, key, value = tensors()
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"softcap": 2.0}, "its code has no softcap"),
-        ({"bias": torch.zeros(QUERIES, KEYS)}, "its code has no bias"),
         ({"dropout_p": 0.1}, "its code has no dropout"),
     )
     for options, why in refused:
@@ -194,3 +357,12 @@ def test_a_mode_that_intercepts_operations_sees_torch_s_operator():
     query = torch.randn(1, 2, 8, 16)
     with FlopCounterMode(display=False):
         assert regard.explain(query, query, query).kernel.name == "sdpa"
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0)])
+def test_a_bias_of_no_pairs_has_a_gradient_of_zeros(queries, keys):
+    query, key, value = (torch.randn(2, 4, length, 8, requires_grad=True) for length in (queries, keys, keys))
+    slopes = torch.randn(4, requires_grad=True)
+    output = regard.attention(query, key, value, bias=biases.alibi(slopes), kernel="short")
+    assert not output.any()
+    assert not torch.autograd.grad(output.sum(), slopes)[0].any()

@@ -1,7 +1,8 @@
-"""The short kernel: native attention over few keys, with masks of which each row is one span of keys."""
+"""The short kernel: native attention over few keys, with any mask and bias."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from .. import native
 from ..backends.cpu.library import DTYPE_NAMES, DTYPES
 from ..backends.cpu.short_rows import (
     LONGEST,
+    BiasGradient,
     FiniteShortGradients,
+    PairTerms,
     ShortLayout,
     attend_laid_out,
     attend_short,
@@ -21,23 +24,32 @@ from ..backends.cpu.short_rows import (
     few_rows,
     lanes,
     layout_of,
+    pair_terms,
+    row_parts,
 )
+from ..biases import RelativeBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs
+from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
 from ..masks import Mask
+from ..masks.tensor_mask import TensorMask
+from ..tiles.dense_mask import dense_mask
+from ..tiles.diagonals import bias_along, distances
+from ..tiles.mask_tiles import distinct_matrices
 from ..tiles.memo import modified, remembered_state
 from ..tiles.row_spans import has_spans, key_spans
 from ..utils.pytree import tree_tensors
-from .base import GRADIENT, INPUT_GRADIENTS, Cost, FlashWork, Result
+from .base import EVERY_GRADIENT, GRADIENT, Cost, FlashWork, Result
 from .custom_op import apply_kernel, compute_forward, differentiate, register
-from .planning.unit_costs import RESULT, bytes_read, heads_per_key, total_width
+from .planning.unit_costs import MASK, RESULT, bias_passes, bytes_read, evaluated, heads_per_key, total_width
 
 CALLS = 8.0
 """Overhead of a forward pass, in calls."""
 OWN_GRADIENT = 8.0
 """Overhead of a gradient that needs nothing but native code, in calls."""
+TERM, TERM_CALLS = 0.5, 25.0
+"""What a bias, or a mask whose rows are no spans, adds: passes for each pair; and overhead of either, in calls."""
 LAID_OUT, AS_THEY_ARE = 1.5, 0.8
 """Keys and values that `cpu_flash` packs in the time in which this kernel brings one into the order of its products,
 once for each key head; and in which it multiplies one with few rows as it is."""
@@ -48,9 +60,10 @@ ROWS_AT_ONCE = 8
 class ShortKernel:
     """Attention over at most LONGEST keys in C: all scores of a row at once, and one call forward and one backward.
 
-    It reads float32, bfloat16 and float16, grouped heads, and masks of which each row is a span of keys: causal,
-    windows, padding, documents in order, and what `&` makes of them. The span of a row is two numbers, so that no mask
-    of n² is in memory, and keys outside of it are not read.
+    It reads float32, bfloat16 and float16, and grouped heads. Of masks of which each row is a span of keys (causal,
+    windows, padding, documents in order, and what `&` makes of them) the span of a row is two numbers: no mask of n² is
+    in memory, and keys outside of it are not read. Of a bias by distance it reads one number for each diagonal. Of any
+    other mask or bias it reads the tensor over the pairs, where it is, once for equal batches and heads.
     """
 
     name = "short"
@@ -65,7 +78,7 @@ class ShortKernel:
             reasons.append(f"its code computes softmax attention; this is {problem.operator}")
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
-        for name, feature in (("bias", problem.bias), ("softcap", problem.softcap), ("dropout", problem.dropout)):
+        for name, feature in (("softcap", problem.softcap), ("dropout", problem.dropout)):
             if feature is not None:
                 reasons.append(f"its code has no {name}")
         if problem.keys > LONGEST:
@@ -76,36 +89,37 @@ class ShortKernel:
             reasons.append(f"its code runs on the CPU; this is on {value.device}")
         if reason := native.why_not():
             reasons.append(f"there is no native code: {reason}")
-        if not reasons and problem.mask is not None and not has_spans(problem.mask, problem):
-            reasons.append("the keys that a row of the mask attends to are no span that its symbols tell")
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
         """The pairs of the spans, in whole vectors of keys; keys and values are laid out once for each key head.
 
-        Values of float32 are read as they are in the forward pass.
+        Those behind all spans of a sequence are not read. Values of float32 are read as they are in the forward pass.
         """
         rows, width = problem.weights_shape[:-1].numel(), total_width(problem)
         pairs = rows * _mean_columns(problem)
         value, units = problem.value, problem.value.shape[:-2].numel()
         as_they_are = value.element_size() == 4 and not problem.inputs_require_grad()
-        laid_out = value.shape[:-1].numel() * (width - as_they_are * value.shape[-1])
+        share, threads = _attended_share(problem), torch.get_num_threads()
+        parts = row_parts(units, problem.queries, threads)
+        laid_out = parts * share * value.shape[:-1].numel() * (width - as_they_are * value.shape[-1])
         few = heads_per_key(problem) * problem.queries <= few_rows(problem)
-        idle = torch.get_num_threads() / max(min(units, torch.get_num_threads()), 1)  # a key head has one thread
+        idle = threads / max(min(units * parts, threads), 1)  # a part of the rows of a key head has one thread
         packed = (AS_THEY_ARE if few else LAID_OUT) * idle * laid_out
+        terms, evaluation = _term_passes(problem)
         return Cost(
             flops=0.0,
             flash={"cpu": FlashWork(2.0 * idle * pairs * width, idle * pairs, packed)},
             bytes=0.0,
-            passes=RESULT * rows * problem.value.shape[-1],
-            moved=bytes_read(problem),
-            calls=CALLS,
+            passes=RESULT * rows * problem.value.shape[-1] + TERM * terms * pairs + evaluation,
+            moved=bytes_read(problem, again=share),
+            calls=CALLS + TERM_CALLS * terms,
             gradient=OWN_GRADIENT if has_short_tensors(problem) else GRADIENT,
         )
 
     def gradients(self, problem: Problem) -> frozenset[str]:
-        """All but those of a bias, which it has not."""
-        return INPUT_GRADIENTS
+        """Those of all tensors."""
+        return EVERY_GRADIENT
 
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.
@@ -120,23 +134,34 @@ class ShortKernel:
         layout = layout_of(pairs.scale, spans, query, key, value)
         if layout.copies:
             return apply_kernel(problem, self)
-        if problem.inputs_require_grad():
-            return Result(attend_with_gradient(problem, layout, spans))
-        output = attend_without_gradient(problem.mask, layout, spans, query, key, value)
+        terms = None
+        if has_terms(problem) and (terms := _pair_terms(BatchedProblem.from_problem(problem))) is None:
+            return apply_kernel(problem, self)
+        if problem.inputs_require_grad() or problem.bias_requires_grad():
+            return Result(attend_with_gradient(problem, layout, spans, terms))
+        output = attend_without_gradient(problem.mask, layout, spans, query, key, value, terms)
         return apply_kernel(problem, self) if output is None else Result(output)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
-        return attend_short(pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem))
+        inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
+        return attend_short(*inputs, _pair_terms(batched))
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, in its dtype."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         grad_lse = saved.grad_lse if saved.has_lse_grad else None
         inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
-        gradients = attend_short_backward(*inputs, saved.lse, saved.grad_output, grad_lse, saved.output)
-        return ProblemGradients(*gradients, finite=isinstance(gradients, FiniteShortGradients))
+        terms, of_bias, into = _pair_terms(batched), None, ()
+        if saved.needs_bias_grad:
+            into = batched.zero_bias_gradients()
+            if terms is not None:
+                of_bias = BiasGradient.empty(terms, pairs.query, batched.value)
+        gradients = attend_short_backward(*inputs, saved.lse, saved.grad_output, grad_lse, saved.output, terms, of_bias)
+        if terms is not None and of_bias is not None:
+            _add_bias_gradient(batched, of_bias.total(terms), into)
+        return ProblemGradients(*gradients, bias=into, finite=isinstance(gradients, FiniteShortGradients))
 
 
 def has_short_tensors(problem: Problem) -> bool:
@@ -151,54 +176,152 @@ def has_short_tensors(problem: Problem) -> bool:
 
 
 def attend_without_gradient(
-    mask: Mask | None, layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+    mask: Mask | None,
+    layout: ShortLayout,
+    spans: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: PairTerms | None = None,
 ) -> Tensor | None:
     """The output by native code; None where it is not finite, though what is masked may be all that is not."""
-    output, finite, _ = attend_laid_out(layout, spans, query, key, value)
+    output, finite, _ = attend_laid_out(layout, spans, query, key, value, terms)
     return output if finite or (mask is None and value.shape[2]) else None
 
 
-def attend_with_gradient(problem: Problem, layout: ShortLayout, spans: Tensor | None) -> Tensor:
-    """The output of a problem that `has_short_tensors`, differentiable by query, key and value."""
+def attend_with_gradient(
+    problem: Problem, layout: ShortLayout, spans: Tensor | None, terms: PairTerms | None = None
+) -> Tensor:
+    """The output of a problem that `has_short_tensors`, differentiable by query, key, value and the bias."""
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    return _apply_short((problem, layout, spans), unwrap_if_dead(query), unwrap_if_dead(key), unwrap_if_dead(value))
+    parameters = () if problem.bias is None else problem.bias.parameters()
+    call = problem, layout, spans, terms
+    return _apply_short(call, unwrap_if_dead(query), unwrap_if_dead(key), unwrap_if_dead(value), *parameters)
 
 
 class _AttendShort(torch.autograd.Function):
-    """The output of a problem with query, key and value as its tensors with gradients.
+    """The output of a problem, with query, key, value and the parameters of the bias as its tensors with gradients.
 
     What is not finite, or has large scores, or is differentiated twice, is computed as for all kernels by `custom_op`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, call: tuple[Problem, ShortLayout, Tensor | None], query: Tensor, key: Tensor, value: Tensor
+        ctx: Any,
+        call: tuple[Problem, ShortLayout, Tensor | None, PairTerms | None],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
-        problem, layout, spans = ctx.call = call
+        problem, layout, spans, terms = ctx.call = call
         ctx.state = None if problem.mask is None else remembered_state(problem.mask)
-        output, finite, precise = attend_laid_out(layout, spans, query, key, value)
-        ctx.save_for_backward(query, key, value)
+        output, finite, precise = attend_laid_out(layout, spans, query, key, value, terms)
+        if terms is None:
+            ctx.save_for_backward(query, key, value)
+        else:  # its tensors, too: that they are written to before the gradient is taken is then an error
+            ctx.save_for_backward(query, key, value, *parameters, *terms.tensors())
         return output if finite and precise else compute_forward(problem, ShortKernel.name)[0]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
-        problem, layout, spans = ctx.call
+        problem, layout, spans, terms = ctx.call
+        query, key, value, *others = ctx.saved_tensors
+        needed = ctx.needs_input_grad
         if not torch.is_grad_enabled() and not mapped_by_autograd(grad_output):
-            gradients = differentiate_laid_out(layout, spans, query, key, value, grad_output)
+            of_bias = BiasGradient.empty(terms, query, value) if terms is not None and True in needed[4:] else None
+            gradients = differentiate_laid_out(layout, spans, query, key, value, grad_output, terms, of_bias)
             if gradients is not None:  # of the spans of the forward pass, whatever the mask is now
-                return None, *gradients
+                learned = () if terms is None else _bias_gradients(problem, of_bias, terms, needed[4:])
+                return None, *gradients, *learned
         if ctx.state is not None and not ctx.state.is_current():
             raise modified(problem.mask)
-        output, lse = compute_forward(problem, ShortKernel.name)
-        tensors = [query, key, value, *tree_tensors(problem)[3:]]
-        needed = (*ctx.needs_input_grad[1:], *(False,) * (len(tensors) - 3))
-        upstream = grad_output, torch.zeros_like(lse)
-        return None, *differentiate(problem, ShortKernel.name, needed, upstream, (output, lse), tensors)[:3]
+        inputs = query, key, value, *others[: len(needed) - 4]
+        return None, *_differentiate_as_others(problem, inputs, needed[1:], grad_output)
+
+
+def _differentiate_as_others(
+    problem: Problem, inputs: Sequence[Tensor], needed: Sequence[bool], grad_output: Tensor
+) -> Iterator[Tensor | None]:
+    """The gradients of query, key, value and the parameters of the bias, as for all kernels."""
+    output, lse = compute_forward(problem, ShortKernel.name)
+    tensors = tree_tensors(problem)
+    at = {id(tensor): place for place, tensor in enumerate(tensors)}
+    parameters = () if problem.bias is None else problem.bias.parameters()
+    places = [0, 1, 2, *(at[id(tensor)] for tensor in parameters)]
+    wanted = [False] * len(tensors)
+    for place, tensor, need in zip(places, inputs, needed, strict=True):
+        tensors[place], wanted[place] = tensor, need
+    upstream = grad_output, torch.zeros_like(lse)
+    found = differentiate(problem, ShortKernel.name, tuple(wanted), upstream, (output, lse), tensors)
+    return (found[place] for place in places)
+
+
+def _bias_gradients(
+    problem: Problem, of_bias: BiasGradient | None, terms: PairTerms, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of the bias's parameters where they are needed."""
+    if problem.bias is None or of_bias is None:
+        return [None] * len(needed)
+    parameters = problem.bias.parameters()
+    into = [
+        torch.zeros_like(at_least_float32(each)) if need else None
+        for each, need in zip(parameters, needed, strict=True)
+    ]
+    _add_bias_gradient(BatchedProblem.from_problem(problem), of_bias.total(terms), into)
+    return [None if own is None else own.to(each.dtype) for own, each in zip(into, parameters, strict=True)]
+
+
+def _add_bias_gradient(batched: BatchedProblem, total: Tensor, into: Sequence[Tensor | None]) -> None:
+    """Add the gradients of a bias's parameters, from that of its numbers by distance, or over pairs."""
+    problem = batched.problem
+    if problem.bias is None:
+        raise AssertionError("the gradient of a bias that there is not")
+    if isinstance(problem.bias, RelativeBias) and total.ndim == 2:
+        problem.bias.accumulate_at(distances(problem), total, into)
+        return
+    shared = total.shape[0] == 1  # by all batches
+    whole = total.squeeze(0) if shared else batched.split_batch(total)
+    problem.bias.accumulate(batched.grid, whole if problem.heads else whole.squeeze(-3), into)
 
 
 _apply_short = super(torch.autograd.Function, _AttendShort).apply  # pyright: ignore[reportAttributeAccessIssue]
 """`_AttendShort.apply` in fewer steps: callers have excluded transforms of torch.func, for which it would look."""
+
+
+def has_terms(problem: Problem) -> bool:
+    """Whether scores have more than products and spans: a bias, or a mask whose rows are no spans."""
+    return problem.bias is not None or (problem.mask is not None and not has_spans(problem.mask, problem))
+
+
+def _pair_terms(batched: BatchedProblem) -> PairTerms | None:
+    """What the scores of a problem have beside products and spans; None for nothing, and where there are no pairs."""
+    problem, (batch, heads, queries, keys) = batched.problem, batched.shape
+    if not has_terms(problem) or not queries or not keys:
+        return None
+    bias = along = keep = None
+    with torch.no_grad():
+        if isinstance(problem.bias, RelativeBias) and problem.shift is not None:
+            along = bias_along(problem, problem.bias).float()
+        elif problem.bias is not None and (bias := batched.bias()) is not None:
+            bias = bias.float()
+        if problem.mask is not None and not has_spans(problem.mask, problem):
+            found = dense_mask(problem)
+            keep = None if found is None else batched.as_4d(found)
+        return pair_terms(bias, along, keep, (batch, heads, queries, keys))
+
+
+def _term_passes(problem: Problem) -> tuple[int, float]:
+    """How many of bias and mask are read for each pair, and the passes in which they are evaluated."""
+    if not has_terms(problem):
+        return 0, 0.0
+    masks, biases = distinct_matrices(problem)
+    if problem.mask is None or isinstance(problem.mask, TensorMask) or has_spans(problem.mask, problem):
+        masks = 0  # of spans, or read where it is
+    by_distance = isinstance(problem.bias, RelativeBias) and problem.shift is not None
+    read = (problem.bias is not None) + (problem.mask is not None and not has_spans(problem.mask, problem))
+    passes = MASK * masks + (0.0 if by_distance else bias_passes(problem) * biases)
+    return read, evaluated(problem, problem.queries * problem.keys * passes, times=1 + (not has_short_tensors(problem)))
 
 
 def _mean_columns(problem: Problem) -> float:
@@ -214,3 +337,11 @@ def _mean_columns(problem: Problem) -> float:
     first, last = first.amin(-1), last.amax(-1)
     vectors = (last + width - 1) // width - first // width
     return width * float((vectors * (first < last)).float().mean())
+
+
+def _attended_share(problem: Problem) -> float:
+    """The share of the keys of a sequence up to the last one that any row attends to."""
+    spans = key_spans(problem)
+    if spans is None or not spans.numel():
+        return 1.0
+    return float(spans[..., 1].amax(-1).float().mean()) / max(problem.keys, 1)

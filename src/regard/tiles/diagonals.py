@@ -26,9 +26,20 @@ def distances(problem: Problem) -> Tensor:
 
 
 def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:
-    """The bias of a problem on each of its diagonals, (heads, M + N - 1), if it fits the problem."""
-    problem.bias_values(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says so if it does not
-    return bias.values_at(distances(problem))
+    """The bias of a problem on each of its diagonals, (1 or heads, M + N - 1), if it fits the problem."""
+    along, heads = distances(problem), problem.weights_shape[-3] if problem.heads else 1
+    try:
+        line = bias.values_at(along)
+        if (
+            line.is_floating_point()
+            and line.device == along.device
+            and line.shape in ((1, len(along)), (heads, len(along)))
+        ):
+            return line
+    except Exception:
+        line = None
+    problem.bias_values(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says what does not fit
+    return bias.values_at(along) if line is None else line
 
 
 class Diagonals:

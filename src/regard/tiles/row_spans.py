@@ -32,13 +32,14 @@ def has_spans(mask: Mask, problem: Problem) -> bool:
 
 
 def key_spans(problem: Problem) -> Tensor | None:
-    """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None for all keys."""
+    """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None for all keys.
+
+    None as well where rows are no spans.
+    """
     mask = problem.mask
-    return (
-        None
-        if mask is None or is_one_causal_query(problem)
-        else memoize(problem, "spans", lambda: _key_spans(mask, problem))
-    )
+    if mask is None or is_one_causal_query(problem) or not has_spans(mask, problem):
+        return None
+    return memoize(problem, "spans", lambda: _key_spans(mask, problem))
 
 
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:

@@ -13,14 +13,6 @@ INLINE float *row_pointer(const struct rows *rows, const struct row_block_state 
     return (float *)head_rows(rows, state->batch, state->head, row, 0) + column;
 }
 
-/* The bytes of up to LANES pairs, as lanes that are all ones where the pair exists. */
-INLINE bits pairs_exist(const uint8_t *keep, int64_t count) {
-    typedef uint8_t bytes __attribute__((vector_size(LANES)));
-    bytes some = {0};
-    memcpy(&some, keep, count >= LANES ? sizeof(some) : (size_t)count);
-    return __builtin_convertvector(some, bits) != 0;
-}
-
 /* A row of products becomes weights, where pairs of its tile exist; a row with lse +infinity is not touched. */
 INLINE void write_tile_row(const struct flash *problem, const struct row_block_state *state, int64_t row,
                            int64_t column, const struct extent extent, uint64_t word, const float *products,

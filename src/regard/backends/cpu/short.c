@@ -57,9 +57,18 @@ struct right_factor {
     float *columns;      /* of the key head [terms][width], in floats times the number; unused for few rows */
 };
 
+/* What a thread computes at once: a part of the rows of a key head's queries in one batch. A key head below 0: none. */
+struct unit {
+    int64_t batch, end_batch, key_head, row_part; /* end_batch: after the last batch that the thread took with it */
+    int64_t row, end_row;
+    int64_t number;  /* of the unit among those of its key head */
+    int64_t columns; /* no row of it attends to a key from here on */
+};
+
 /* The state of a thread. */
 struct short_state {
-    int64_t batch, key_head, width; /* width: the columns, whole vectors of them */
+    struct unit unit;
+    int64_t width; /* the columns, whole vectors of them */
     int few_rows;                   /* whether the key head has at most FEW_ROWS */
     struct right_factor key, value; /* keys times scale log2(e); values backward */
     float *packed[6];                   /* copies of keys, values, queries and grad_output, where one is needed, and
@@ -197,7 +206,7 @@ INLINE void multiply_as_they_are(struct short_state *state, const struct floats 
                                  const struct key_span span, float *target, int64_t count, const int dtype) {
     for (int64_t r = 0; r < count; r++)
         for (int64_t j = span.first; j < span.last; j += LANES) {
-            const void *rows = head_rows(right->rows, state->batch, state->key_head, j, dtype);
+            const void *rows = head_rows(right->rows, state->unit.batch, state->unit.key_head, j, dtype);
             lanes products = row_products(left.data + r * left.stride, rows, right->rows->row,
                                           min_int(span.last - j, LANES), right->dim, dtype);
             products *= right->factor[r];
@@ -222,10 +231,10 @@ static void multiply_keys(struct short_state *state, const struct floats left, c
 /* Brings the keys of a head, or its values, into columns, unless few rows attend to them. */
 INLINE void lay_out(const struct short_state *state, const struct right_factor *right, int64_t columns,
                     const int dtype) {
-    const void *rows = head_rows(right->rows, state->batch, state->key_head, 0, dtype);
+    const void *rows = head_rows(right->rows, state->unit.batch, state->unit.key_head, 0, dtype);
     if (state->few_rows) return;
-    pack_transposed_terms(rows, right->rows->row, columns, right->dim, right->factor[0], right->columns, state->width,
-                          dtype, in_pairs(dtype));
+    pack_columns_up_to(round_up_to_lanes(columns), rows, right->rows->row, columns, right->dim, right->factor[0],
+                       right->columns, state->width, dtype, in_pairs(dtype));
 }
 
 /* Some rows of a head as floats in whole vectors: where they are, or a copy. */
@@ -288,11 +297,6 @@ INLINE void finish_rows(const struct written *from, const struct rows *rows, int
                           load(from->data + i * from->stride + a));
 }
 
-/* The next unit of work of a thread, from which memory is read while there is other work to do; a key head below 0: none. */
-struct next_unit {
-    int64_t batch, key_head;
-};
-
 INLINE struct key_span row_span(const struct short_attention *problem, int64_t batch, int64_t row) {
     if (!problem->spans) return (struct key_span){0, problem->columns};
     const int32_t *span = problem->spans + batch * problem->spans_batch + 2 * row;
@@ -310,6 +314,51 @@ INLINE struct key_span group_span(const struct short_attention *problem, int64_t
     }
     all.first = all.first / LANES * LANES;
     return all.first < all.last ? all : (struct key_span){0, 0};
+}
+
+/* Products become scores, in units of log2(e): with the bias, and -infinity where `keep` has no pair. */
+INLINE void finish_score_rows(const struct short_attention *problem, const struct unit *unit, int64_t head, int64_t row,
+                              float *scores, int64_t width, const struct key_span all, int64_t count,
+                              const int biased, const int masked) {
+    for (int64_t r = 0; r < count; r++) {
+        const float *bias = biased ? row_number(&problem->bias, unit->batch, head, row + r) : 0;
+        const struct rows *keep = &problem->keep;
+        const uint8_t *exist = masked ? (const uint8_t *)keep->data + unit->batch * keep->batch + head * keep->head +
+                                            (row + r) * keep->row
+                                      : 0;
+        for (int64_t j = all.first; j < all.last; j += LANES) {
+            int64_t left = problem->columns - j;
+            lanes score = load(scores + r * width + j);
+            if (biased) score += load_partial(bias + j, left) * LOG2_E;
+            if (masked) {
+                bits pair = pairs_exist(exist + j, left);
+                score = (lanes)((pair & (bits)score) | (~pair & (bits)broadcast(-INFINITY)));
+            }
+            store(scores + r * width + j, score);
+        }
+    }
+}
+
+static void finish_scores(const struct short_attention *problem, const struct unit *unit, int64_t head, int64_t row,
+                          float *scores, int64_t width, const struct key_span all, int64_t count) {
+    if (problem->bias.data && problem->keep.data)
+        finish_score_rows(problem, unit, head, row, scores, width, all, count, 1, 1);
+    else if (problem->bias.data)
+        finish_score_rows(problem, unit, head, row, scores, width, all, count, 1, 0);
+    else if (problem->keep.data)
+        finish_score_rows(problem, unit, head, row, scores, width, all, count, 0, 1);
+}
+
+/* Adds the gradients of some rows of scores to that of the bias. */
+static void add_bias_gradient(const struct short_attention *problem, const struct unit *unit, int64_t head, int64_t row,
+                              const float *grad_scores, int64_t width, const struct key_span all, int64_t count) {
+    for (int64_t r = 0; r < count; r++) {
+        float *target = row_number(&problem->grad_bias, unit->number, head, row + r);
+        for (int64_t j = all.first; j < all.last; j += LANES) {
+            int64_t left = problem->columns - j;
+            store_partial(target + j, load_partial(target + j, left) + load(grad_scores + r * width + j), left);
+        }
+    }
 }
 
 /* Forward: the scores of some rows become terms of exp(score - maximum), 0 outside of their spans; the maximum and the
@@ -353,11 +402,12 @@ INLINE void note_maximum(struct short_state *state, const float *maximum, int64_
 
 static void forward_group(const struct short_attention *problem, struct short_state *state, int64_t head, int64_t row,
                           const struct floats query, const struct written *output, int64_t count, int paired) {
-    struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, row, spans, count);
+    struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->unit.batch, row, spans, count);
     int64_t value_dim = round_up_to_lanes(problem->value_dim), width = state->width, columns = all.last - all.first;
     float maximum[MOST_AT_ONCE] = {0}, total[MOST_AT_ONCE] = {0}, share[MOST_AT_ONCE];
     int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
     multiply_keys(state, query, &state->key, all, state->weights, count, problem->dtype);
+    finish_scores(problem, &state->unit, head, row, state->weights, width, all, count);
     softmax_rows(state->weights, width, all, spans, maximum, total, count, paired);
     for (int64_t r = 0; r < count; r++) share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
     struct product values = {state->weights + first, width, 1, state->values.data + first * state->values.stride,
@@ -365,7 +415,7 @@ static void forward_group(const struct short_attention *problem, struct short_st
     multiply(&values, output->data, output->stride, share, 0, &state->check, count);
     note_maximum(state, maximum, count);
     if (!problem->lse) return;
-    float *lse = problem->lse + (state->batch * problem->heads + head) * problem->rows + row;
+    float *lse = problem->lse + (state->unit.batch * problem->heads + head) * problem->rows + row;
     for (int64_t r = 0; r < count; r += LANES) {
         lanes sums = load_partial(total + r, count - r);
         lanes log_sums = log_lanes(sums) + LN_2 * load_partial(maximum + r, count - r);
@@ -381,38 +431,39 @@ INLINE int64_t group_rows(int64_t rows) {
 }
 
 /* While some rows of a head are computed: the same share of what is computed next. */
-INLINE void prefetch_part(const struct short_attention *problem, const struct short_state *state,
-                          const struct next_unit next, int64_t head, int64_t row, int64_t count, const int backward,
-                          const int dtype) {
-    int last = head + 1 == (state->key_head + 1) * problem->group;
-    if (last && next.key_head < 0) return;
-    int64_t batch = last ? next.batch : state->batch, own = last ? next.key_head * problem->group : head + 1;
-    prefetch_rows(&problem->query, batch, own, row, count, problem->dim, dtype);
-    if (backward) prefetch_rows(&problem->grad_output, batch, own, row, count, problem->value_dim, dtype);
+INLINE void prefetch_part(const struct short_attention *problem, const struct unit *unit, const struct unit *next,
+                          int64_t head, int64_t row, int64_t count, const int backward, const int dtype) {
+    int last = head + 1 == (unit->key_head + 1) * problem->group;
+    if (last && next->key_head < 0) return;
+    int64_t batch = last ? next->batch : unit->batch, own = last ? next->key_head * problem->group : head + 1;
+    int64_t first = last ? next->row + row - unit->row : row, rows = unit->end_row - unit->row;
+    prefetch_rows(&problem->query, batch, own, first, count, problem->dim, dtype);
+    if (backward) prefetch_rows(&problem->grad_output, batch, own, first, count, problem->value_dim, dtype);
     if (!last) return;
-    int64_t begin = row * problem->columns / problem->rows, end = (row + count) * problem->columns / problem->rows;
-    prefetch_rows(&problem->key, batch, next.key_head, begin, end - begin, problem->dim, dtype);
-    prefetch_rows(&problem->value, batch, next.key_head, begin, end - begin, problem->value_dim, dtype);
+    int64_t begin = (row - unit->row) * next->columns / rows, end = (row + count - unit->row) * next->columns / rows;
+    prefetch_rows(&problem->key, batch, next->key_head, begin, end - begin, problem->dim, dtype);
+    prefetch_rows(&problem->value, batch, next->key_head, begin, end - begin, problem->value_dim, dtype);
 }
 
-/* One key head with all its query heads. */
-INLINE void forward_unit(const struct short_attention *problem, struct short_state *state,
-                         const struct next_unit next, const int dtype) {
-    int64_t batch = state->batch, key_head = state->key_head, end = (key_head + 1) * problem->group;
+/* Some rows of all query heads of a key head. */
+INLINE void forward_unit(const struct short_attention *problem, struct short_state *state, const struct unit *next,
+                         const int dtype) {
+    const struct unit *unit = &state->unit;
+    int64_t batch = unit->batch, key_head = unit->key_head, end = (key_head + 1) * problem->group;
     const int paired = in_pairs(dtype);
-    lay_out(state, &state->key, problem->columns, dtype);
-    state->values = as_terms_of_rows(&problem->value, batch, key_head, 0, problem->columns, problem->value_dim,
+    lay_out(state, &state->key, unit->columns, dtype);
+    state->values = as_terms_of_rows(&problem->value, batch, key_head, 0, unit->columns, problem->value_dim,
                                      state->packed[1], dtype, paired);
     for (int64_t head = key_head * problem->group; head < end; head++)
-        for (int64_t row = 0, count; row < problem->rows; row += count) {
-            count = group_rows(problem->rows - row);
+        for (int64_t row = unit->row, count; row < unit->end_row; row += count) {
+            count = group_rows(unit->end_row - row);
             struct floats query =
                 as_terms(&problem->query, batch, head, row, count, problem->dim, state->packed[2], dtype, paired);
             struct written output =
                 rows_to_write(&problem->output, batch, head, row, problem->value_dim, state->result, dtype);
             forward_group(problem, state, head, row, query, &output, count, paired);
             finish_rows(&output, &problem->output, batch, head, row, count, problem->value_dim, dtype);
-            prefetch_part(problem, state, next, head, row, count, 0, dtype);
+            prefetch_part(problem, unit, next, head, row, count, 0, dtype);
         }
 }
 
@@ -494,7 +545,7 @@ INLINE void note_rows(struct short_state *state, int64_t row, int64_t count, con
 static void backward_group(const struct short_attention *problem, struct short_state *state,
                            const struct row_block *block, int64_t row, const struct written *gradient, int64_t count,
                            int paired) {
-    struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->batch, block->first + row, spans, count);
+    struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->unit.batch, block->first + row, spans, count);
     int64_t width = state->width, dim = round_up_to_lanes(problem->dim);
     float *weights = state->weights + row * width, *grad_scores = state->grad_scores + row * width;
     struct floats query = {block->query.data + row * block->query.stride, block->query.stride};
@@ -503,12 +554,15 @@ static void backward_group(const struct short_attention *problem, struct short_s
     struct product grad_query = {(paired ? state->score_terms : grad_scores) + first, width, 1,
                                  state->keys.data + first * state->keys.stride, state->keys.stride,
                                  term_count(all.last - all.first, paired), dim, paired};
-    int64_t number = (state->batch * problem->heads + block->head) * problem->rows + block->first + row;
+    int64_t number = (state->unit.batch * problem->heads + block->head) * problem->rows + block->first + row;
     note_rows(state, row, count, all);
     multiply_keys(state, query, &state->key, all, weights, count, problem->dtype);
     multiply_keys(state, grad_output, &state->value, all, grad_scores, count, problem->dtype);
+    finish_scores(problem, &state->unit, block->head, block->first + row, weights, width, all, count);
     gradient_rows(problem, state, number, weights, grad_scores, all, spans, problem->output.data ? block->delta : 0,
                   count);
+    if (problem->grad_bias.data)
+        add_bias_gradient(problem, &state->unit, block->head, block->first + row, grad_scores, width, all, count);
     for (int64_t r = 0; paired && r < count; r++)
         for (int64_t j = all.first; j < all.last; j += LANES)
             store_terms(state->score_terms + r * width, j, load(grad_scores + r * width + j), 1);
@@ -546,46 +600,61 @@ static void column_group(const struct short_attention *problem, struct short_sta
     multiply(&grad_key, key->data + column * key->stride, key->stride, state->scale, add, &state->check, count);
 }
 
-INLINE void backward_unit(const struct short_attention *problem, struct short_state *state,
-                          const struct next_unit next, const int dtype) {
-    int64_t batch = state->batch, key_head = state->key_head, columns = problem->columns, dim = problem->dim,
-            value_dim = problem->value_dim, end = (key_head + 1) * problem->group;
+/* The gradients of a unit's keys or values: those of a part of the rows in float32, among the gradients of all parts. */
+INLINE struct rows column_gradients(const struct rows *gradients, int64_t part, const struct unit *unit) {
+    return (struct rows){(const float *)gradients->data + unit->row_part * part, gradients->batch, gradients->head,
+                         gradients->row};
+}
+
+INLINE void backward_block(const struct short_attention *problem, struct short_state *state, struct row_block *block,
+                           const struct unit *next, const int dtype) {
+    int64_t batch = state->unit.batch, head = block->head, first = block->first, dim = problem->dim,
+            value_dim = problem->value_dim;
     const int paired = in_pairs(dtype);
+    const struct rows *queries = &problem->query, *grad_outputs = &problem->grad_output;
+    block->query_rows = block->query =
+        as_terms(queries, batch, head, first, block->rows, dim, state->packed[2], dtype, paired);
+    block->grad_output_rows = block->grad_output =
+        as_terms(grad_outputs, batch, head, first, block->rows, value_dim, state->packed[3], dtype, paired);
+    if (paired) {
+        block->query_rows = as_terms_of_rows(queries, batch, head, first, block->rows, dim, state->packed[4], dtype, 1);
+        block->grad_output_rows =
+            as_terms_of_rows(grad_outputs, batch, head, first, block->rows, value_dim, state->packed[5], dtype, 1);
+    }
+    for (int64_t v = 0; v * LANES < problem->columns; v++) state->rows[v] = (struct key_span){block->rows, 0};
+    for (int64_t row = 0, count; row < block->rows; row += count) {
+        count = group_rows(block->rows - row);
+        for (int64_t r = 0; problem->output.data && r < count; r++)
+            block->delta[r] = dot_entries(head_rows(&problem->output, batch, head, first + row + r, dtype),
+                                          head_rows(grad_outputs, batch, head, first + row + r, dtype), value_dim,
+                                          dtype);
+        struct written query = rows_to_write(&problem->grad_query, batch, head, first + row, dim, state->result, dtype);
+        backward_group(problem, state, block, row, &query, count, paired);
+        finish_rows(&query, &problem->grad_query, batch, head, first + row, count, dim, dtype);
+        prefetch_part(problem, &state->unit, next, head, first + row, count, 1, dtype);
+    }
+    if (paired) pair_block(state, block->rows);
+}
+
+INLINE void backward_unit(const struct short_attention *problem, struct short_state *state, const struct unit *next,
+                          const int dtype) {
+    const struct unit *unit = &state->unit;
+    int64_t batch = unit->batch, key_head = unit->key_head, columns = problem->columns, dim = problem->dim,
+            value_dim = problem->value_dim, end = (key_head + 1) * problem->group;
+    const int paired = in_pairs(dtype), sum_dtype = problem->row_parts > 1 ? FLOAT32 : dtype;
     int begun = 0;
-    lay_out(state, &state->key, columns, dtype);
-    lay_out(state, &state->value, columns, dtype);
-    state->keys = as_terms_of_rows(&problem->key, batch, key_head, 0, columns, dim, state->packed[0], dtype, paired);
-    struct written key = rows_to_write(&problem->grad_key, batch, key_head, 0, dim, state->grad_key, dtype);
-    struct written value = rows_to_write(&problem->grad_value, batch, key_head, 0, value_dim, state->grad_value, dtype);
+    lay_out(state, &state->key, unit->columns, dtype);
+    lay_out(state, &state->value, unit->columns, dtype);
+    state->keys = as_terms_of_rows(&problem->key, batch, key_head, 0, unit->columns, dim, state->packed[0], dtype, paired);
+    struct rows of_keys = column_gradients(&problem->grad_key, problem->grad_key_part, unit),
+                of_values = column_gradients(&problem->grad_value, problem->grad_value_part, unit);
+    struct written key = rows_to_write(&of_keys, batch, key_head, 0, dim, state->grad_key, sum_dtype);
+    struct written value = rows_to_write(&of_values, batch, key_head, 0, value_dim, state->grad_value, sum_dtype);
     for (int64_t head = key_head * problem->group; head < end; head++)
-        for (int64_t first = 0; first < problem->rows; first += state->block) {
+        for (int64_t first = unit->row; first < unit->end_row; first += state->block) {
             struct row_block block = {
-                .head = head, .first = first, .rows = min_int(problem->rows - first, state->block)};
-            const struct rows *queries = &problem->query, *grad_outputs = &problem->grad_output;
-            block.query_rows = block.query =
-                as_terms(queries, batch, head, first, block.rows, dim, state->packed[2], dtype, paired);
-            block.grad_output_rows = block.grad_output =
-                as_terms(grad_outputs, batch, head, first, block.rows, value_dim, state->packed[3], dtype, paired);
-            if (paired) {
-                block.query_rows =
-                    as_terms_of_rows(queries, batch, head, first, block.rows, dim, state->packed[4], dtype, 1);
-                block.grad_output_rows =
-                    as_terms_of_rows(grad_outputs, batch, head, first, block.rows, value_dim, state->packed[5], dtype, 1);
-            }
-            for (int64_t v = 0; v * LANES < columns; v++) state->rows[v] = (struct key_span){block.rows, 0};
-            for (int64_t row = 0, count; row < block.rows; row += count) {
-                count = group_rows(block.rows - row);
-                for (int64_t r = 0; problem->output.data && r < count; r++)
-                    block.delta[r] = dot_entries(head_rows(&problem->output, batch, head, first + row + r, dtype),
-                                                 head_rows(&problem->grad_output, batch, head, first + row + r, dtype),
-                                                 value_dim, dtype);
-                struct written query =
-                    rows_to_write(&problem->grad_query, batch, head, first + row, dim, state->result, dtype);
-                backward_group(problem, state, &block, row, &query, count, paired);
-                finish_rows(&query, &problem->grad_query, batch, head, first + row, count, dim, dtype);
-                prefetch_part(problem, state, next, head, first + row, count, 1, dtype);
-            }
-            if (paired) pair_block(state, block.rows);
+                .head = head, .first = first, .rows = min_int(unit->end_row - first, state->block)};
+            backward_block(problem, state, &block, next, dtype);
             for (int64_t column = 0, count; column < columns; column += count) {
                 count = group_rows(columns - column);
                 column_group(problem, state, &block, column, &key, &value, begun, count, paired);
@@ -596,8 +665,8 @@ INLINE void backward_unit(const struct short_attention *problem, struct short_st
         memset(key.data + row * key.stride, 0, (size_t)dim * sizeof(float));
         memset(value.data + row * value.stride, 0, (size_t)value_dim * sizeof(float));
     }
-    finish_rows(&key, &problem->grad_key, batch, key_head, 0, columns, dim, dtype);
-    finish_rows(&value, &problem->grad_value, batch, key_head, 0, columns, value_dim, dtype);
+    finish_rows(&key, &of_keys, batch, key_head, 0, columns, dim, sum_dtype);
+    finish_rows(&value, &of_values, batch, key_head, 0, columns, value_dim, sum_dtype);
 }
 
 /* Takes memory for a number of matrices, of which each begins in a cache line. */
@@ -634,11 +703,37 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     return memory;
 }
 
-INLINE int64_t take_unit(struct short_attention *problem) {
-    return __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED);
+/* The columns before the first one from which on no row of a unit attends to any. */
+INLINE int64_t attended_columns(const struct short_attention *problem, const struct unit *unit) {
+    int64_t columns = 0;
+    for (int64_t row = unit->row; row < unit->end_row && columns < problem->columns; row++) {
+        struct key_span span = row_span(problem, unit->batch, row);
+        if (span.first < span.last && span.last > columns) columns = span.last;
+    }
+    return columns;
 }
 
-#define UNIT (const struct short_attention *problem, struct short_state *state, const struct next_unit next)
+/* The next unit of work. The last rows are taken first: with a causal mask, these are the most work. */
+INLINE struct unit take_unit(struct short_attention *problem) {
+    int64_t taken = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED), parts = problem->row_parts;
+    if (taken >= problem->unit_count) return (struct unit){.key_head = -1};
+    int64_t key_heads = problem->heads / problem->group, part = parts - 1 - taken % parts, of_heads = taken / parts;
+    int64_t batches = of_heads / key_heads, batch = batches * problem->unit_batches;
+    struct unit unit = {batch, min_int(batch + problem->unit_batches, problem->batches), of_heads % key_heads, part,
+                        part * problem->rows / parts, (part + 1) * problem->rows / parts, batches * parts + part, 0};
+    unit.columns = attended_columns(problem, &unit);
+    return unit;
+}
+
+/* The next batch of a unit, or another unit. */
+INLINE struct unit unit_after(struct short_attention *problem, struct unit unit) {
+    if (unit.batch + 1 == unit.end_batch) return take_unit(problem);
+    unit.batch++;
+    unit.columns = attended_columns(problem, &unit);
+    return unit;
+}
+
+#define UNIT (const struct short_attention *problem, struct short_state *state, const struct unit *next)
 TABLE_BY_DTYPE(process_forward, UNIT, forward_unit(problem, state, next, DTYPE))
 TABLE_BY_DTYPE(process_backward, UNIT, backward_unit(problem, state, next, DTYPE))
 
@@ -649,19 +744,17 @@ INLINE void process(struct short_attention *problem, const int backward) {
         problem->failed = 1;
         return;
     }
-    int64_t key_heads = problem->heads / problem->group, taken = take_unit(problem);
-    while (taken < problem->unit_count) {
-        state.batch = taken / key_heads, state.key_head = taken % key_heads;
-        taken = take_unit(problem);
-        struct next_unit next = {taken / key_heads, taken < problem->unit_count ? taken % key_heads : -1};
-        (backward ? process_backward : process_forward)[problem->dtype](problem, &state, next);
+    struct unit next;
+    for (state.unit = take_unit(problem); state.unit.key_head >= 0; state.unit = next) {
+        next = unit_after(problem, state.unit);
+        (backward ? process_backward : process_forward)[problem->dtype](problem, &state, &next);
     }
     if (sum_lanes(state.check) != 0.0f) __atomic_store_n(&problem->nonfinite, 1, __ATOMIC_RELAXED);
     if (!(max_of_lanes(state.largest) < COARSE)) __atomic_store_n(&problem->coarse, 1, __ATOMIC_RELAXED);
     free(memory);
 }
 
-/* Takes one key head after another while any is left; any number of threads may call these at once. */
+/* Takes one unit after another while any is left; any number of threads may call these at once. */
 void EXPORTED(regard_short)(struct short_attention *problem) { process(problem, 0); }
 
 void EXPORTED(regard_short_backward)(struct short_attention *problem) { process(problem, 1); }

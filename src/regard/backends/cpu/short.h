@@ -1,7 +1,7 @@
 /* The structure that Python and C share for attention over so few keys that all scores of a row are there at once.
  *
- * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(scale query[i] . key[j] - lse[i]),
- * over the keys first <= j < last of a row's span. */
+ * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(scale query[i] . key[j] + bias[i][j] - lse[i]),
+ * over the keys first <= j < last of a row's span that `keep` has. */
 #ifndef REGARD_SHORT_H
 #define REGARD_SHORT_H
 
@@ -14,15 +14,23 @@
 enum { LONGEST = 512, LOG2_LONGEST = 9 };
 
 struct short_attention {
-    int64_t next_unit, unit_count; /* how many key heads some thread has taken, and how many there are in all batches */
+    int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are. A unit is a
+                                      part of the rows of a key head in some batches, one batch after another */
+    int64_t row_parts;             /* parts of the rows of a head */
+    int64_t unit_batches;          /* batches of a unit */
     int64_t failed;                /* whether there was no memory */
     int64_t nonfinite;             /* whether some number that was written is not finite */
     int64_t coarse;                /* whether a log-sum-exp that was computed may be COARSE or more */
-    int64_t heads, group, rows, columns, dim, value_dim, dtype;
+    int64_t batches, heads, group, rows, columns, dim, value_dim, dtype;
     const int32_t *spans; /* (batch, rows, 2): the first key of a row and the one after its last; null: all keys */
     int64_t spans_batch;  /* stride in numbers, 0 for spans that all batches share */
     struct rows query, key, value; /* (batch, heads or key heads, length, dim) of the dtype; strides in entries */
-    struct rows output, grad_output, grad_query, grad_key, grad_value; /* likewise; backward the first may be null */
+    struct rows output, grad_output, grad_query, grad_key, grad_value; /* likewise; backward the first may be null. Of
+                                      several parts of rows, each has the last two of its own, in float32 */
+    int64_t grad_key_part, grad_value_part; /* strides of the parts */
+    struct rows bias; /* float32 (batch, heads, rows, columns), or null. By distance, the row stride is -1 */
+    struct rows keep; /* bytes (batch, heads, rows, columns), 0 where there is no pair; or null */
+    struct rows grad_bias; /* float32 (units of a head, heads, rows, columns), added to; or null */
     float *lse; /* (batch, heads, rows), contiguous; null: of these keys, forward not written, backward computed anew */
     const float *grad_lse;                                            /* (batch, heads, rows), or null for 0 */
     double scale;

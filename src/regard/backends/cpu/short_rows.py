@@ -25,6 +25,10 @@ from .flash_tiles import RowsStruct
 from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, places_of
 from .threads import no_memory, run_units, thread_count
 
+BIAS_UNITS = 16
+"""Where the bias has a gradient, units of work for each thread: each sums the gradient over batches of its own."""
+LEAST_ROWS = 64
+"""The fewest rows of a head for which its keys are laid out again, so that threads share the head."""
 LEAST_WORK = 2**20
 """The fewest flops a thread: with twice as many the work is shared. It takes some 10 microseconds."""
 MAX_LAYOUTS = 4096
@@ -43,30 +47,159 @@ class ShortStruct(ctypes.Structure):
     """The structure `short_attention` of short.h."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "nonfinite", "coarse")),
-        *((name, c_int64) for name in ("heads", "group", "rows", "columns", "dim", "value_dim", "dtype")),
+        *((name, c_int64) for name in ("next_unit", "unit_count", "row_parts", "unit_batches")),
+        *((name, c_int64) for name in ("failed", "nonfinite", "coarse")),
+        *((name, c_int64) for name in ("batches", "heads", "group", "rows", "columns", "dim", "value_dim", "dtype")),
         *(("spans", c_void_p), ("spans_batch", c_int64)),
         *((name, RowsStruct) for name in ("query", "key", "value")),
         *((name, RowsStruct) for name in ("output", "grad_output", "grad_query", "grad_key", "grad_value")),
+        *(("grad_key_part", c_int64), ("grad_value_part", c_int64)),
+        *((name, RowsStruct) for name in ("bias", "keep", "grad_bias")),
         *(("lse", c_void_p), ("grad_lse", c_void_p), ("scale", c_double)),
     )
 
 
 UNITS, FAILED, NONFINITE, COARSE = places_of(ShortStruct, "unit_count", "failed", "nonfinite", "coarse")
+ROW_PARTS, UNIT_BATCHES, BATCHES, ROWS = places_of(ShortStruct, "row_parts", "unit_batches", "batches", "rows")
 SPANS, QUERY, KEY, VALUE = places_of(ShortStruct, "spans", "query", "key", "value")
 OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = places_of(ShortStruct, "output", "lse", "grad_output", "grad_lse")
 GRAD_QUERY, GRAD_KEY, GRAD_VALUE = places_of(ShortStruct, "grad_query", "grad_key", "grad_value")
+GRAD_KEY_PART, GRAD_VALUE_PART = places_of(ShortStruct, "grad_key_part", "grad_value_part")
+BIAS, KEEP, GRAD_BIAS = places_of(ShortStruct, "bias", "keep", "grad_bias")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PairTerms:
+    """What scores have beside products: numbers that are added to them, and which pairs exist.
+
+    Shapes: bias (B or 1, H or 1, M or 1, N) float32; along (H or 1, M + N - 1) float32, number j - i + M - 1 of which
+    is added to the score of pair (i, j); one of the two at most. keep (B or 1, H or 1, M or 1, N) bool, False where
+    there is no pair. Last axes are contiguous: `pair_terms` sees to it.
+    """
+
+    bias: Tensor | None
+    along: Tensor | None
+    keep: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        """Those that there are."""
+        return [tensor for tensor in (self.bias, self.along, self.keep) if tensor is not None]
+
+    def write(self, numbers: array[int]) -> None:
+        """Write their addresses and strides into the numbers of a call."""
+        if self.along is not None:
+            numbers[BIAS : BIAS + 4] = _along_rows(self.along, numbers[ROWS])
+        elif self.bias is not None:
+            numbers[BIAS : BIAS + 4] = _broadcast_rows(self.bias)
+        if self.keep is not None:
+            numbers[KEEP : KEEP + 4] = _broadcast_rows(self.keep)
+
+
+def pair_terms(
+    bias: Tensor | None, along: Tensor | None, keep: Tensor | None, shape: tuple[int, int, int, int]
+) -> PairTerms:
+    """Terms of pairs for the weights' shape (B, H, M, N), checked; what is not contiguous in its last axis is copied.
+
+    bias and keep may have 1 as their last axis too.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: a tensor is not as in `PairTerms`.
+    """
+    _, heads, rows, columns = shape
+    if bias is not None:
+        bias = _checked_pairs("bias", bias, torch.float32, shape)
+    if keep is not None:
+        keep = _checked_pairs("keep", keep, torch.bool, shape)
+    if along is not None:
+        check_cpu("along", along)
+        wanted = heads, rows + columns - 1
+        if along.dtype is not torch.float32 or along.shape[0] not in (1, heads) or along.shape[1:] != wanted[1:]:
+            raise ShapeError(
+                f"along is {along.dtype} {tuple(along.shape)}; it needs torch.float32 {wanted}, or 1 in place of the "
+                "heads"
+            )
+        along = along.contiguous()
+    return PairTerms(bias, along, keep)
+
+
+def _checked_pairs(name: str, pairs: Tensor, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
+    check_cpu(name, pairs)
+    if (
+        pairs.dtype is not dtype
+        or pairs.ndim != 4
+        or any(size not in (1, whole) for size, whole in zip(pairs.shape, shape, strict=True))
+    ):
+        raise ShapeError(
+            f"{name} is {pairs.dtype} {tuple(pairs.shape)}; it needs {dtype} {shape}, or 1 in place of any of the axes"
+        )
+    if pairs.shape[3] != shape[3]:
+        pairs = pairs.expand(*pairs.shape[:3], shape[3])
+    return last_contiguous(pairs)
+
+
+def _broadcast_rows(pairs: Tensor) -> array[int]:
+    """Address and strides of a tensor over pairs; an axis of 1 stands for all."""
+    strides = (stride if size > 1 else 0 for stride, size in zip(pairs.stride()[:3], pairs.shape, strict=False))
+    return array("q", (pairs.data_ptr(), *strides))
+
+
+def _along_rows(along: Tensor, rows: int) -> array[int]:
+    """The same of numbers by distance (·, heads, M + N - 1): each row begins one number before the row above it."""
+    *batch, head = (stride if size > 1 else 0 for stride, size in zip(along.stride()[:-1], along.shape, strict=False))
+    return array("q", (along.data_ptr() + (rows - 1) * along.element_size(), *(batch or [0]), head, -1))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BiasGradient:
+    """Room for the gradient of a bias, of which each unit of work sums a part.
+
+    parts: (units, H, M, N), or (units, H, M + N - 1) of numbers by distance. unit_batches: the batches of a unit.
+    """
+
+    parts: Tensor
+    unit_batches: int
+
+    @classmethod
+    def empty(cls, terms: PairTerms, query: Tensor, value: Tensor) -> BiasGradient:
+        """Zeros, in as many parts as threads share well; one for each batch where the bias differs between them."""
+        (batch, heads, rows, _), (shared, columns) = query.shape, value.shape[1:3]
+        wanted = -(-BIAS_UNITS * torch.get_num_threads() // max(shared, 1))
+        differs = terms.bias is not None and terms.bias.shape[0] > 1
+        unit_batches = 1 if differs else max(batch // wanted, 1)
+        shape = (rows + columns - 1,) if terms.along is not None else (rows, columns)
+        return cls(torch.zeros(-(-batch // unit_batches), heads, *shape, device="cpu"), unit_batches)
+
+    def write(self, numbers: array[int]) -> None:
+        """Write address and strides into the numbers of a call."""
+        by_distance = self.parts.ndim == 3
+        numbers[GRAD_BIAS : GRAD_BIAS + 4] = (
+            _along_rows(self.parts, numbers[ROWS]) if by_distance else _broadcast_rows(self.parts)
+        )
+        numbers[UNITS] = numbers[UNITS] // max(numbers[BATCHES], 1) * self.parts.shape[0]
+        numbers[UNIT_BATCHES] = self.unit_batches
+
+    def total(self, terms: PairTerms) -> Tensor:
+        """The gradient over all batches: (H, M + N - 1), or (B or 1, H, M, N) as the bias differs between batches."""
+        if terms.bias is not None and terms.bias.shape[0] > 1:
+            return self.parts
+        return self.parts.sum(0, keepdim=self.parts.ndim == 4)
 
 
 def attend_short(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, spans: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    spans: Tensor | None = None,
+    terms: PairTerms | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Σ_j exp(s_ij - lse_i) · v_j, (B, H, M, Dv), and lse_i = log Σ_j exp(s_ij), (B, H, M); s_ij = scale · q_i · k_j.
 
     query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all of one of `DTYPES`, on the CPU, of any strides but
     in the last axis, where what is not contiguous is copied; Hk divides H, and N is at most LONGEST. spans: (B or 1,
-    M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys without it. Sums
-    and lse are in float32. Autograd sees nothing of it.
+    M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys without it.
+    terms: numbers added to the scores, and pairs that are left out beside. Sums and lse are in float32. Autograd sees
+    nothing of it.
 
     Rows that attend to nothing have 0 and -inf. If all entries of the output are finite, the result is `FiniteRows`.
 
@@ -76,33 +209,67 @@ def attend_short(
     """
     layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
     lse = torch.empty(query.shape[:3], device="cpu")
-    output, numbers = _forward(layout, spans, query, key, value, lse)
+    output, numbers = _forward(layout, spans, query, key, value, terms, lse)
     return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
 
 
 def attend_laid_out(
-    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+    layout: ShortLayout,
+    spans: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: PairTerms | None = None,
 ) -> tuple[Tensor, bool, bool]:
     """The output of `attend_short` alone, for tensors whose layout is known, which needs no copies.
 
     Also whether all its entries are finite, and whether all log-sum-exps are small enough for float32
     (`log_sum_exp.LARGEST_LSE`), so that `differentiate_laid_out` is exact.
     """
-    output, numbers = _forward(layout, spans, query, key, value)
+    output, numbers = _forward(layout, spans, query, key, value, terms)
     return output, not numbers[NONFINITE], not numbers[COARSE]
 
 
 def _forward(
-    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, lse: Tensor | None = None
+    layout: ShortLayout,
+    spans: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: PairTerms | None,
+    lse: Tensor | None = None,
 ) -> tuple[Tensor, array[int]]:
     """The output, and the numbers of the structure after the pass; the log-sum-exps are written if there is room."""
     output = layout.empty_like(query) if layout.like_query else new_large(value, *query.shape[:3], value.shape[3])
     numbers = layout.with_inputs(spans, query, key, value)
     numbers[OUTPUT] = output.data_ptr()
+    if terms is not None:
+        terms.write(numbers)
     if lse is not None:
         numbers[LSE] = lse.data_ptr()
+    if layout.flops >= 2 * LEAST_WORK and numbers[ROWS] >= 2 * LEAST_ROWS:
+        _share_heads(numbers, layout.flops)
     _run(library.current().short, numbers, layout.flops)
     return output, numbers
+
+
+def _share_heads(numbers: array[int], flops: int) -> int:
+    """Cut the rows of each head into parts, where heads alone leave threads without work; returns how many."""
+    units = numbers[UNITS]
+    parts = numbers[ROW_PARTS] = row_parts(units, numbers[ROWS], thread_count(flops, LEAST_WORK))
+    numbers[UNITS] = units * parts
+    return parts
+
+
+def row_parts(units: int, rows: int, threads: int) -> int:
+    """In how many parts the rows of each head are cut, so that all threads have work: 1 where heads are enough.
+
+    >>> row_parts(1, 512, 2), row_parts(2, 512, 2), row_parts(3, 512, 2), row_parts(1, 100, 8)
+    (4, 1, 2, 1)
+    """
+    if not units % threads or units >= 4 * threads:
+        return 1
+    return max(min(-(-2 * threads // units), rows // LEAST_ROWS), 1)
 
 
 def _run(function: Any, numbers: array[int], flops: int) -> None:
@@ -125,12 +292,14 @@ def attend_short_backward(
     grad_output: Tensor,
     grad_lse: Tensor | None,
     output: Tensor | None = None,
+    terms: PairTerms | None = None,
+    of_bias: BiasGradient | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value of `attend_short`, in their shapes and dtype.
 
     lse and grad_lse (B, H, M) float32, the former infinite for rows that take no part, the latter None for 0;
-    grad_output as the output. output: needed where lse is not that of these keys alone. If all entries that are written
-    are finite, the result is `FiniteShortGradients`.
+    grad_output as the output. output: needed where lse is not that of these keys alone. of_bias: where the gradient of
+    the terms' bias is summed. If all entries that are written are finite, the result is `FiniteShortGradients`.
     """
     layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
     numbers = layout.with_inputs(spans, query, key, value)
@@ -140,34 +309,69 @@ def attend_short_backward(
     if output is not None:
         output = last_contiguous(output.to(value.dtype))
         numbers[OUTPUT : OUTPUT + 4] = array("q", (output.data_ptr(), *output.stride()[:3]))
-    gradients = _backward(layout, numbers, query, key, value, grad_output)
+    gradients = _backward(layout, numbers, (query, key, value), grad_output, terms, of_bias)
     return gradients if numbers[NONFINITE] else FiniteShortGradients(gradients)
 
 
 def differentiate_laid_out(
-    layout: ShortLayout, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor
+    layout: ShortLayout,
+    spans: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_output: Tensor,
+    terms: PairTerms | None = None,
+    of_bias: BiasGradient | None = None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of `attend_laid_out`, whose softmax is computed again; None where they are not finite or exact."""
     numbers = layout.with_inputs(spans, query, key, value)
-    gradients = _backward(layout, numbers, query, key, value, grad_output)
+    gradients = _backward(layout, numbers, (query, key, value), grad_output, terms, of_bias)
     return None if numbers[NONFINITE] or numbers[COARSE] else gradients
 
 
 def _backward(
-    layout: ShortLayout, numbers: array[int], query: Tensor, key: Tensor, value: Tensor, grad_output: Tensor
+    layout: ShortLayout,
+    numbers: array[int],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    grad_output: Tensor,
+    terms: PairTerms | None,
+    of_bias: BiasGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value, for numbers with all addresses but theirs and that of grad_output."""
-    of_query, of_key, of_value = layout.empty_like(query), layout.empty_like(key), layout.empty_like(value)
+    query, key, value = inputs
+    of_query = layout.empty_like(query)
     if grad_output.dtype is not value.dtype:
         grad_output = grad_output.to(value.dtype)
     numbers[GRAD_OUTPUT] = grad_output.data_ptr()
     if not grad_output.is_contiguous():  # as the layout has it
         grad_output = last_contiguous(grad_output)
         numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
-    numbers[GRAD_QUERY], numbers[GRAD_KEY] = of_query.data_ptr(), of_key.data_ptr()
-    numbers[GRAD_VALUE] = of_value.data_ptr()
+    numbers[GRAD_QUERY] = of_query.data_ptr()
+    if terms is not None:
+        terms.write(numbers)
+    if of_bias is not None:
+        of_bias.write(numbers)
+    elif layout.flops >= LEAST_WORK and numbers[ROWS] >= 2 * LEAST_ROWS:
+        parts = _share_heads(numbers, 2 * layout.flops)
+        if parts > 1:
+            return of_query, *_column_gradients(layout, numbers, key, value, parts)
+    of_key, of_value = layout.empty_like(key), layout.empty_like(value)
+    numbers[GRAD_KEY], numbers[GRAD_VALUE] = of_key.data_ptr(), of_value.data_ptr()
     _run(library.current().short_backward, numbers, 2 * layout.flops)
     return of_query, of_key, of_value
+
+
+def _column_gradients(
+    layout: ShortLayout, numbers: array[int], key: Tensor, value: Tensor, parts: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of key and value as sums of those of each part of the rows, which are in float32."""
+    found = [torch.empty(parts, *tensor.shape, device="cpu") for tensor in (key, value)]
+    for gradient, place, part in zip(found, (GRAD_KEY, GRAD_VALUE), (GRAD_KEY_PART, GRAD_VALUE_PART), strict=True):
+        numbers[place : place + 4] = array("q", (gradient.data_ptr(), *gradient.stride()[1:4]))
+        numbers[part] = gradient.stride(0)
+    _run(library.current().short_backward, numbers, 2 * layout.flops)
+    of_key, of_value = (gradient.sum(0).to(key.dtype) for gradient in found)
+    return of_key, of_value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -226,6 +430,7 @@ def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, 
     _check(query, key, value, spans)
     (batch, heads, rows, dim), (_, shared, columns, value_dim) = query.shape, value.shape
     work = ShortStruct(unit_count=batch * shared, heads=heads, group=heads // shared if shared else 1, scale=scale)
+    work.row_parts, work.unit_batches, work.batches = 1, 1, batch
     work.rows, work.columns, work.dim, work.value_dim = rows, columns, dim, value_dim
     work.dtype = DTYPES.index(value.dtype)
     work.spans_batch = 2 * rows if spans is not None and spans.shape[0] > 1 else 0

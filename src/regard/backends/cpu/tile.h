@@ -158,11 +158,11 @@ APART void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, i
     memset(target + terms * padded, 0, (size_t)((BLOCK / 2 - terms) * padded) * sizeof(float));
 }
 
-/* Packs the terms of `count` rows, floats times a factor, as columns, target[term][width], 0 in the columns beyond them.
- * There is memory for whole pairs of vectors of terms. */
-INLINE void pack_transposed_terms_of(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
-                                     float *target, int64_t width, const int dtype, const int paired) {
-    for (int64_t i = 0; i < width; i += LANES)
+/* Packs the terms of `count` rows, floats times a factor, as columns, target[term][width], 0 in the columns beyond them
+ * up to `end`. There is memory for whole pairs of vectors of terms. */
+INLINE void pack_transposed_terms_of(int64_t end, const void *rows, int64_t stride, int64_t count, int64_t dim,
+                                     float factor, float *target, int64_t width, const int dtype, const int paired) {
+    for (int64_t i = 0; i < end; i += LANES)
         for (int64_t a = 0; a < term_count(dim, paired); a += LANES) {
             lanes block[LANES];
             for (int l = 0; l < LANES; l++)
@@ -174,12 +174,18 @@ INLINE void pack_transposed_terms_of(const void *rows, int64_t stride, int64_t c
         }
 }
 
-APART void pack_transposed_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
-                                 float *target, int64_t width, int64_t dtype, int paired) {
+APART void pack_columns_up_to(int64_t end, const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                              float *target, int64_t width, int64_t dtype, int paired) {
     if (PAIRS && paired)
-        pack_transposed_terms_of(rows, stride, count, dim, factor, target, width, BFLOAT16, 1);
+        pack_transposed_terms_of(end, rows, stride, count, dim, factor, target, width, BFLOAT16, 1);
     else
-        BY_DTYPE(dtype, pack_transposed_terms_of(rows, stride, count, dim, factor, target, width, DTYPE, 0));
+        BY_DTYPE(dtype, pack_transposed_terms_of(end, rows, stride, count, dim, factor, target, width, DTYPE, 0));
+}
+
+/* The same up to the whole width. */
+INLINE void pack_transposed_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                                  float *target, int64_t width, int64_t dtype, int paired) {
+    pack_columns_up_to(width, rows, stride, count, dim, factor, target, width, dtype, paired);
 }
 
 /* The same of entries, as floats. */
@@ -251,6 +257,21 @@ INLINE lanes select_bits(uint64_t word, int64_t column, lanes values, float othe
     bits exists = ((all & (int32_t)(word >> column)) != 0);
     return (lanes)((exists & (bits)values) | (~exists & (bits)broadcast(otherwise)));
 #endif
+}
+
+/* The bytes of up to LANES pairs, as lanes that are all ones where the pair exists. */
+INLINE bits pairs_exist(const uint8_t *keep, int64_t count) {
+    typedef uint8_t bytes __attribute__((vector_size(LANES)));
+    bytes some = {0};
+    if (count >= LANES)
+        memcpy(&some, keep, sizeof(some)); /* of a size that the compiler knows */
+    else
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+        some = (bytes)_mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), keep);
+#else
+        memcpy(&some, keep, (size_t)count);
+#endif
+    return __builtin_convertvector(some, bits) != 0;
 }
 
 /* The score of a scaled product, through the softcap where there is one, in units of log2(e); and its slope. */
