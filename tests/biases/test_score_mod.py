@@ -5,6 +5,7 @@ import torch
 
 import regard
 from regard import biases
+from regard.biases import RelativeBias
 from regard.biases.score_mod import ScoreModBias
 from regard.core.grid import Grid
 from regard.errors import ConfigurationError, ShapeError
@@ -201,3 +202,97 @@ def test_a_function_that_fails():
     far = biases.from_mod(lambda score, b, h, q, k: score + SLOPES[q - k])
     with pytest.raises(ConfigurationError, match=r"cannot be evaluated: IndexError: .*torch.where stands for if"):
         far.values(Grid.from_lengths(9, 9))
+
+
+class TestByDistance:
+    """Functions that read q and k by their difference alone are biases by distance, and no others are."""
+
+    STEEP, FLAT = torch.tensor([0.3, 0.7, 1.1]), torch.tensor([0.5, 0.2, 0.9])
+
+    def kerple(self, score, b, h, q, k):
+        return score - self.STEEP[h] * torch.log1p(self.FLAT[h] * (q - k).abs())
+
+    @pytest.mark.parametrize(
+        ("function", "sizes"),
+        [
+            (by_slope, {"heads": 3}),
+            (everywhere, {}),
+            (lambda s, b, h, q, k: torch.where(q >= k, s - 0.1 * (k - q), s), {}),
+            (lambda s, b, h, q, k: s + torch.sub(q, k).float().sin() * SLOPES[h], {"heads": 3}),
+            (lambda s, b, h, q, k: s + (q == k) * SLOPES[0], {"batch": 2}),
+        ],
+    )
+    def test_differences_alone(self, function, sizes):
+        bias = biases.from_mod(function, **sizes)
+        assert isinstance(bias, RelativeBias)
+        assert isinstance(bias, ScoreModBias)
+        by_pair = ScoreModBias(bias.function, bias.batch, bias.heads, bias.tensors)
+        scattered = Grid(torch.tensor([3, 9, 4]), torch.tensor([[1, 5], [0, 2]])[:, None], heads=True)
+        for grid in (Grid.from_lengths(7, 11), scattered):
+            values, expected = torch.broadcast_tensors(bias.values(grid), by_pair.values(grid))
+            assert torch.equal(values, expected)
+
+    @pytest.mark.parametrize(
+        ("function", "sizes"),
+        [
+            (lambda s, b, h, q, k: s - 0.1 * q, {}),
+            (lambda s, b, h, q, k: s - 0.1 * (q - k) * (k > 3), {}),
+            (lambda s, b, h, q, k: s + (q - q) + 0.1 * (k - 1), {}),
+            (lambda s, b, h, q, k: s + 0.1 * (q + k), {}),
+            (lambda s, b, h, q, k: s + 0.1 * (q - k) * b, {"batch": 2}),
+            (lambda s, b, h, q, k: s + torch.sub(q, k, alpha=2), {}),
+            (by_row_of_a_table, {"heads": 3}),
+            (by_document, {"batch": 2}),
+            (lambda s, b, h, q, k: s + TABLE[h, (q - k).abs().clamp(max=15)], {"heads": 3}),
+        ],
+    )
+    def test_whatever_else_is_read(self, function, sizes):
+        assert not isinstance(biases.from_mod(function, **sizes), RelativeBias)
+
+    def test_a_function_that_changes_is_read_anew(self):
+        """Of what it depends on, tensors and numbers may change; that it reads positions apart is an error."""
+        settings = {"slope": 0.5, "apart": False}
+
+        def function(score, b, h, q, k):
+            added = settings["slope"] * (q - k)
+            return score + (added * q if settings["apart"] else added)
+
+        bias, grid = biases.from_mod(function), Grid.from_lengths(2, 2)
+        assert bias.evaluate(grid).tolist() == [[0.0, -0.5], [0.5, 0.0]]
+        settings["slope"] = 2.0
+        assert bias.evaluate(grid).tolist() == [[0.0, -2.0], [2.0, 0.0]]
+        settings["apart"] = True
+        with pytest.raises(ConfigurationError, match="reads them apart now: make the bias anew, by from_mod, after"):
+            bias.evaluate(grid)
+
+    @pytest.mark.parametrize("kernel", [None, "tiled", "reference", "block_sparse"])
+    def test_output_and_gradients(self, kernel):
+        """As those of the formula in float64; the parameters are the tensors that the function closes over."""
+        steep, flat = (tensor.clone().requires_grad_() for tensor in (self.STEEP, self.FLAT))
+        learned = biases.from_mod(lambda s, b, h, q, k: s - steep[h] * torch.log1p(flat[h] * (q - k).abs()), heads=3)
+        query, key, value = (torch.randn(2, 3, 37, 8, requires_grad=True) for _ in range(3))
+        held = [query, key, value] + ([steep, flat] if kernel != "block_sparse" else [])
+        if kernel == "block_sparse":  # which has no gradient of a bias
+            learned = biases.from_mod(self.kerple, heads=3)
+        above = torch.randn(2, 3, 37, 8)
+        output = regard.attention(query, key, value, bias=learned, mask=regard.masks.causal(), kernel=kernel)
+        found = [output, *torch.autograd.grad(output, held, above)]
+        exact = [tensor.detach().double().requires_grad_() for tensor in (query, key, value, steep, flat)]
+        distance = (torch.arange(37)[:, None] - torch.arange(37)).abs().double()
+        scores = exact[0] @ exact[1].mT / 8**0.5 - exact[3][:, None, None] * torch.log1p(
+            exact[4][:, None, None] * distance
+        )
+        weights = scores.masked_fill(torch.ones(37, 37).triu(1).bool(), -torch.inf).softmax(-1)
+        expected = weights @ exact[2]
+        wanted = [expected, *torch.autograd.grad(expected, exact, above.double())]
+        for mine, true in zip(found, wanted[: len(found)], strict=True):
+            assert (mine - true).abs().max() <= 2e-5 * true.abs().max().clamp(min=1.0)
+
+    @pytest.mark.skipif(not regard.native.available(), reason=str(regard.native.why_not()))
+    def test_the_kernel_is_that_of_the_same_bias_by_distance(self):
+        query = torch.zeros(1, 1, 1, 64).expand(1, 3, 2048, 64)
+        function = biases.from_mod(self.kerple, heads=3)
+        chosen = regard.explain(query, query, query, bias=function, mask=regard.masks.causal()).kernel.name
+        assert (
+            chosen == regard.explain(query, query, query, bias=biases.alibi(3), mask=regard.masks.causal()).kernel.name
+        )

@@ -18,6 +18,7 @@ from ..core.traced_function import PairFunctionTrace, TensorSubstitution
 from ..errors import ConfigurationError, ShapeError
 from ..utils.pytree import object_token
 from .base import Bias, is_floating
+from .relative import RelativeBias
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -72,10 +73,12 @@ class ScoreModBias(Bias):
     tensors: tuple[Tensor, ...]
 
     def values(self, grid: Grid) -> Tensor:
+        return self._checked(self.indices(grid))
+
+    def _checked(self, indices: tuple[Tensor, ...]) -> Tensor:
+        """The numbers that are added for some indices, of which the function does no more than add."""
         self.function.trace_again()
-        indices = self.indices(grid)
-        score = torch.zeros((), device=grid.device)
-        values = self._evaluated(score, indices)
+        values = self._evaluated(torch.zeros((), device=indices[-1].device), indices)
         if values.numel() and not under_transform():
             self._check_score_is_added(indices)
             if not all_finite(values):
@@ -98,13 +101,20 @@ class ScoreModBias(Bias):
         if self.batch is not None:
             batch = grid.per_batch(torch.arange(self.batch, device=grid.device)[:, None, None])
         if self.heads is not None:
-            if not grid.heads:
-                raise ShapeError(
-                    f"{self!r} differs between heads, but query, key and value have no head axis: give "
-                    "(batch, heads, length, dim), or leave heads out"
-                )
+            self._check_heads(grid)
             head = torch.arange(self.heads, device=grid.device)[:, None, None]
         return batch, head, grid.query, grid.key
+
+    def _call(self, score: Tensor, *indices: Tensor) -> Tensor:
+        """The function of one score and indices, which broadcast."""
+        return self.function.call_with(self.tensors, score, *indices)
+
+    def _check_heads(self, grid: Grid) -> None:
+        if self.heads is not None and not grid.heads:
+            raise ShapeError(
+                f"{self!r} differs between heads, but query, key and value have no head axis: give "
+                "(batch, heads, length, dim), or leave heads out"
+            )
 
     def _evaluated(self, score: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
         """The function of one score and many pairs, whose indices broadcast: (..., M|1, N|1)."""
@@ -113,7 +123,7 @@ class ScoreModBias(Bias):
             return score.expand(shape)
         try:
             if self.function.elementwise:
-                values = self.function.call_with(self.tensors, score, *indices)
+                values = self._call(score, *indices)
             else:
                 full = [index.reshape((1,) * (len(shape) - index.ndim) + index.shape) for index in indices]
                 values = _mapped(partial(self.function.call_with, self.tensors, score), *full)
@@ -128,7 +138,7 @@ class ScoreModBias(Bias):
     def _check_score_is_added(self, indices: tuple[Tensor, ...]) -> None:
         """Evaluate at the corners of the tile with two scores: the number added must be the same for both."""
         batch, head, query, key = indices
-        corners = (batch, head, _ends(query, -2), _ends(key, -1))
+        corners = (batch, head, _ends(_ends(query, -2), -1), _ends(key, -1))
         score = torch.zeros((), dtype=torch.float64, device=query.device)
         at_zero = self._evaluated(score, corners)
         at_probe = self._evaluated(score + PROBE, corners) - PROBE
@@ -148,6 +158,35 @@ class ScoreModBias(Bias):
         return f"from_mod({self.function!r}{''.join(sizes)})"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class DistanceModBias(RelativeBias, ScoreModBias):
+    """score_mod(0, 0, head, query position, key position) of a function that reads the positions' difference alone."""
+
+    def values(self, grid: Grid) -> Tensor:
+        self._check_heads(grid)
+        values = super().values(grid)
+        return values.squeeze(0) if self.heads is None and values.ndim == 3 else values
+
+    def values_at(self, distances: Tensor) -> Tensor:
+        key = distances.reshape(1, -1)
+        zero = key.new_zeros(1, 1)
+        head = zero if self.heads is None else torch.arange(self.heads, device=key.device)[:, None]
+        values = self._checked((zero, head, -key, torch.zeros_like(key)))
+        return values.expand(len(values), key.shape[-1]).reshape(len(values), *distances.shape)
+
+    def _call(self, score: Tensor, *indices: Tensor) -> Tensor:
+        """Its value, traced again: what the function reads may have changed, and with it what it does."""
+        trace = PairFunctionTrace(query=indices[2], key=indices[3])
+        with trace:
+            values = super()._call(score, *indices)
+        if not (trace.by_distance and self.function.elementwise):
+            raise ConfigurationError(
+                "the function read q and k by their difference alone when the bias was made, and reads them apart now: "
+                "make the bias anew, by from_mod, after what the function depends on has changed"
+            )
+        return values
+
+
 def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None = None) -> Bias:
     """*score_mod(score, b, h, q, k) - score*: the number that a score_mod of FlexAttention adds, with positions q, k.
 
@@ -161,8 +200,10 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
     Gradients flow into the tensors that the function uses, from its closure, globals or attributes: the function is
     traced at one pair, b = h = q = k = 0, and tiled kernels compute no gradient for a tensor that it does not use
     there. A function of operators, comparisons, torch.where and indexing with all indices at once, `table[h, q]`,
-    computes whole tiles; any other, including `table[h][q]`, is mapped over the pairs, which is slower. Create the bias
-    outside code that torch.compile compiles: tracing the function needs values.
+    computes whole tiles; any other, including `table[h][q]`, is mapped over the pairs, which is slower. One of these
+    operators that reads neither b nor a table by position, and q and k by `q - k`, `k - q` or comparisons of the two
+    alone, is a `RelativeBias`: it is computed once for each distance. Create the bias outside code that torch.compile
+    compiles: tracing the function needs values.
 
     The function is evaluated in each call: whatever it reads may change between calls, by any write. Only a tensor with
     a gradient may not be replaced by another one, which would get none.
@@ -197,7 +238,9 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
             )
     function = TracedScoreMod(score_mod, trace)
     object_token(function)
-    return ScoreModBias(function, batch, heads, function.captured)
+    by_distance = trace.elementwise and trace.by_distance and "batch" not in trace.reads
+    kind = DistanceModBias if by_distance else ScoreModBias
+    return kind(function, batch, heads, function.captured)
 
 
 def _trace(score_mod: ScoreMod) -> PairFunctionTrace:

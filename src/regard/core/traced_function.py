@@ -25,15 +25,27 @@ ELEMENTWISE = frozenset(NAMES.split())
 # What asks a number for no more than its kind.
 METADATA = (Tensor.device.__get__, Tensor.dtype.__get__)  # type: ignore[attr-defined]
 NEW_LIKE = frozenset({Tensor.new_ones, Tensor.new_zeros, Tensor.new_full})
+# Functions of two numbers that their difference alone decides.
+DIFFERENCES = """
+    __eq__ __ge__ __gt__ __le__ __lt__ __ne__ __rsub__ __sub__ eq ge greater greater_equal gt le less less_equal lt ne
+    not_equal rsub sub subtract
+"""
+OF_DIFFERENCES = frozenset(DIFFERENCES.split())
 
 
 class PairFunctionTrace(TorchFunctionMode):
-    """A TorchFunctionMode that traces a function at one pair, whose numbers are tensors of shape ()."""
+    """A TorchFunctionMode that traces a function at one pair, whose numbers are tensors of shape ().
+
+    reads: the names of the numbers that the function reads. by_distance: whether it reads `query` and `key` by their
+    difference alone, and no table at a place that depends on that: it is then defined at every distance.
+    """
 
     def __init__(self, **numbers: Tensor):
         super().__init__()
         self.numbers = numbers
         self.reads: set[str] = set()
+        self.by_distance = True
+        self._of_distance: set[int] = set()  # ids of what was computed from a difference
         self.captured: dict[int, Tensor] = {}
         self.elementwise = True
         # Also what the function makes on its way: a tensor that is gone would leave its id to another.
@@ -50,11 +62,25 @@ class PairFunctionTrace(TorchFunctionMode):
             return result
         if function not in NEW_LIKE:
             self.reads |= {name for name, number in self.numbers.items() if any(tensor is number for tensor in inputs)}
+            self._note_distances(function.__name__, args, kwargs or {}, inputs, outputs)
         if function.__name__ == "__getitem__":
             inputs = inputs[1:]  # the table is no number, what is found in it has to be
         numbers = all(tensor.ndim == 0 for tensor in (*inputs, *outputs))
         self.elementwise &= numbers and bool(outputs) and function.__name__ in ELEMENTWISE
         return result
+
+    def _note_distances(
+        self, name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Tensor], outputs: list[Tensor]
+    ) -> None:
+        """Note whether a function reads positions apart, or a table by their difference, and what depends on that."""
+        positions = [self.numbers[name] for name in ("query", "key") if name in self.numbers]
+        read = [tensor for tensor in inputs if any(tensor is position for position in positions)]
+        differ = name in OF_DIFFERENCES and len(args) == len(read) == 2 and not kwargs and read[0] is not read[1]
+        depends = differ or any(id(tensor) in self._of_distance for tensor in inputs)
+        if (read and not differ) or (depends and name == "__getitem__"):
+            self.by_distance = False
+        if depends:
+            self._of_distance |= {id(tensor) for tensor in outputs}
 
 
 class TensorSubstitution(TorchFunctionMode):

@@ -163,8 +163,11 @@ def bias_reasons(bias: Bias, problem: Problem) -> list[str]:
 
 
 def differentiates(bias: Bias | None) -> bool:
-    """Whether the kernel has the gradient of a bias: not of one from a function, which may index a tensor twice."""
-    return not any(isinstance(part, ScoreModBias) for part in bias_parts(bias))
+    """Whether the kernel has the gradient of a bias: not of one from a function, which may index a tensor twice.
+
+    One that is by distance is a table.
+    """
+    return all(isinstance(part, RelativeBias) or not isinstance(part, ScoreModBias) for part in bias_parts(bias))
 
 
 class BiasTables:
