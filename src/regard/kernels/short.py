@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from ..backends.cpu.short_rows import (
     row_parts,
 )
 from ..biases import RelativeBias
+from ..biases.base import TensorBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
@@ -106,14 +108,14 @@ class ShortKernel:
         few = heads_per_key(problem) * problem.queries <= few_rows(problem)
         idle = threads / max(min(units * parts, threads), 1)  # a part of the rows of a key head has one thread
         packed = (AS_THEY_ARE if few else LAID_OUT) * idle * laid_out
-        terms, evaluation = _term_passes(problem)
+        terms = _term_costs(problem)
         return Cost(
             flops=0.0,
             flash={"cpu": FlashWork(2.0 * idle * pairs * width, idle * pairs, packed)},
-            bytes=0.0,
-            passes=RESULT * rows * problem.value.shape[-1] + TERM * terms * pairs + evaluation,
+            bytes=terms.bytes,
+            passes=RESULT * rows * problem.value.shape[-1] + TERM * terms.read * pairs + terms.passes,
             moved=bytes_read(problem, again=share),
-            calls=CALLS + TERM_CALLS * terms,
+            calls=CALLS + TERM_CALLS * terms.read,
             gradient=OWN_GRADIENT if has_short_tensors(problem) else GRADIENT,
         )
 
@@ -311,17 +313,30 @@ def _pair_terms(batched: BatchedProblem) -> PairTerms | None:
         return pair_terms(bias, along, keep, (batch, heads, queries, keys))
 
 
-def _term_passes(problem: Problem) -> tuple[int, float]:
-    """How many of bias and mask are read for each pair, and the passes in which they are evaluated."""
+@dataclass(frozen=True, slots=True)
+class _TermCosts:
+    """What bias and mask cost: how many of them are read for each pair, and passes and bytes of evaluating them."""
+
+    read: int = 0
+    passes: float = 0.0
+    bytes: float = 0.0
+
+
+def _term_costs(problem: Problem) -> _TermCosts:
     if not has_terms(problem):
-        return 0, 0.0
+        return _TermCosts()
     masks, biases = distinct_matrices(problem)
     if problem.mask is None or isinstance(problem.mask, TensorMask) or has_spans(problem.mask, problem):
         masks = 0  # of spans, or read where it is
-    by_distance = isinstance(problem.bias, RelativeBias) and problem.shift is not None
-    read = (problem.bias is not None) + (problem.mask is not None and not has_spans(problem.mask, problem))
-    passes = MASK * masks + (0.0 if by_distance else bias_passes(problem) * biases)
-    return read, evaluated(problem, problem.queries * problem.keys * passes, times=1 + (not has_short_tensors(problem)))
+    if isinstance(problem.bias, RelativeBias) and problem.shift is not None:
+        biases = 0  # a number for each diagonal
+    pairs, times = problem.queries * problem.keys, 1 if has_short_tensors(problem) else 2
+    passes = pairs * (MASK * masks + bias_passes(problem) * biases)
+    return _TermCosts(
+        read=(problem.bias is not None) + (problem.mask is not None and not has_spans(problem.mask, problem)),
+        passes=evaluated(problem, passes, times=times),
+        bytes=pairs * (masks + 4.0 * biases * (not isinstance(problem.bias, TensorBias))),
+    )
 
 
 def _mean_columns(problem: Problem) -> float:
