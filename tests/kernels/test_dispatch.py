@@ -197,6 +197,8 @@ class TestExplain:
             (1, 1, 60, torch.float32, None, "decode"),
             (1, 1, 60, torch.float32, masks.causal(), "decode"),
             (1, 1, 60, torch.float32, masks.padding([50]), "short"),
+            (64, 1, 200, torch.float32, masks.padding([100]), "short"),  # no key behind the spans is read
+            (64, 1, 200, torch.float32, masks.where(keep=torch.ones(200, dtype=torch.bool)), "decode"),
             (1, 5, 60, torch.float32, None, "short"),
             (32, 1, 200, torch.float32, None, "decode"),
             (32, 5, 200, torch.float32, masks.causal(), "decode"),

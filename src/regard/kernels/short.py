@@ -119,6 +119,11 @@ class ShortKernel:
             gradient=OWN_GRADIENT if has_short_tensors(problem) else GRADIENT,
         )
 
+    def reads_spans_alone(self, problem: Problem) -> bool:
+        """Whether it reads keys and values as they are, and none outside of a mask's spans: of few rows."""
+        mask, rows = problem.mask, heads_per_key(problem) * problem.queries
+        return mask is not None and rows <= few_rows(problem) and has_spans(mask, problem)
+
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""
         return EVERY_GRADIENT

@@ -61,8 +61,9 @@ MAX_UNCOMPARED_LENGTH = 256
 
 STREAMED, MOST_STREAMING = {torch.float32: 2**18, torch.bfloat16: 2**15, torch.float16: 2**15}, 16
 """From so many numbers of keys and values for each query on, and up to so many queries, `DECODE`, which reads them as
-they are, is faster than `SHORT`, which lays them out, but where each head has as many queries as keys. Numbers of 16
-bits are widened to be laid out."""
+they are, is faster than `SHORT`, which lays them out, but where each head has as many queries as keys, and where
+`SHORT` as well reads them as they are, and those in a mask's spans alone. Numbers of 16 bits are widened to be laid
+out."""
 
 MAX_PLAIN_PAIRS, MAX_PLAIN_NUMBERS = 2**16, 2**17
 """The most query-key pairs, and numbers of all values, of a plain problem on the CPU that `PLAIN_KERNEL` computes
@@ -232,6 +233,8 @@ def _streams(problem: Problem) -> bool:
     queries, value = problem.queries, problem.value
     least = STREAMED.get(value.dtype)
     if least is None or not 0 < queries <= MOST_STREAMING or queries == problem.keys:
+        return False
+    if value.dtype == torch.float32 and SHORT.reads_spans_alone(problem):
         return False
     return problem.pairs.key.numel() + value.numel() >= least * queries and DECODE.is_one_call(problem)
 
