@@ -126,7 +126,7 @@ class ScoreModBias(Bias):
                 values = self._call(score, *indices)
             else:
                 full = [index.reshape((1,) * (len(shape) - index.ndim) + index.shape) for index in indices]
-                values = _mapped(partial(self.function.call_with, self.tensors, score), *full)
+                values = _mapped(partial(self._call, score), *full)
         except Exception as error:  # the function is the user's, and may raise anything
             raise ConfigurationError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A score_mod gets a score and four "
