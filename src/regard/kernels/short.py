@@ -45,16 +45,14 @@ from ..utils.pytree import tree_tensors
 from .base import EVERY_GRADIENT, GRADIENT, Cost, FlashWork, Result
 from .custom_op import apply_kernel, compute_forward, differentiate, register
 from .planning.unit_costs import MASK, RESULT, bias_passes, bytes_read, evaluated, heads_per_key, total_width
+from .planning.unit_prices import price
 
-CALLS = 8.0
-"""Overhead of a forward pass, in calls."""
-OWN_GRADIENT = 8.0
-"""Overhead of a gradient that needs nothing but native code, in calls."""
-TERM, TERM_CALLS = 0.5, 25.0
-"""What a bias, or a mask whose rows are no spans, adds: passes for each pair; and overhead of either, in calls."""
-LAID_OUT, AS_THEY_ARE = 1.5, 0.8
-"""Keys and values that `cpu_flash` packs in the time in which this kernel brings one into the order of its products,
-once for each key head; and in which it multiplies one with few rows as it is."""
+CALLS = price("short.calls")
+OWN_GRADIENT = price("short.own_gradient")
+TERM = price("short.term")
+TERM_CALLS = price("short.term_calls")
+LAID_OUT = price("short.laid_out")
+AS_THEY_ARE = price("short.as_they_are")
 ROWS_AT_ONCE = 8
 """For so many rows at once, all that one of them reads is computed."""
 
