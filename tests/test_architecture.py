@@ -250,6 +250,35 @@ def test_imports_go_down():
     assert faults_by_module(import_faults) == {}
 
 
+def named_backends(module: str, source: str) -> list[str]:
+    """What a module imports of one backend, where it has to ask all, by the protocol and the registry."""
+    asked = "regard.backends", "regard.backends.base", "regard.backends.registry"
+    return [
+        target
+        for target, _ in imports(module, source)
+        if target == "regard.native" or (target.startswith("regard.backends") and target not in asked)
+    ]
+
+
+def test_linear_attention_asks_backends_and_names_none():
+    modules = {name: path for name, path in FILES.items() if name.startswith("regard.linear.")}
+    assert modules
+    assert [fault for name, path in modules.items() for fault in named_backends(name, path.read_text("utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from ..backends.registry import BACKENDS\nfrom ..backends.base import Recurrences", []),
+        ("from .. import native", ["regard.native"]),
+        ("from ..backends.cpu.token_step import prepare_step", ["regard.backends.cpu.token_step"]),
+        ("def f():\n    from ..backends.cpu import library", ["regard.backends.cpu.library"]),
+    ],
+)
+def test_the_checker_finds_a_backend_that_is_named(source, found):
+    assert named_backends("regard.linear.recurrence", source) == found
+
+
 def test_nothing_that_a_library_does_without():
     assert faults_by_module(lambda module, source: usage_faults(source)) == {}
 

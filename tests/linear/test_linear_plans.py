@@ -58,11 +58,11 @@ def test_the_plan_of_a_problem(options, plan):
 
 
 @native_only
-def test_what_native_code_does_not_take_has_features(monkeypatch):
+def test_what_no_backend_takes_has_features(monkeypatch):
     assert type(choose_plan(problem(torch.float64, causal=True))) is FeatureRecurrence
     assert type(choose_plan(problem(torch.bfloat16, causal=True))) is EluRecurrence
     assert type(choose_plan(problem(torch.bfloat16, causal=True, scale=0.5))) is FeatureRecurrence, "would be rounded"
-    monkeypatch.setattr("regard.linear.linear_plans.runs_natively", lambda *_: False)
+    monkeypatch.setattr("regard.linear.linear_plans.runs_in_one_pass", lambda *_: False)
     assert type(choose_plan(problem(causal=True))) is FeatureRecurrence
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from regard.core.recurrence_problem import RecurrenceGradients, RecurrenceResult
 from regard.linear import naive
 from regard.linear import recurrence as recurrence_module
 from regard.linear.recurrence import recurrence
@@ -39,6 +40,56 @@ def test_chunks_are_steps(length, axes, delta, initial):
     given = arguments(length, axes=axes, delta=delta, initial=initial)
     for ours, expected in zip(recurrence(*given), by_steps(*given), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+
+
+class SingleSteps:
+    """Recurrences of a backend that computes float64 step by step, without feature maps and states to start from."""
+
+    name = "steps"
+
+    def __init__(self):
+        self.recurrences, self.calls = self, []
+
+    def runs(self, *tensors):
+        return all(tensor.dtype == torch.float64 for tensor in tensors)
+
+    def why_not(self, problem):
+        return [] if problem.beta is None else ["it has no delta rule"]
+
+    def forward(self, problem, *, stores_borders=False):
+        self.calls.append("forward")
+        output, state = by_steps(problem.query, problem.key, problem.value, problem.decay, problem.beta, problem.state)
+        border = problem.state.unsqueeze(2) if stores_borders else None
+        return RecurrenceResult(output, None, state, None, border, None)
+
+    def backward(self, problem, border_state, grad_output, grad_state=None, **_):
+        self.calls.append("backward")
+        named: dict[str, Any] = {name: getattr(problem, name) for name in ("query", "key", "value", "decay", "beta")}
+        named["state"] = border_state.squeeze(2)
+        leaves = {name: x.detach().requires_grad_() for name, x in named.items() if x is not None}
+        with torch.enable_grad():
+            results = naive.step_recurrence(**leaves)
+        found = torch.autograd.grad(results, [*leaves.values()], [grad_output, grad_state])
+        gradients: dict[str, Any] = dict.fromkeys([*named, "total"])
+        return RecurrenceGradients(**(gradients | dict(zip(leaves, found, strict=True))))
+
+
+@pytest.mark.parametrize(("delta", "calls"), [(False, ["forward", "backward"]), (True, [])])
+def test_a_backend_is_asked(monkeypatch, delta, calls):
+    backend = SingleSteps()
+    given = arguments(67, axes=3, delta=delta, initial=True)
+    leaves = [x for x in given if x is not None]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    results = recurrence(*given)
+    seeds = [torch.randn_like(result) for result in results]
+    expected = [*results, *torch.autograd.grad(results, leaves, seeds)]
+    monkeypatch.setattr(recurrence_module, "BACKENDS", (*recurrence_module.BACKENDS, backend))
+    results = recurrence(*given)
+    found = [*results, *torch.autograd.grad(results, leaves, seeds)]
+    assert backend.calls == calls
+    for ours, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 1), (6, 3), (5, 5)])

@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard import masks, native
-from regard.backends.cpu.token_step import TokenStep
+from regard.backends.cpu.token_step import TokenStepInC
 from regard.errors import ConfigurationError, ShapeError
 from regard.linear import Elu, Identity, LinearState, Relu, UnitNorm, linear_attention_with_state, single_token
 from regard.linear.single_token import DeferredState
@@ -281,7 +281,7 @@ def test_others_take_the_path_of_sequences(monkeypatch):
     expected, _ = linear_attention_with_state(**token, **options, state=state)
     with_padding = linear_attention_with_state(**token, **options, state=state, mask=masks.padding([1, 1]))[0]
     torch.testing.assert_close(with_padding, expected)
-    monkeypatch.setattr(TokenStep, "run", refuse)
+    monkeypatch.setattr(TokenStepInC, "run", refuse)
     with pytest.raises(AssertionError, match="was called"):
         linear_attention_with_state(**token, **options, state=state, mask=masks.causal())
 
@@ -313,6 +313,27 @@ def test_beta_out_of_range_is_said():
     token = cut(tensors, slice(PREFILL, PREFILL + 1)) | {"beta": torch.full((BATCH, KEY_HEADS, 1), 2.5)}
     with pytest.raises(ConfigurationError, match=r"beta has values from 2.5 to 2.5; it needs values in 0..2"):
         linear_attention_with_state(**token, **options, state=state)
+
+
+@pytest.mark.parametrize("count", range(3))
+def test_a_state_goes_on_where_there_is_no_native_code(count, monkeypatch):
+    """After one token, two, which fill the memory so that the next adds them to the sums in place, and three."""
+    tensors, options = problem("elu", 8, 8)  # 2 tokens of 16 numbers are half of a matrix of 64
+    monkeypatch.setattr(single_token, "RECENT_SHARE", 0.5)
+    truth = regard.linear_attention(**cut(tensors, slice(PREFILL + count + 2)), **options)
+    _, state = linear_attention_with_state(**cut(tensors, slice(PREFILL)), **options)
+    *tokens, token = [
+        {name: tensor.contiguous() for name, tensor in cut(tensors, slice(position, position + 1)).items()}
+        for position in range(PREFILL, PREFILL + count + 2)
+    ]  # contiguous, so that one step takes all
+    for each in tokens:
+        _, state = linear_attention_with_state(**each, **options, state=state)
+    assert isinstance(state, DeferredState)
+    monkeypatch.setattr("regard.backends.cpu.library._found", "it was taken away")
+    for _ in range(2):  # the state is as it was
+        output, after = linear_attention_with_state(**token, **options, state=state)
+        torch.testing.assert_close(output, truth[:, :, -1:], atol=2e-5, rtol=2e-5)
+        assert not isinstance(after, DeferredState)
 
 
 @pytest.mark.parametrize("threads", [1, 2, "of Python's"])

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from regard import native
-from regard.backends.cpu.linear_recurrence import RecurrenceProblem
+from regard.backends.cpu.cpu_backend import CPU
 from regard.core import large_results
 from regard.core.large_results import new_large, new_large_like
+from regard.core.recurrence_problem import RecurrenceProblem
 
 PAGE = 2**21
 BLOCKS = """Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
@@ -257,9 +258,10 @@ def test_small_results_and_systems_without_huge_pages_ask_for_none(requests, mon
 def test_results_are_the_same_in_huge_pages(monkeypatch):
     torch.manual_seed(0)
     inputs = torch.randn(3, 1, 2, 20_000, 64).unbind()
-    expected = RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
+    problem = RecurrenceProblem(*inputs, feature_map="elu", normalize=True)
+    expected = CPU.recurrences.forward(problem)
     monkeypatch.setattr(large_results, "LARGE_BYTES", 2**20)
     monkeypatch.setattr(large_results, "FREE_SHARE", 0)
-    found = RecurrenceProblem(*inputs, feature_map="elu", normalize=True).forward()
+    found = CPU.recurrences.forward(problem)
     assert torch.equal(found.output, expected.output)
     assert torch.equal(found.state, expected.state)

@@ -1,14 +1,15 @@
 import functools
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from regard.backends.cpu import build, linear_recurrence
-from regard.backends.cpu.linear_recurrence import RecurrenceProblem
-from regard.backends.cpu.token_step import recurrence_step
+from regard.backends.cpu.cpu_backend import CPU
+from regard.backends.cpu.token_step import one_token
+from regard.core.recurrence_problem import RecurrenceProblem
 from regard.errors import ConfigurationError, DtypeError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -89,14 +90,14 @@ def make_inputs(shape: tuple[int, ...], kind: str, *, normalize: bool = False) -
 def native_results(inputs: dict[str, Any], seeds: list[Tensor], **options: Any) -> dict[str, Tensor]:
     """Outputs, final states and gradients by native code; seeds: gradients of the former two."""
     problem = RecurrenceProblem(**inputs, **options)
-    result = problem.forward(stores_borders=True)
+    result = CPU.recurrences.forward(problem, stores_borders=True)
     found = {"output": result.output, "final state": result.state}
     if result.total is not None:
         found["final total"] = result.total
     stored = {name: getattr(result, name) for name in ("output", "row_total", "border_total")}
     grad_total = seeds[2] if len(seeds) > 2 else None
     assert result.border_state is not None
-    gradients = problem.backward(result.border_state, *seeds[:2], grad_total=grad_total, **stored)
+    gradients = CPU.recurrences.backward(problem, result.border_state, *seeds[:2], grad_total=grad_total, **stored)
     return found | {f"gradient of {name}": getattr(gradients, name) for name in NAMES if name in inputs}
 
 
@@ -197,7 +198,7 @@ def test_a_step_of_halves(variant, kind, dtype):
     halves = {name: tensor if name == "state" else tensor.to(dtype) for name, tensor in inputs.items()}
     truth = step_recurrence(**{name: tensor.double() for name, tensor in halves.items()})
     arguments: list[Any] = [halves.get(name) for name in NAMES[:6]]
-    output, state = recurrence_step(*arguments)
+    output, state = cast("Any", one_token(RecurrenceProblem(*arguments)))
     assert (output.dtype, state.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(state.double(), truth[1], rtol=1e-5, atol=1e-5)
     within = torch.finfo(dtype).eps / 2 * 1.01
@@ -210,7 +211,7 @@ def test_one_token_is_a_step(variant, shape, kind):
     inputs = make_inputs(shape, kind)
     truth = step_recurrence(**{name: tensor.double() for name, tensor in inputs.items()})
     arguments: list[Any] = [inputs.get(name) for name in NAMES[:6]]
-    found = recurrence_step(*arguments)
+    found = cast("Any", one_token(RecurrenceProblem(*arguments)))
     for ours, exact in zip(found, truth, strict=True):
         assert ours.shape == exact.shape
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
@@ -296,34 +297,63 @@ def test_small_features_are_not_rounded_to_zero(variant):
         torch.tensor([-30.0, -50.0, -200.0]).view(1, 1, 3, 1).expand(1, 1, 3, 4),
     )
     value = torch.tensor([2.0, 3.0, 5.0]).view(1, 1, 3, 1)
-    result = RecurrenceProblem(query, key, value, feature_map="elu", normalize=True).forward()
+    forward = CPU.recurrences.forward
+    result = forward(RecurrenceProblem(query, key, value, feature_map="elu", normalize=True))
     torch.testing.assert_close(result.output.flatten(), torch.full((3,), 2.0))
     alone = RecurrenceProblem(query[:, :, :1], key[:, :, 2:], value[:, :, :1], feature_map="elu", normalize=True)
-    assert alone.forward().output.item() == 0.0  # no weight: not 0 / 0
+    assert forward(alone).output.item() == 0.0  # no weight: not 0 / 0
 
 
 def test_what_does_not_fit_is_said():
     query, key, value = torch.zeros(1, 4, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 3)
+    forward = CPU.recurrences.forward
     with pytest.raises(
         DtypeError, match=r"value torch.float64; native code takes float32, bfloat16 or float16, the same"
     ):
-        RecurrenceProblem(query, key, value.double())
+        forward(RecurrenceProblem(query, key, value.double()))
     with pytest.raises(DtypeError, match=r"state is torch.float16; native code takes torch.float32"):
-        RecurrenceProblem(query, key, value, state=torch.zeros(1, 2, 8, 3, dtype=torch.float16))
+        forward(RecurrenceProblem(query, key, value, state=torch.zeros(1, 2, 8, 3, dtype=torch.float16)))
     with pytest.raises(ShapeError, match=r"each needs the four axes \(batch, heads, tokens, dim\)"):
-        RecurrenceProblem(query, key, value[0])
+        forward(RecurrenceProblem(query, key, value[0]))
     with pytest.raises(ShapeError, match=r"decay has the shape \(1, 4, 5\); .* needs \(1, 2, 5\) or \(1, 2, 5, 8\)"):
-        RecurrenceProblem(query, key, value, decay=torch.zeros(1, 4, 5))
+        forward(RecurrenceProblem(query, key, value, decay=torch.zeros(1, 4, 5)))
     with pytest.raises(ShapeError, match=r"query has 3 heads and key 2"):
-        RecurrenceProblem(query[:, :3], key, value)
+        forward(RecurrenceProblem(query[:, :3], key, value))
     with pytest.raises(ConfigurationError, match=r"feature_map is 'relu'; native code has \('identity', 'elu'\)"):
-        RecurrenceProblem(query, key, value, feature_map="relu")
+        forward(RecurrenceProblem(query, key, value, feature_map=cast("Any", "relu")))
     with pytest.raises(ConfigurationError, match=r"the delta rule has no total of weights"):
-        RecurrenceProblem(query, key, value, beta=torch.zeros(1, 2, 5), normalize=True)
-    with pytest.raises(ShapeError, match=r"query has 5 tokens; a step is of one"):
-        recurrence_step(query, key, value, None, None, torch.zeros(1, 2, 8, 3))
+        forward(RecurrenceProblem(query, key, value, beta=torch.zeros(1, 2, 5), normalize=True))
+    one = RecurrenceProblem(query[:, :, :1], key[:, :, :1], value[:, :, :1], state=torch.zeros(1, 2, 3, 8))
     with pytest.raises(ShapeError, match=r"state has the shape \(1, 2, 3, 8\)"):
-        recurrence_step(query[:, :, :1], key[:, :, :1], value[:, :, :1], None, None, torch.zeros(1, 2, 3, 8))
+        forward(one)
+
+
+def test_reasons_against_a_problem():
+    query, key, value = torch.zeros(1, 4, 5, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 3)
+    why_not, gate = CPU.recurrences.why_not, torch.zeros(1, 2, 5)
+    assert why_not(RecurrenceProblem(query, key, value, gate, gate, torch.zeros(1, 2, 8, 3))) == []
+    (reason,) = why_not(RecurrenceProblem(query, key, value, gate.double()))
+    assert reason == "its code reads the decay as float32 on the CPU; this is torch.float64 on cpu"
+    (reason,) = why_not(RecurrenceProblem(query, key, value, state=torch.zeros(1, 2, 8, 3, device="meta")))
+    assert reason == "its code reads the state as float32 on the CPU; this is torch.float32 on meta"
+    (reason,) = why_not(RecurrenceProblem(query, key, value, feature_map="unit_norm"))
+    assert reason == "its code has the feature maps ('identity', 'elu'); this is 'unit_norm'"
+    (reason,) = why_not(RecurrenceProblem(query, key, value, beta=gate, normalize=True))
+    assert reason == "its code has no total of weights for the delta rule"
+
+
+def test_a_step_is_of_one_token_on_the_cpu_in_a_known_dtype():
+    query, key, value = torch.zeros(1, 4, 1, 8), torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 3)
+    options: dict[str, Any] = {"feature_map": "identity", "normalize": False, "scale": 1.0, "recent_share": 0.0}
+    prepare = CPU.recurrences.prepare_step
+    step = prepare(query, key, value, None, None, **options)
+    assert step is not None
+    assert step.takes(query, key, value, None, None)
+    assert not step.takes(query, key, value.to("meta"), None, None)
+    two = [torch.cat([tensor, tensor], 2) for tensor in (query, key, value)]
+    exact = [tensor.double() for tensor in (query, key, value)]
+    for q, k, v in (two, exact, [tensor.to("meta") for tensor in (query, key, value)]):
+        assert prepare(q, k, v, None, None, **options) is None
 
 
 def test_the_order_of_feature_maps_is_that_of_the_header():

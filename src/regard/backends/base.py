@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
+from ..core.recurrence_problem import FeatureMapName, RecurrenceGradients, RecurrenceProblem, RecurrenceResult
 from ..lenses.forms import WeightForm
 
 Rows: TypeAlias = tuple[Tensor, Tensor]
@@ -133,6 +134,109 @@ class WeightPass(Protocol):
         ...
 
 
+class TokenStep(Protocol):
+    """One token of a linear recurrence, for tensors of one layout: what shapes and dtypes decide is computed once.
+
+    A state is one tensor (B, Hk, D · Dv), or (B, Hk, D · Dv + D) with the total after the matrix where normalised:
+    `state_shape`. Tokens that it lacks are apart, (B, Hk, `recent_capacity`, `recent_width`): of each φ(k), u, and the
+    `decay_dim` factors of its decay, as writing a state takes longer than reading it. Both are float32 and contiguous.
+    """
+
+    feature_map: FeatureMapName
+    normalize: bool
+    scale: float
+    dim: int
+    value_dim: int
+    decay_dim: int
+    state_shape: Size
+    recent_capacity: int
+    recent_width: int
+
+    def takes(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
+        """Whether tensors are of its device and have the layout; of what it has no gate of, there has to be none."""
+        ...
+
+    def run(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        state: Tensor,
+        recent: Tensor | None = None,
+        recent_count: int = 0,
+        target: Tensor | None = None,
+    ) -> Tensor:
+        """The output (B, H, 1, Dv). Without `recent`, `target` gets the new state.
+
+        With it, the token is appended to the first `recent_count` of `recent`, in place. Where there is a target too,
+        the tokens before are first added to the state, which `target`, perhaps the same memory, gets; the token is then
+        the first of `recent`.
+        """
+        ...
+
+    def in_one_call(self) -> bool:
+        """Whether `run` fails before anything is written or not at all."""
+        ...
+
+
+class Recurrences(Protocol):
+    """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ and o_t = S_tᵀ φ(q_t): linear attention over keys that have an order."""
+
+    def why_not(self, problem: RecurrenceProblem) -> list[str]:
+        """Reasons against a problem whose query, key and value are of a kind that the backend computes."""
+        ...
+
+    def segments(self, problem: RecurrenceProblem) -> int:
+        """The number of states that `forward` stores for `backward`, of each key head."""
+        ...
+
+    def forward(self, problem: RecurrenceProblem, *, stores_borders: bool = False) -> RecurrenceResult:
+        """The outputs and the final state; stores_borders: with the states that `backward` starts from."""
+        ...
+
+    def backward(
+        self,
+        problem: RecurrenceProblem,
+        border_state: Tensor,
+        grad_output: Tensor,
+        grad_state: Tensor | None = None,
+        *,
+        grad_total: Tensor | None = None,
+        output: Tensor | None = None,
+        row_total: Tensor | None = None,
+        border_total: Tensor | None = None,
+    ) -> RecurrenceGradients:
+        """The gradients of all inputs, from those of the output and of the final state and total; None for 0.
+
+        border_state: of `forward`; where outputs are divided by their totals, so are output, row_total and
+        border_total, which are needed there.
+        """
+        ...
+
+    def prepare_step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        *,
+        feature_map: FeatureMapName,
+        normalize: bool,
+        scale: float,
+        recent_share: float,
+    ) -> TokenStep | None:
+        """What computes one token of such tensors; None where there is nothing for them.
+
+        Shapes: query (B, H, 1, D), key (B, Hk, 1, D), value (B, Hk, 1, Dv), contiguous; decay (B or 1, Hk, 1), or
+        (B or 1, Hk, 1, D) for each feature, beta (B, Hk, 1). scale: of queries, before the feature map. recent_share:
+        the most that tokens which a state lacks may take, as a share of it.
+        """
+        ...
+
+
 class Backend(Protocol):
     """A maker of what kernels describe. A group that it does not have is None."""
 
@@ -149,6 +253,9 @@ class Backend(Protocol):
 
     @property
     def weights(self) -> WeightPass | None: ...
+
+    @property
+    def recurrences(self) -> Recurrences | None: ...
 
     def why_not(self, value: Tensor) -> list[str]:
         """Reasons why it does not compute tensors of this device and dtype; empty if it does."""

@@ -8,7 +8,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from ..backends.cpu.token_step import TokenStep
+from ..backends.base import TokenStep
 from .linear_state import LinearState
 
 

@@ -1,4 +1,4 @@
-"""Causal linear attention with elu + 1 in one pass of native code: feature map, recurrence and division by the totals.
+"""Causal linear attention with elu + 1 in one pass of a backend: feature map, recurrence and division by the totals.
 
 Computed one after the other, each of them would read and write all queries, keys or outputs once more, which takes
 longer than the recurrence.
@@ -6,13 +6,14 @@ longer than the recurrence.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .. import native
-from ..backends.cpu.linear_recurrence import RecurrenceProblem
+from ..backends.base import Recurrences
+from ..backends.registry import BACKENDS
+from ..core.recurrence_problem import RecurrenceProblem
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
 from .feature_maps import Elu
@@ -20,11 +21,12 @@ from .recurrence import recurrence
 from .sums_over_keys import divide_by_totals
 
 
-def runs_natively(*tensors: Tensor) -> bool:
-    """Whether `elu_recurrence` takes these tensors: on the CPU, of one dtype of native code, outside of transforms."""
+def runs_in_one_pass(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `elu_recurrence` takes these tensors, of one dtype and device: a backend does, outside of transforms."""
     if under_transform() or under_forward_mode() or under_dispatch_mode():
         return False
-    return native.supports(*tensors)
+    maker = _maker(query)
+    return maker is not None and not maker.why_not(_problem((query, key, value, None, None, None)))
 
 
 def elu_recurrence(
@@ -60,8 +62,9 @@ class _EluRecurrence(torch.autograd.Function):
     """`elu_recurrence` with the matrix and the total apart."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        result = _problem(inputs).forward(stores_borders=any(ctx.needs_input_grad))
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        maker = cast("Recurrences", _maker(inputs[0]))
+        result = maker.forward(_problem(inputs), stores_borders=any(ctx.needs_input_grad))
         ctx.save_for_backward(result.output, result.row_total, result.border_state, result.border_total, *inputs)
         return result.output, result.state, result.total  # type: ignore[return-value]
 
@@ -71,15 +74,26 @@ class _EluRecurrence(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient will be differentiated in turn
             return _differentiable_gradients(inputs, (grad_output, grad_matrix, grad_total), ctx.needs_input_grad)
         stored = {"output": output, "row_total": row_total, "border_total": border_total}
-        found = _problem(inputs).backward(border_state, grad_output, grad_matrix, grad_total=grad_total, **stored)
+        maker = cast("Recurrences", _maker(inputs[0]))
+        found = maker.backward(
+            _problem(inputs), border_state, grad_output, grad_matrix, grad_total=grad_total, **stored
+        )
         gradients = found.query, found.key, found.value, found.decay, found.state, found.total
         return tuple(gradient if need else None for gradient, need in zip(gradients, ctx.needs_input_grad, strict=True))
 
 
 def _problem(inputs: Any) -> RecurrenceProblem:
-    """The problem of the native code, of the tensors of `_EluRecurrence`."""
+    """The problem of the tensors of `_EluRecurrence`."""
     query, key, value, decay, matrix, total = inputs
-    return RecurrenceProblem(query, key, value, decay, state=matrix, total=total, feature_map="elu", normalize=True)
+    return RecurrenceProblem(query, key, value, decay, None, matrix, total, "elu", normalize=True)
+
+
+def _maker(query: Tensor) -> Recurrences | None:
+    """The recurrences of the first backend that has some for tensors of this device and dtype."""
+    for backend in BACKENDS:  # no generator: it takes half a microsecond of a call of 70
+        if backend.recurrences is not None and backend.runs(query):
+            return backend.recurrences
+    return None
 
 
 def _differentiable_gradients(

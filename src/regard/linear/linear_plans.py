@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.torch_modes import without_autocast
-from .elu_recurrence import elu_recurrence, runs_natively
+from .elu_recurrence import elu_recurrence, runs_in_one_pass
 from .favor_attention import favor_attention, takes_features_in_blocks
 from .feature_maps import Elu, FavorPlus, key_features, query_features
 from .linear_arguments import check_features, checked_decay, initial_sums
@@ -133,7 +133,7 @@ class LinearPlan(ABC):
 
 
 class EluRecurrence(LinearPlan):
-    """o_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t), for φ = elu + 1: φ, the recurrence and the division in one pass of native code.
+    """o_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t), for φ = elu + 1: φ, the recurrence and the division in one pass of a backend.
 
         S_t = e^{g_t} S_{t-1} + φ(k_t) v_tᵀ,    z_t = e^{g_t} z_{t-1} + φ(k_t)
 
@@ -144,14 +144,14 @@ class EluRecurrence(LinearPlan):
 
     @staticmethod
     def takes(problem: LinearProblem) -> bool:
-        """Whether native code computes the problem."""
+        """Whether a backend computes the problem."""
         return (
             type(problem.feature_map) is Elu
             and problem.normalize
             and problem.causal
             and (problem.scale == 1.0 or problem.query.dtype == torch.float32)
             and problem.key.shape[2] > 1
-            and runs_natively(problem.query, problem.key, problem.value)
+            and runs_in_one_pass(problem.query, problem.key, problem.value)
         )
 
     @classmethod

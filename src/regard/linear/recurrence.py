@@ -2,7 +2,8 @@
 
 The forward pass stores the state before each segment of positions, and nothing else that grows with the length but its
 inputs and its output; the backward pass computes each segment anew, from the last to the first, and so needs memory
-for one of them: O(n · d + n / SEGMENT · d · dv). Native code does both where it can, with segments of its own.
+for one of them: O(n · d + n / SEGMENT · d · dv). A backend that has recurrences does both, with
+segments of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import native
-from ..backends.cpu.linear_recurrence import RecurrenceProblem
-from ..backends.cpu.token_step import recurrence_step
+from ..backends.base import Recurrences
+from ..backends.registry import BACKENDS
+from ..core.recurrence_problem import RecurrenceProblem
 from ..core.torch_modes import functorch_active, under_dispatch_mode, under_forward_mode
 from ..kernels.custom_op import with_autograd
 from .chunks import advance
@@ -58,15 +59,13 @@ def recurrence(
     return output, final
 
 
-def _runs_natively(inputs: Sequence[Tensor | None]) -> bool:
-    """Whether there is native code for the tensors: float32 on the CPU."""
-    tensors = [tensor for tensor in inputs if tensor is not None]
-    return tensors[0].dtype == torch.float32 and native.supports(*tensors)
-
-
-def _native_problem(inputs: Sequence[Any]) -> RecurrenceProblem | None:
-    """The problem of the native code; None where there is none for the tensors."""
-    return RecurrenceProblem(*inputs) if _runs_natively(inputs) else None
+def _maker(problem: RecurrenceProblem) -> Recurrences | None:
+    """The methods of the backend that computes the problem; None where `advance` has to."""
+    for backend in BACKENDS:
+        found = backend.recurrences
+        if found is not None and backend.runs(problem.query, problem.key, problem.value) and not found.why_not(problem):
+            return found
+    return None
 
 
 def _segment_size(key: Tensor, decay: Tensor | None) -> int:
@@ -92,12 +91,10 @@ def _forward(
     stores_borders: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the final state, and the states before each segment, (B, Hk, segments, D, Dv)."""
-    inputs = (query, key, value, decay, beta, state)
-    if key.shape[2] == 1 and not stores_borders and _runs_natively(inputs):
-        return (*recurrence_step(*inputs), state)
-    problem = _native_problem(inputs)
-    if problem is not None:
-        result = problem.forward(stores_borders=stores_borders)
+    problem = RecurrenceProblem(query, key, value, decay, beta, state)
+    maker = _maker(problem)
+    if maker is not None:
+        result = maker.forward(problem, stores_borders=stores_borders)
         return result.output, result.state, result.state if result.border_state is None else result.border_state
     outputs, states = [], [state]
     with torch.no_grad():
@@ -123,9 +120,10 @@ def _backward(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """The gradient of each input that needs one, None for the others; states (B, Hk, segments, D, Dv)."""
-    problem = _native_problem(inputs)
-    if problem is not None:
-        found = problem.backward(states, grad_output, grad_final)
+    problem = RecurrenceProblem(*inputs)  # type: ignore[arg-type]
+    maker = _maker(problem)
+    if maker is not None:
+        found = maker.backward(problem, states, grad_output, grad_final)
         gradients = [found.query, found.key, found.value, found.decay, found.beta, found.state]
         return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
     gradients = [
@@ -205,10 +203,11 @@ def _define() -> torch.library.Library:
 
     def forward_fake(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, decay = inputs[:4]
-        problem, matrix = _native_problem(inputs), (key.shape[-1], value.shape[-1])
+        problem, matrix = RecurrenceProblem(*inputs), (key.shape[-1], value.shape[-1])
+        maker = _maker(problem)
         segments = -(-torch.sym_max(key.shape[2], 1) // _segment_size(key, decay))
-        if problem is not None:
-            segments = problem.segments()
+        if maker is not None:
+            segments = maker.segments(problem)
         output = query.new_empty(*query.shape[:3], value.shape[-1])
         return output, key.new_empty(*key.shape[:2], *matrix), key.new_empty(*key.shape[:2], segments, *matrix)
 

@@ -1,19 +1,21 @@
-"""One token of causal linear attention in one call of native code: feature map, recurrence and division by the total.
+"""One token of causal linear attention in one call of a backend: feature map, recurrence and division by the total.
 
 A step is a few microseconds of arithmetic: whatever else a call does takes longer. So the checks are those that tell
-whether native code takes the call, and all others are left to `make_linear_problem`.
+whether a backend takes the call, and all others are left to `make_linear_problem`.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from .. import native
-from ..backends.cpu.token_step import TokenStep, prepare_step
+from ..backends.base import TokenStep
+from ..backends.registry import BACKENDS
+from ..core.recurrence_problem import FeatureMapName
 from ..core.torch_modes import no_mode_active
 from ..errors import RegardError
 from ..masks.causal import Causal
@@ -21,6 +23,9 @@ from .deferred_state import DeferredState, StateMemory, cloned, writable
 from .feature_maps import Elu, FeatureMap, Identity, UnitNorm
 from .linear_arguments import LinearOptions
 from .linear_state import LinearState
+
+Token: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Query, key and value of a token, and its decay and beta."""
 
 RECENT_SHARE = 0.25
 """The most that the recent tokens of a state may take, as a share of its sums."""
@@ -32,7 +37,7 @@ ONE_STATE = 4
 def single_token(
     query: Tensor, key: Tensor, value: Tensor, options: LinearOptions
 ) -> tuple[Tensor, LinearState] | None:
-    """The output and the state after one token, by one call of native code; None where another path has to compute it.
+    """The output and the state after one token, by one call of a backend; None where another path has to compute it.
 
     They are those of `linear_attention_with_state`, which also says what is wrong with arguments that are refused here.
 
@@ -43,12 +48,12 @@ def single_token(
     state, normalize = options.get("state"), options.get("normalize", True)
     if not isinstance(state, LinearState) or state.normalized is not normalize or state.log_scale is not None:
         return None
-    feature_map, mask = _native_map(options.get("feature_map")), options.get("mask")
+    feature_map, mask = _map_name(options.get("feature_map")), options.get("mask")
     if feature_map is None or not (options.get("causal") if mask is None else type(mask) is Causal):
         return None
     decay, beta = options.get("decay"), options.get("beta")
     deferred = state if type(state) is DeferredState else None
-    if not _runs_natively(query, key, value, decay, beta, None if deferred is not None else state.sums):
+    if not _plain(query, key, value, decay, beta, None if deferred is not None else state.sums):
         return None
     if deferred is None and state.sums.dtype is not torch.float32:
         return None
@@ -62,20 +67,22 @@ def single_token(
         or step.scale != scale
         or not step.takes(query, key, value, decay, beta)
     ):
-        if (normalize and beta is not None) or not -math.inf < scale < math.inf:
+        groups = [each.recurrences for each in BACKENDS if each.recurrences and each.runs(query, key, value)]
+        maker = next(iter(groups), None)
+        if maker is None or (normalize and beta is not None) or not -math.inf < scale < math.inf:
             return None
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         decay = None if decay is None else decay.contiguous()
-        try:
-            step = prepare_step(
-                *(query, key, value, decay, beta),
-                feature_map=feature_map,
-                normalize=normalize,
-                scale=scale,
-                recent_share=RECENT_SHARE,
-            )
-        except RegardError:
-            return None  # `make_linear_problem` knows the argument that is wrong
+        step = maker.prepare_step(
+            *(query, key, value, decay, beta),
+            feature_map=feature_map,
+            normalize=normalize,
+            scale=scale,
+            recent_share=RECENT_SHARE,
+        )
+        sums = state.sums if deferred is None else deferred.memory.sums
+        if step is None or sums.device != query.device:
+            return None
     if deferred is None or deferred.step.decay_dim != step.decay_dim:
         deferred = _deferred(state, step)
     if deferred.memory.sums.shape != step.state_shape:
@@ -83,7 +90,7 @@ def single_token(
     try:
         return _step(step, (query, key, value, decay, beta), deferred)
     except RegardError:
-        return None  # as above
+        return None  # `make_linear_problem` knows the argument that is wrong
 
 
 def _deferred(state: LinearState, step: TokenStep) -> DeferredState:
@@ -97,9 +104,7 @@ def _deferred(state: LinearState, step: TokenStep) -> DeferredState:
     return DeferredState(StateMemory(sums, recent, shared=not state.normalized), 0, step)
 
 
-def _step(
-    step: TokenStep, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], state: DeferredState
-) -> tuple[Tensor, LinearState]:
+def _step(step: TokenStep, tensors: Token, state: DeferredState) -> tuple[Tensor, LinearState]:
     """`single_token` of tensors that the step takes, after a state of its shape.
 
     The tokens of a full memory are added to its sums before, in place where no other state reads them: new memory would
@@ -122,12 +127,7 @@ def _step(
     return output, DeferredState(written, written.filled, step)
 
 
-def _fold(
-    step: TokenStep,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    state: DeferredState,
-    memory: StateMemory,
-) -> tuple[Tensor, LinearState]:
+def _fold(step: TokenStep, tensors: Token, state: DeferredState, memory: StateMemory) -> tuple[Tensor, LinearState]:
     """The step after the tokens of the memory were added to its sums in place; the state then has none of its own."""
     try:
         output = step.run(*tensors, memory.sums, memory.recent, state.count, memory.sums)
@@ -140,8 +140,8 @@ def _fold(
     return output, DeferredState(memory, 1, step)
 
 
-def _native_map(feature_map: FeatureMap | None) -> str | None:
-    """The name that native code has for a feature map; None where it has none."""
+def _map_name(feature_map: FeatureMap | None) -> FeatureMapName | None:
+    """The name that backends know a feature map by; None where they do not."""
     kind = type(feature_map)
     if feature_map is None or kind is Elu:
         return "elu"
@@ -150,12 +150,10 @@ def _native_map(feature_map: FeatureMap | None) -> str | None:
     return "unit_norm" if kind is UnitNorm and type(feature_map.feature_map) is Identity else None  # type: ignore[union-attr]
 
 
-def _runs_natively(*tensors: Tensor | None) -> bool:
-    """Whether these are plain tensors on the CPU, without gradients, transforms and modes."""
+def _plain(*tensors: Tensor | None) -> bool:
+    """Whether these are plain tensors, without gradients, transforms and modes."""
     with_gradients = torch.is_grad_enabled()
     for tensor in tensors:
-        if tensor is not None and (
-            type(tensor) is not Tensor or not tensor.is_cpu or (with_gradients and tensor.requires_grad)
-        ):
+        if tensor is not None and (type(tensor) is not Tensor or (with_gradients and tensor.requires_grad)):
             return False
-    return no_mode_active() and native.available()
+    return no_mode_active()

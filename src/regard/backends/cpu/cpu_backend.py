@@ -8,6 +8,7 @@ from . import library
 from .additive_loop import AdditiveInC
 from .few_queries import FewQueriesInC
 from .flash_tiles import FlashInC
+from .linear_recurrence import RecurrencesInC
 from .weight_pass import WeightsInC
 
 
@@ -19,7 +20,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.flash, self.few_queries, self.additive = FlashInC(), FewQueriesInC(), AdditiveInC()
-        self.weights = WeightsInC()
+        self.weights, self.recurrences = WeightsInC(), RecurrencesInC()
 
     def why_not(self, value: Tensor) -> list[str]:
         """Other dtypes and devices, and a library that was not built."""

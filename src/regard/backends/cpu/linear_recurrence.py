@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,14 +16,17 @@ import torch
 from torch import Tensor
 
 from ...core.large_results import new_large
+from ...core.recurrence_problem import RecurrenceGradients, RecurrenceProblem, RecurrenceResult
 from ...errors import ConfigurationError, DtypeError, ShapeError
 from ...tiles.tile_bits import BLOCK
 from . import library
 from .flash_tiles import RowsStruct, rows_struct
 from .library import DTYPE_NAMES, DTYPES, check_cpu, check_float32, last_contiguous
 from .threads import run_units, thread_count
+from .token_step import STEP_FEATURE_MAPS, one_token, prepare_step
 
-FEATURE_MAPS = ("identity", "elu")  # recurrence.h has the same, in this order
+FEATURE_MAPS = STEP_FEATURE_MAPS[:2]
+"""Those of sequences; recurrence.h has the same, in this order."""
 
 LEAST_PART = 32
 """Value columns of a part: fewer would leave vector registers empty."""
@@ -58,79 +60,49 @@ class RecurrenceStruct(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class RecurrenceResult:
-    """Results of the forward pass: the output in the dtype of the inputs, the others float32.
+class RecurrencesInC:
+    """The linear recurrence in chunks of tokens, and one token of it."""
 
-    Shapes: output (B, H, N, Dv); row_total (B, H, N), the sums that outputs are divided by, or None; state
-    (B, Hk, D, Dv) and total (B, Hk, D) after the last token, the latter None where nothing is normalised; border_state
-    (B, Hk, T, D, Dv) and border_total (B, Hk, T, D): the same before each segment of tokens, for the backward pass, or
-    None.
-    """
+    prepare_step = staticmethod(prepare_step)
 
-    output: Tensor
-    row_total: Tensor | None
-    state: Tensor
-    total: Tensor | None
-    border_state: Tensor | None
-    border_total: Tensor | None
+    def why_not(self, problem: RecurrenceProblem) -> list[str]:
+        """Sums that are not float32, and a feature map or a total that it has no code for."""
+        reasons = []
+        for name in ("decay", "beta", "state", "total"):
+            tensor = getattr(problem, name)
+            if tensor is not None and (tensor.dtype is not torch.float32 or not tensor.is_cpu):
+                kind = f"{tensor.dtype} on {tensor.device}"
+                reasons.append(f"its code reads the {name} as float32 on the CPU; this is {kind}")
+        if problem.feature_map not in FEATURE_MAPS:
+            reasons.append(f"its code has the feature maps {FEATURE_MAPS}; this is {problem.feature_map!r}")
+        if problem.normalize and problem.beta is not None:
+            reasons.append("its code has no total of weights for the delta rule")
+        return reasons
 
+    def forward(self, problem: RecurrenceProblem, *, stores_borders: bool = False) -> RecurrenceResult:
+        """The outputs and the final state; stores_borders: with the states that `backward` starts from.
 
-@dataclass(frozen=True, eq=False, slots=True)
-class RecurrenceGradients:
-    """Gradients of a recurrence's inputs, in their shapes; None for those that it has not."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    decay: Tensor | None
-    beta: Tensor | None
-    state: Tensor
-    total: Tensor | None
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RecurrenceProblem:
-    """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ, o_t = S_tᵀ φ(q_t): the inputs of both passes.
-
-    query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), on the CPU, of one dtype of `library.DTYPES` and of any
-    strides; query head h reads the state of key head h // (H / Hk). The others are float32, and so are sums. decay:
-    g <= 0, (B, Hk, N) or per feature (B, Hk, N, D); -inf forgets all. beta (B, Hk, N): the delta rule. state
-    (B, Hk, D, Dv) and total (B, Hk, D): of the tokens before, else 0.
-    feature_map: φ, "identity" or "elu" (elu(x) + 1). normalize: outputs are divided by z_tᵀ φ(q_t), where
-    z_t = e^{g_t} z_{t-1} + φ(k_t) is the total; those whose divisor is 0 are 0. Computed without autograd.
-
-    Raises:
-        KernelError: there is no native code to call (`regard.native.why_not`).
-        ShapeError, DtypeError, DeviceError: a tensor is not as above.
-        ConfigurationError: the feature map is unknown, or a total is normalised by that the delta rule does not keep.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    decay: Tensor | None = None
-    beta: Tensor | None = None
-    state: Tensor | None = None
-    total: Tensor | None = None
-    feature_map: str = "identity"
-    normalize: bool = False
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def forward(self, *, stores_borders: bool = False) -> RecurrenceResult:
-        """The outputs and the final state; stores_borders: with the states that `backward` starts from."""
-        code, new = library.current(), partial(self.query.new_empty, dtype=torch.float32)
-        batch, heads, tokens, dim = self.query.shape
-        key_heads, value_dim = self.value.shape[1], self.value.shape[3]
-        segments = self.segments()
-        output, state = new_large(self.query, batch, heads, tokens, value_dim), new((batch, key_heads, dim, value_dim))
+        Raises:
+            KernelError: there is no native code to call (`regard.native.why_not`).
+            ShapeError, DtypeError, DeviceError: a tensor is not as `RecurrenceProblem` has it, or not as `why_not`.
+            ConfigurationError: the feature map is unknown, or a total is normalised by that the delta rule does not
+                keep; of one token, a decay above 0, or a beta not within 0..2.
+        """
+        if problem.key.shape[2:3] == (1,) and not stores_borders and (token := one_token(problem)) is not None:
+            return RecurrenceResult(token[0], None, token[1], None, None, None)
+        check(problem)
+        code, new = library.current(), partial(problem.query.new_empty, dtype=torch.float32)
+        batch, heads, tokens, dim = problem.query.shape
+        key_heads, value_dim = problem.value.shape[1], problem.value.shape[3]
+        segments = self.segments(problem)
+        output = new_large(problem.query, batch, heads, tokens, value_dim)
+        state = new((batch, key_heads, dim, value_dim))
         border = new((batch, key_heads, segments, dim, value_dim)) if stores_borders else None
-        row_total = new((batch, heads, tokens)) if self.normalize else None
-        total = new((batch, key_heads, dim)) if self.normalize else None
-        border_total = new((batch, key_heads, segments, dim)) if stores_borders and self.normalize else None
-        work, _held = self._arguments(
+        row_total = new((batch, heads, tokens)) if problem.normalize else None
+        total = new((batch, key_heads, dim)) if problem.normalize else None
+        border_total = new((batch, key_heads, segments, dim)) if stores_borders and problem.normalize else None
+        work, _held = _arguments(
+            problem,
             output=_address(output),
             row_total=_address(row_total),
             final_state=_address(state),
@@ -138,11 +110,12 @@ class RecurrenceProblem:
             border_state=_address(border),
             border_total=_address(border_total),
         )
-        run_units(code.recurrence, work, self._threads())
+        run_units(code.recurrence, work, _threads(problem))
         return RecurrenceResult(output, row_total, state, total, border, border_total)
 
     def backward(
         self,
+        problem: RecurrenceProblem,
         border_state: Tensor,
         grad_output: Tensor,
         grad_state: Tensor | None = None,
@@ -155,22 +128,24 @@ class RecurrenceProblem:
         """The gradients of all inputs, from those of the output and of the final state and total; None for 0.
 
         border_state: of `forward` with `stores_borders`; where outputs are divided by their totals, so are output,
-        row_total and border_total, which are needed there.
+        row_total and border_total, which are needed there. Errors are those of `forward`.
         """
-        code, new = library.current(), partial(self.query.new_empty, dtype=torch.float32)
-        (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
-        parts, dtype = self._parts(), self.query.dtype
-        like = self.query if parts == 1 else self.query.new_empty(0, dtype=torch.float32)  # sums of parts are rounded
+        check(problem)
+        code, new = library.current(), partial(problem.query.new_empty, dtype=torch.float32)
+        (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = problem.query.shape, problem.value.shape
+        parts, dtype = _parts(problem), problem.query.dtype
+        like = problem.query if parts == 1 else new(0)  # sums of parts are rounded
         query = new_large(like, parts, batch, heads, tokens, dim)
         key = new_large(like, parts, batch, key_heads, tokens, dim)
-        value = new_large(self.query, batch, key_heads, tokens, value_dim)
+        value = new_large(problem.query, batch, key_heads, tokens, value_dim)
         state = new((batch, key_heads, dim, value_dim))
-        decay = None if self.decay is None else new((parts, *self.decay.shape))
-        beta = None if self.beta is None else new((parts, *self.beta.shape))
-        total = new((batch, key_heads, dim)) if self.normalize else None
+        decay = None if problem.decay is None else new((parts, *problem.decay.shape))
+        beta = None if problem.beta is None else new((parts, *problem.beta.shape))
+        total = new((batch, key_heads, dim)) if problem.normalize else None
         border_state, grad_output = border_state.contiguous(), last_contiguous(grad_output)
         grad_state, grad_total = _contiguous(grad_state), _contiguous(grad_total)
-        work, _held = self._arguments(
+        work, _held = _arguments(
+            problem,
             output=_address(output),
             row_total=_address(row_total),
             border_state=_address(border_state),
@@ -186,63 +161,67 @@ class RecurrenceProblem:
             grad_state=_address(state),
             grad_total=_address(total),
         )
-        run_units(code.recurrence_backward, work, self._threads())
+        run_units(code.recurrence_backward, work, _threads(problem))
         query, key = (_sum_of_parts(gradient).to(dtype) for gradient in (query, key))
         decay, beta = (None if gradient is None else _sum_of_parts(gradient) for gradient in (decay, beta))
         return RecurrenceGradients(query, key, value, decay, beta, state, total)
 
-    def segments(self) -> int:
+    def segments(self, problem: RecurrenceProblem) -> int:
         """The number of states that `forward` stores for the backward pass, of each key head."""
-        return -(-self.key.shape[2] // (BLOCK * self._segment_chunks()))
+        return -(-problem.key.shape[2] // (BLOCK * _segment_chunks(problem)))
 
-    def _segment_chunks(self) -> int:
-        """Chunks from one stored state to the next."""
-        return max(4, min(64, SEGMENT_ENTRIES // max(self.key.shape[-1] * self.value.shape[-1], 1)))
 
-    def _threads(self) -> int:
-        """The number of threads that the work is worth."""
-        batch, heads, tokens, dim = self.query.shape
-        return thread_count(2 * batch * heads * tokens * (BLOCK + dim) * (dim + self.value.shape[-1]), LEAST_WORK)
+def _segment_chunks(problem: RecurrenceProblem) -> int:
+    """Chunks from one stored state to the next."""
+    return max(4, min(64, SEGMENT_ENTRIES // max(problem.key.shape[-1] * problem.value.shape[-1], 1)))
 
-    def _parts(self) -> int:
-        """Parts of the value columns: only where key heads alone would leave threads without work."""
-        units, value_dim = max(self.key.shape[0] * self.key.shape[1], 1), self.value.shape[-1]
-        return max(1, min(-(-self._threads() // units), -(-value_dim // LEAST_PART)))
 
-    def _arguments(self, **results: Any) -> tuple[RecurrenceStruct, list[Any]]:
-        """The C structure, and the objects that own its memory, to be referenced as long as it is used."""
-        (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = self.query.shape, self.value.shape
-        query, key, value = (last_contiguous(tensor.detach()) for tensor in (self.query, self.key, self.value))
-        decay, beta = (None if tensor is None else tensor.detach() for tensor in (self.decay, self.beta))
-        decay = decay if decay is None or decay.ndim == 3 else last_contiguous(decay)
-        state, total = _contiguous(self.state), _contiguous(self.total)
-        parts, none = self._parts(), RowsStruct(None, 0, 0, 0)
-        work = RecurrenceStruct(
-            next_unit=0,
-            unit_count=batch * key_heads * parts if heads else 0,
-            failed=0,
-            batch=batch,
-            heads=heads,
-            group=heads // max(key_heads, 1),
-            tokens=tokens,
-            dim=dim,
-            value_dim=value_dim,
-            parts=parts,
-            segment=self._segment_chunks(),
-            dtype=library.DTYPES.index(query.dtype),
-            decay_kind=0 if decay is None else decay.ndim - 2,
-            feature_map=FEATURE_MAPS.index(self.feature_map),
-            normalize=self.normalize,
-            query=rows_struct(query),
-            key=rows_struct(key),
-            value=rows_struct(value),
-            decay=none if decay is None else RowsStruct(decay.data_ptr(), *decay.stride()[:3]),
-            beta=none if beta is None else RowsStruct(beta.data_ptr(), *beta.stride()),
-            state=_address(state),
-            total=_address(total),
-            **results,
-        )
-        return work, [query, key, value, decay, beta, state, total]
+def _threads(problem: RecurrenceProblem) -> int:
+    """The number of threads that the work is worth."""
+    batch, heads, tokens, dim = problem.query.shape
+    return thread_count(2 * batch * heads * tokens * (BLOCK + dim) * (dim + problem.value.shape[-1]), LEAST_WORK)
+
+
+def _parts(problem: RecurrenceProblem) -> int:
+    """Parts of the value columns: only where key heads alone would leave threads without work."""
+    units, value_dim = max(problem.key.shape[0] * problem.key.shape[1], 1), problem.value.shape[-1]
+    return max(1, min(-(-_threads(problem) // units), -(-value_dim // LEAST_PART)))
+
+
+def _arguments(problem: RecurrenceProblem, **results: Any) -> tuple[RecurrenceStruct, list[Any]]:
+    """The C structure, and the objects that own its memory, to be referenced as long as it is used."""
+    (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = problem.query.shape, problem.value.shape
+    query, key, value = (last_contiguous(tensor.detach()) for tensor in (problem.query, problem.key, problem.value))
+    decay, beta = (None if tensor is None else tensor.detach() for tensor in (problem.decay, problem.beta))
+    decay = decay if decay is None or decay.ndim == 3 else last_contiguous(decay)
+    state, total = _contiguous(problem.state), _contiguous(problem.total)
+    parts, none = _parts(problem), RowsStruct(None, 0, 0, 0)
+    work = RecurrenceStruct(
+        next_unit=0,
+        unit_count=batch * key_heads * parts if heads else 0,
+        failed=0,
+        batch=batch,
+        heads=heads,
+        group=heads // max(key_heads, 1),
+        tokens=tokens,
+        dim=dim,
+        value_dim=value_dim,
+        parts=parts,
+        segment=_segment_chunks(problem),
+        dtype=library.DTYPES.index(query.dtype),
+        decay_kind=0 if decay is None else decay.ndim - 2,
+        feature_map=FEATURE_MAPS.index(problem.feature_map),
+        normalize=problem.normalize,
+        query=rows_struct(query),
+        key=rows_struct(key),
+        value=rows_struct(value),
+        decay=none if decay is None else RowsStruct(decay.data_ptr(), *decay.stride()[:3]),
+        beta=none if beta is None else RowsStruct(beta.data_ptr(), *beta.stride()),
+        state=_address(state),
+        total=_address(total),
+        **results,
+    )
+    return work, [query, key, value, decay, beta, state, total]
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -260,7 +239,8 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().contiguous()
 
 
-def _check(problem: RecurrenceProblem) -> None:
+def check(problem: RecurrenceProblem) -> None:
+    """Raise an error that says which tensor does not fit, or what there is no code for."""
     query, key, value = problem.query, problem.key, problem.value
     named = {name: getattr(problem, name) for name in ("query", "key", "value", "decay", "beta", "state", "total")}
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:

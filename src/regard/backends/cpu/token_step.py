@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ...errors import ConfigurationError, ShapeError
+from ...core.recurrence_problem import FeatureMapName, RecurrenceProblem
+from ...errors import ConfigurationError
 from . import library
 from .flash_tiles import RowsStruct
 from .library import last_contiguous
-from .linear_recurrence import FEATURE_MAPS, RecurrenceProblem
 from .threads import run_jobs, split_range, team_address, thread_count
 
-STEP_FEATURE_MAPS = (*FEATURE_MAPS, "unit_norm")  # recurrence.h has the same, in this order
+STEP_FEATURE_MAPS = ("identity", "elu", "unit_norm")  # recurrence.h has the same, in this order
 
 LEAST_STATE = 2**17
 """Entries of the state that a step of one token has for each thread: some 20 microseconds."""
@@ -46,7 +46,7 @@ class RecurrenceStepStruct(ctypes.Structure):
     )
 
 
-class TokenStep:
+class TokenStepInC:
     """The recurrence of one token for tensors of one layout on the CPU: `prepare_step` makes it.
 
     What shapes, strides and dtypes decide is computed once, so that a token is one call of C code.
@@ -62,7 +62,7 @@ class TokenStep:
         value: Layout,
         decay: Layout | None,
         beta: Layout | None,
-        feature_map: str,
+        feature_map: FeatureMapName,
         normalize: bool,
         scale: float,
         recent_share: float,
@@ -105,17 +105,24 @@ class TokenStep:
         self._address = ctypes.addressof(self._struct)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenStep, self._arguments
+        return TokenStepInC, self._arguments
 
     def takes(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
-        """Whether tensors on the CPU have the layout; of what it has no gate of, there has to be none."""
+        """Whether tensors are on the CPU and have the layout; of what it has no gate of, there has to be none.
+
+        A step that was loaded where there is no native code takes nothing.
+        """
         layouts = self._arguments
         return (
-            layout_of(query) == layouts[0]
+            library.available()
+            and query.is_cpu
+            and key.is_cpu
+            and value.is_cpu
+            and layout_of(query) == layouts[0]
             and layout_of(key) == layouts[1]
             and layout_of(value) == layouts[2]
-            and (layouts[3] is None if decay is None else layout_of(decay) == layouts[3])
-            and (layouts[4] is None if beta is None else layout_of(beta) == layouts[4])
+            and (layouts[3] is None if decay is None else decay.is_cpu and layout_of(decay) == layouts[3])
+            and (layouts[4] is None if beta is None else beta.is_cpu and layout_of(beta) == layouts[4])
         )
 
     def run(
@@ -135,7 +142,7 @@ class TokenStep:
         With it, the token is appended to `recent`, in place. Where there is a target too, the tokens before are first
         added to the state, which `target`, perhaps the same memory, gets; the token is then the first of `recent`.
 
-        Nothing is checked: the caller knows that it `takes` the tensors, and that they are on the CPU.
+        Nothing is checked: the caller knows that it `takes` the tensors.
 
         Shapes: state and target as `state_shape`; recent (B, Hk, `recent_capacity`, `recent_width`), of which the first
         `recent_count` are tokens that the state lacks, each φ(k), u and the factor of its decay. All are float32 and
@@ -205,15 +212,15 @@ def prepare_step(
     decay: Tensor | None,
     beta: Tensor | None,
     *,
-    feature_map: str = "identity",
+    feature_map: FeatureMapName = "identity",
     normalize: bool = False,
     scale: float = 1.0,
     recent_share: float = 0.0,
-) -> TokenStep:
-    """The step for tensors of these layouts.
+) -> TokenStepInC | None:
+    """The step for tensors of these layouts; None where there is no code for them.
 
-    All are on the CPU, query, key and value of one dtype of `library.DTYPES`, and the gates of any of them; the last
-    axes of query, key, value and of a decay per feature are contiguous.
+    There is for tensors on the CPU, query, key and value of one dtype of `library.DTYPES`, and the gates of any of
+    them. The last axes of query, key, value and of a decay per feature have to be contiguous.
 
     Args:
         query: (B, H, 1, D).
@@ -225,46 +232,35 @@ def prepare_step(
         normalize: whether outputs are divided by their totals; a row whose total is 0 is 0.
         scale: of queries.
         recent_share: the most that recent tokens may take, as a share of the state.
-
-    Raises:
-        ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
     tensors = query, key, value, decay, beta
     known = all(tensor is None or (tensor.is_cpu and tensor.dtype in library.DTYPES) for tensor in tensors)
-    if not (known and query.dtype is key.dtype is value.dtype):
-        RecurrenceProblem(*tensors)  # raises an error that says which
+    if not (known and query.dtype is key.dtype is value.dtype and library.available()):
+        return None
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in tensors)
-    step = _prepare(*layouts, feature_map, normalize, scale, recent_share)
-    if step is None:
-        RecurrenceProblem(*tensors)  # raises an error that says what does not fit
-        raise ShapeError(f"query has {query.shape[2]} tokens; a step is of one")
-    return step
+    return _prepare(*layouts, feature_map, normalize, scale, recent_share)
 
 
-def recurrence_step(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The recurrence of one token, unnormalised and without a feature map: its output, and the new state.
+def one_token(problem: RecurrenceProblem) -> tuple[Tensor, Tensor] | None:
+    """The recurrence of one token after a state, unnormalised and without a feature map: its output, and the new state.
 
-    Computed without autograd. The state is read and written once. All are float32 on the CPU.
-
-    Shapes: query, key, value, decay and beta as `prepare_step` has them, of any strides; state (B, Hk, D, Dv); the
-    output is (B, H, 1, Dv).
+    None where the problem is another one, or a tensor does not fit. Computed without autograd. The state is read and
+    written once.
 
     Raises:
-        KernelError: there is no native code to call (`regard.native.why_not`).
-        ShapeError, DtypeError, DeviceError: a tensor is not as above.
         ConfigurationError: a decay above 0, or a beta not within 0..2.
     """
-    query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
+    state = problem.state
+    if state is None or problem.normalize or problem.feature_map != "identity":
+        return None
+    query, key, value = (last_contiguous(tensor) for tensor in (problem.query, problem.key, problem.value))
+    decay, beta = problem.decay, problem.beta
     decay = None if decay is None else last_contiguous(decay)
     step = prepare_step(query, key, value, decay, beta)
-    if (
-        state.shape != (*key.shape[:2], step.dim, step.value_dim)
-        or state.dtype is not torch.float32
-        or not state.is_cpu
-    ):
-        RecurrenceProblem(query, key, value, decay, beta, state)  # raises an error that says what does not fit
+    if step is None or state.dtype is not torch.float32 or not state.is_cpu:
+        return None
+    if state.shape != (*key.shape[:2], step.dim, step.value_dim):
+        return None
     new_state = torch.empty_like(state, memory_format=torch.contiguous_format)
     return step.run(query, key, value, decay, beta, state.contiguous(), target=new_state), new_state
 
@@ -277,11 +273,11 @@ def _prepare(
     decay: Layout | None,
     beta: Layout | None,
     *options: Any,
-) -> TokenStep | None:
+) -> TokenStepInC | None:
     """The step for layouts; None where there is none."""
     gates = None if decay is None else decay[0], None if beta is None else beta[0]
     fits = _fits(query[0], key[0], value[0], *gates)
-    return TokenStep(query, key, value, decay, beta, *options) if fits else None
+    return TokenStepInC(query, key, value, decay, beta, *options) if fits else None
 
 
 def _fits(

@@ -14,6 +14,7 @@ class TorchBackend:
     name = "torch"
     flash = None
     additive = None
+    recurrences = None  # torch's operators compute them in linear/chunks.py, where gradients have gradients too
 
     def __init__(self) -> None:
         self.few_queries, self.weights = KeyParts(), WeightsByTorch()
