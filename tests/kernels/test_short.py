@@ -366,3 +366,18 @@ def test_a_bias_of_no_pairs_has_a_gradient_of_zeros(queries, keys):
     output = regard.attention(query, key, value, bias=biases.alibi(slopes), kernel="short")
     assert not output.any()
     assert not torch.autograd.grad(output.sum(), slopes)[0].any()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("size", [torch.finfo(torch.float32).min, torch.finfo(torch.float32).max])
+def test_rows_whose_bias_is_the_smallest_or_largest_number(size, learned):
+    """In units of log₂ e it is infinite; the row has equal weights, as in float64."""
+    query, key, value = (torch.randn(1, 2, 13, 8, generator=torch.Generator().manual_seed(at)) for at in range(3))
+    bias = torch.zeros(13, 13)
+    bias[5] = size
+    query.requires_grad_(learned)
+    output = regard.attention(query, key, value, bias=bias, kernel="short")
+    torch.testing.assert_close(output[:, :, 5], value.mean(2), rtol=1e-5, atol=1e-6)
+    rest = [row for row in range(13) if row != 5]
+    plain = regard.attention(query.double(), key.double(), value.double(), kernel="reference")
+    torch.testing.assert_close(output[:, :, rest].double(), plain[:, :, rest], rtol=1e-5, atol=1e-6)

@@ -15,6 +15,7 @@ from ..backends.cpu.library import DTYPE_NAMES, DTYPES
 from ..backends.cpu.short_rows import (
     LONGEST,
     BiasGradient,
+    BiasOverflowError,
     FiniteShortGradients,
     PairTerms,
     ShortLayout,
@@ -28,6 +29,7 @@ from ..backends.cpu.short_rows import (
     pair_terms,
     row_parts,
 )
+from ..backends.torch.tile_loop import TiledAttention
 from ..biases import RelativeBias
 from ..biases.base import TensorBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -151,7 +153,10 @@ class ShortKernel:
         """Output and log-sum-exp of a batched problem."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
-        return attend_short(*inputs, _pair_terms(batched))
+        try:
+            return attend_short(*inputs, _pair_terms(batched))
+        except BiasOverflowError:  # rows whose bias is the smallest number, as transformers masks them: exact by tiles
+            return TiledAttention().forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, in its dtype."""
@@ -190,7 +195,10 @@ def attend_without_gradient(
     terms: PairTerms | None = None,
 ) -> Tensor | None:
     """The output by native code; None where it is not finite, though what is masked may be all that is not."""
-    output, finite, _ = attend_laid_out(layout, spans, query, key, value, terms)
+    try:
+        output, finite, _ = attend_laid_out(layout, spans, query, key, value, terms)
+    except BiasOverflowError:
+        return None
     return output if finite or (mask is None and value.shape[2]) else None
 
 
@@ -221,7 +229,10 @@ class _AttendShort(torch.autograd.Function):
     ) -> Tensor:
         problem, layout, spans, terms = ctx.call = call
         ctx.state = None if problem.mask is None else remembered_state(problem.mask)
-        output, finite, precise = attend_laid_out(layout, spans, query, key, value, terms)
+        try:
+            output, finite, precise = attend_laid_out(layout, spans, query, key, value, terms)
+        except BiasOverflowError:
+            output, finite, precise = query, False, False
         if terms is None:
             ctx.save_for_backward(query, key, value)
         else:  # its tensors, too: that they are written to before the gradient is taken is then an error

@@ -82,6 +82,7 @@ struct short_state {
     struct key_span rows[LONGEST / LANES]; /* backward: of a block the rows that attend to a vector of columns */
     float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times log2(e) */
     lanes check, largest; /* largest: bounds of the magnitudes of log-sum-exps, per lane */
+    int overflow;         /* whether a row has a bias that is finite, and not in units of log2(e) */
 };
 
 /* The lanes from a column on that are in a span, and `otherwise` in the others. */
@@ -400,6 +401,19 @@ INLINE void note_maximum(struct short_state *state, const float *maximum, int64_
     }
 }
 
+/* Takes note of rows without a sum that have a finite bias all the same: the smallest number, as what stands for a mask,
+ * is -infinity in units of log2(e), and the largest is infinity. Rows are numbered among those of all heads. */
+static void note_overflow(const struct short_attention *problem, struct short_state *state, int64_t number,
+                          const struct key_span *spans, const float *total, int64_t count) {
+    int64_t row = number % problem->rows, head = number / problem->rows % problem->heads;
+    for (int64_t r = 0; problem->bias.data && r < count; r++) {
+        if (total[r] > 0.0f && total[r] < INFINITY) continue;
+        const float *bias = row_number(&problem->bias, state->unit.batch, head, row + r);
+        for (int64_t j = spans[r].first; j < spans[r].last; j++)
+            if (bias[j] - bias[j] == 0.0f && bias[j] * LOG2_E - bias[j] * LOG2_E != 0.0f) state->overflow = 1;
+    }
+}
+
 static void forward_group(const struct short_attention *problem, struct short_state *state, int64_t head, int64_t row,
                           const struct floats query, const struct written *output, int64_t count, int paired) {
     struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->unit.batch, row, spans, count);
@@ -409,13 +423,15 @@ static void forward_group(const struct short_attention *problem, struct short_st
     multiply_keys(state, query, &state->key, all, state->weights, count, problem->dtype);
     finish_scores(problem, &state->unit, head, row, state->weights, width, all, count);
     softmax_rows(state->weights, width, all, spans, maximum, total, count, paired);
+    int64_t number = (state->unit.batch * problem->heads + head) * problem->rows + row;
+    note_overflow(problem, state, number, spans, total, count);
     for (int64_t r = 0; r < count; r++) share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
     struct product values = {state->weights + first, width, 1, state->values.data + first * state->values.stride,
                              state->values.stride, term_count(columns, paired), value_dim, paired};
     multiply(&values, output->data, output->stride, share, 0, &state->check, count);
     note_maximum(state, maximum, count);
     if (!problem->lse) return;
-    float *lse = problem->lse + (state->unit.batch * problem->heads + head) * problem->rows + row;
+    float *lse = problem->lse + number;
     for (int64_t r = 0; r < count; r += LANES) {
         lanes sums = load_partial(total + r, count - r);
         lanes log_sums = log_lanes(sums) + LN_2 * load_partial(maximum + r, count - r);
@@ -520,6 +536,7 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
         BY_COUNT(count, weights_count(problem->lse + number, weights, width, all, spans, COUNT))
     } else {
         softmax_rows(weights, width, all, spans, maximum, total, count, 0);
+        note_overflow(problem, state, number, spans, total, count);
         note_maximum(state, maximum, count);
         for (int64_t r = 0; r < count; r++) own_share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
         share = own_share;
@@ -697,7 +714,7 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     state->few_rows = problem->group * problem->rows <= (least_terms > LANES ? FEW_ROWS : FEW_ROWS / 2);
     state->key.rows = &problem->key, state->key.dim = problem->dim, state->key.factor = state->score_scale;
     state->value.rows = &problem->value, state->value.dim = problem->value_dim, state->value.factor = ONES;
-    state->check = state->largest = broadcast(0.0f);
+    state->check = state->largest = broadcast(0.0f), state->overflow = 0;
     for (int r = 0; r < MOST_AT_ONCE; r++)
         state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)(problem->scale * LOG2_E);
     return memory;
@@ -751,6 +768,7 @@ INLINE void process(struct short_attention *problem, const int backward) {
     }
     if (sum_lanes(state.check) != 0.0f) __atomic_store_n(&problem->nonfinite, 1, __ATOMIC_RELAXED);
     if (!(max_of_lanes(state.largest) < COARSE)) __atomic_store_n(&problem->coarse, 1, __ATOMIC_RELAXED);
+    if (state.overflow) __atomic_store_n(&problem->overflow, 1, __ATOMIC_RELAXED);
     free(memory);
 }
 

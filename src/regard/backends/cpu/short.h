@@ -21,6 +21,7 @@ struct short_attention {
     int64_t failed;                /* whether there was no memory */
     int64_t nonfinite;             /* whether some number that was written is not finite */
     int64_t coarse;                /* whether a log-sum-exp that was computed may be COARSE or more */
+    int64_t overflow;              /* whether a row has a bias alone that is finite, and not in units of log2(e) */
     int64_t batches, heads, group, rows, columns, dim, value_dim, dtype;
     const int32_t *spans; /* (batch, rows, 2): the first key of a row and the one after its last; null: all keys */
     int64_t spans_batch;  /* stride in numbers, 0 for spans that all batches share */

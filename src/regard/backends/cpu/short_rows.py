@@ -37,6 +37,10 @@ LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
 
 
+class BiasOverflowError(Exception):
+    """A row whose biases alone are so large that they are infinite in units of log₂ e, as the smallest float32 is."""
+
+
 class FiniteShortGradients(tuple[Tensor, Tensor, Tensor]):
     """Gradients of query, key and value without NaN or infinity."""
 
@@ -48,7 +52,7 @@ class ShortStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("next_unit", "unit_count", "row_parts", "unit_batches")),
-        *((name, c_int64) for name in ("failed", "nonfinite", "coarse")),
+        *((name, c_int64) for name in ("failed", "nonfinite", "coarse", "overflow")),
         *((name, c_int64) for name in ("batches", "heads", "group", "rows", "columns", "dim", "value_dim", "dtype")),
         *(("spans", c_void_p), ("spans_batch", c_int64)),
         *((name, RowsStruct) for name in ("query", "key", "value")),
@@ -59,7 +63,8 @@ class ShortStruct(ctypes.Structure):
     )
 
 
-UNITS, FAILED, NONFINITE, COARSE = places_of(ShortStruct, "unit_count", "failed", "nonfinite", "coarse")
+UNITS, FAILED, NONFINITE = places_of(ShortStruct, "unit_count", "failed", "nonfinite")
+COARSE, OVERFLOW = places_of(ShortStruct, "coarse", "overflow")
 ROW_PARTS, UNIT_BATCHES, BATCHES, ROWS = places_of(ShortStruct, "row_parts", "unit_batches", "batches", "rows")
 SPANS, QUERY, KEY, VALUE = places_of(ShortStruct, "spans", "query", "key", "value")
 OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = places_of(ShortStruct, "output", "lse", "grad_output", "grad_lse")
@@ -206,10 +211,13 @@ def attend_short(
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
+        BiasOverflowError: the bias is too large for the code.
     """
     layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
     lse = torch.empty(query.shape[:3], device="cpu")
     output, numbers = _forward(layout, spans, query, key, value, terms, lse)
+    if numbers[OVERFLOW]:
+        raise BiasOverflowError
     return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
 
 
@@ -225,8 +233,13 @@ def attend_laid_out(
 
     Also whether all its entries are finite, and whether all log-sum-exps are small enough for float32
     (`log_sum_exp.LARGEST_LSE`), so that `differentiate_laid_out` is exact.
+
+    Raises:
+        BiasOverflowError: the bias is too large for the code.
     """
     output, numbers = _forward(layout, spans, query, key, value, terms)
+    if numbers[OVERFLOW]:
+        raise BiasOverflowError
     return output, not numbers[NONFINITE], not numbers[COARSE]
 
 
@@ -326,7 +339,7 @@ def differentiate_laid_out(
     """The gradients of `attend_laid_out`, whose softmax is computed again; None where they are not finite or exact."""
     numbers = layout.with_inputs(spans, query, key, value)
     gradients = _backward(layout, numbers, (query, key, value), grad_output, terms, of_bias)
-    return None if numbers[NONFINITE] or numbers[COARSE] else gradients
+    return None if numbers[NONFINITE] or numbers[COARSE] or numbers[OVERFLOW] else gradients
 
 
 def _backward(
