@@ -289,7 +289,7 @@ def test_a_bias_that_is_traced_for_another_state():
     whole = [False]
 
     def mod(score, b, h, q, k):
-        return score + (((q - k) * torch.ones(2)).sum() / 2 if whole[0] else (q - k) * 1.0)
+        return score + (((q - k) * torch.ones(2)).sum() / 2 if whole[0] else q * 1.0 - k * 1.0)
 
     bias, positions = biases.from_mod(mod), torch.arange(5.0)
     query = torch.randn(1, 1, 5, 8, dtype=torch.float64)
@@ -298,6 +298,18 @@ def test_a_bias_that_is_traced_for_another_state():
         found = regard.attention(query, query, query, bias=bias)
         expected = regard.attention(query, query, query, bias=(positions[:, None] - positions).double())
         torch.testing.assert_close(found, expected)
+
+
+def test_a_bias_by_distance_that_is_none_any_more_is_refused():
+    apart = [False]
+    bias = biases.from_mod(lambda score, b, h, q, k: score + (q * 1.0 - k if apart[0] else (q - k) * 1.0))
+    query = torch.randn(1, 1, 5, 8)
+    expected = regard.attention(query, query, query, bias=bias)
+    apart[0] = True
+    with pytest.raises(ConfigurationError, match="reads them apart now: make the bias anew, by from_mod"):
+        regard.attention(query, query, query, bias=bias)
+    apart[0] = False
+    assert regard.attention(query, query, query, bias=bias).equal(expected)
 
 
 def test_a_bias_of_another_learned_tensor_is_refused():

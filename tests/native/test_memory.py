@@ -50,7 +50,7 @@ def test_the_tests_of_native_code_in_checked_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "compiler_flags", lambda: chosen)
     copied = tmp_path / "regard"
     shutil.copytree(ROOT / "src" / "regard", copied, ignore=shutil.ignore_patterns("__pycache__", "*.so", "static"))
-    assert build.build(copied / "native") is None
+    assert build.build(copied / "backends" / "cpu") is None
     environment = {
         **os.environ,
         "PYTHONPATH": str(tmp_path),

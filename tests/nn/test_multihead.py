@@ -493,7 +493,7 @@ class TestErrors:
         ("name", "wrong", "error", "match"),
         [
             ("query", "a", DtypeError, "query needs a torch.Tensor; it is a str"),
-            ("value", None, DtypeError, "value needs a torch.Tensor; it is a NoneType"),
+            ("value", None, DtypeError, "value needs a torch.Tensor; it is None"),
             (
                 "key",
                 torch.int64,

@@ -206,12 +206,13 @@ def from_mod(score_mod: ScoreMod, *, batch: int | None = None, heads: int | None
     compiles: tracing the function needs values.
 
     The function is evaluated in each call: whatever it reads may change between calls, by any write. Only a tensor with
-    a gradient may not be replaced by another one, which would get none.
+    a gradient may not be replaced by another one, which would get none; and a function that reads the difference of q
+    and k alone when the bias is made has to go on doing so.
 
     Raises:
         ConfigurationError: score_mod is not a function, fails, returns anything but one number, reads b or h without
             `batch` or `heads`, or uses a tensor with gradient where torch cannot trace it; at evaluation, it does more
-            than add, or uses another tensor with gradient than before.
+            than add, uses another tensor with gradient than before, or reads q and k apart where it did not before.
 
     Source: Dong et al. 2024 (arXiv 2412.05496), where a score_mod may be any function of the score.
 
