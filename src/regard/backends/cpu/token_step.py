@@ -70,7 +70,8 @@ class TokenStepInC:
         self._arguments = query, key, value, decay, beta, feature_map, normalize, scale, recent_share
         (batch, heads, _, self.dim), self.value_dim = query[0], value[0][3]
         key_heads, self.dtype = key[0][1], query[2]
-        self.feature_map, self.normalize, self.scale = feature_map, normalize, scale
+        self.feature_map: FeatureMapName = feature_map
+        self.normalize, self.scale = normalize, scale
         self.output_shape = torch.Size((batch, heads, 1, self.value_dim))
         self.state_shape = torch.Size((batch, key_heads, self.dim * (self.value_dim + normalize)))
         self.decay_dim = 0 if decay is None else 1 if len(decay[0]) == 3 else self.dim
