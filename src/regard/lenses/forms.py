@@ -14,16 +14,12 @@ from torch import Tensor
 
 TERMS = {"weight": False, "weight_log2_weight": False, "weight_distance": True}
 """Whether each term reads positions, by name: the table of reductions.h, in its order."""
-
-
 MAX_DISTANCE = 2**23
 """The largest difference of two positions: distances are computed in float32."""
 
 
 Sizes: TypeAlias = tuple[int, int, int, int]
 """(B, H, M, N)."""
-
-
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of each tensor of a reduction."""
 
@@ -182,8 +178,6 @@ class WeightMatrix:
 
 WeightForm: TypeAlias = RowSums | ColumnSums | CellReduction | LargestWeights | DistanceSums | WeightMatrix
 """A reduction in the form of the C code, which `native()` of a lens's reduction returns."""
-
-
 NO_POSITIONS = LargestWeights, WeightMatrix
 """The reductions that no positions can be passed to."""
 

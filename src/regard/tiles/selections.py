@@ -75,8 +75,6 @@ class Indices:
 
 
 ALL = Indices()
-
-
 Axis: TypeAlias = ResidueClasses | Indices
 
 

@@ -36,8 +36,6 @@ class TileBits:
 
 
 TILE_SIZE = (BLOCK, BLOCK)
-
-
 MIN_FULL_RUN = 1
 """Tiles all of whose pairs exist need no bits, however few lie side by side."""
 

@@ -12,8 +12,6 @@ from .mask_tiles import BatchLayout, BlockRow, batch_layouts, split_slice, union
 
 MIN_TILE_SIDE = 64
 """Rows and columns of the smallest tile whose products are still worth their calls."""
-
-
 SCORES_PER_TILE = 2**18
 """The number of scores in a tile, over all batches and heads: a megabyte, which fits into a core's cache."""
 

@@ -494,8 +494,6 @@ def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> N
 
 LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
 """Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
-
-
 FEW_ROWS = {16: 4, 8: 2, 4: 2}
 """By the keys of a vector the most rows of a key head for which it brings none into order, of terms that are more than
 a vector; half as many for others: as in short.c."""

@@ -32,24 +32,18 @@ if TYPE_CHECKING:
 
 BLOCK = 128
 """Rows and columns of a block: FlexAttention's own default, which its tiles divide."""
-
-
 LEAST_DIM = 16
 """The fewest features that FlexAttention's kernels take; fewer are padded with zeros, which change no score."""
 
 
 MOST_NUMBERS = 2**30
 """The most numbers of a tensor that a mask or bias reads: FlexAttention's kernels index by 32 bits."""
-
-
 MOST_COMPILED = 128
 """The number of structures of mask and bias whose compiled code is stored; the least recently used is dropped."""
 
 
 MOST_VARIANTS = 64
 """How often one structure is compiled, for lengths, batches and strides that torch tells apart."""
-
-
 PairValue: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A number or a bool for one pair, by its indices: batch, head, row and column."""
 

@@ -1,11 +1,11 @@
-"""Cost model of the kernel choice: rates of the machine, measured or default, and unit costs of the kernels' work.
+"""Rates of a machine, measured or default, and the time that they predict for the work of a kernel.
 
 A kernel's `cost` counts flops, bytes, calls and passes; a pass is the time of an element-wise operator for one number
 in the cache. `Rates` has the number of each per second, by default for the kind of device, the vector instructions that
-torch uses and the variant of the native code. `calibration.measure` measures them on the kernels themselves. Prices are
-in three places: the rates in the tables below or measured; the unit costs that kernels share, below; and the constants
-at the top of a kernel's file for what it alone does. The choice of a kernel, `explain` and `regard.advise` read them
-here; for linear attention, which has no choice, `regard.advise` has prices of its own in advisor/prices.py.
+torch uses and the variant of the native code (`machine_rates.json`); `calibration.measure` measures them on the kernels
+themselves. What a unit of a kernel's work costs in passes or calls is in `unit_prices.json`. The choice of a kernel,
+`explain` and `regard.advise` read them here; for linear attention, which has no choice, `regard.advise` has prices of
+its own in advisor/prices.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,33 @@ from ..base import BACKWARD, Cost, FlashWork
 from .rates import REUSED_BYTES
 from .unit_prices import price
 
+# What each price is of, and which command measures it: unit_prices.json.
 TILE_RESULT = price("unit_costs.tile_result")
+ROW = price("unit_costs.row")
+TRAINED_STARTUP = price("unit_costs.trained_startup")
+OVERHEAD_ROWS = 32
+"""The number of rows of a rectangle that have the overhead ROW; further rows have none."""
+OPERATOR = price("unit_costs.operator")
+RESULT = price("unit_costs.result")
+TILEWISE = price("unit_costs.tilewise")
+WEIGHTS = price("unit_costs.weights")
+WIDEN = price("unit_costs.widen")
+SELECT = price("unit_costs.select")
+MASK = price("unit_costs.mask")
+VALUE = price("unit_costs.value")
+COPIED_VALUE = price("unit_costs.copied_value")
+CAP = price("unit_costs.cap")
+DROP = price("unit_costs.drop")
+FEATURE = price("unit_costs.feature")
+TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
+"""From so many rows on, torch's flash kernel computes blocks of so many."""
+TORCH_COLUMNS = 512
+"""The keys of its blocks; with a causal mask it skips those that are masked."""
+NARROW_PRODUCT = price("unit_costs.narrow_product")
+REREAD = price("unit_costs.reread")
+REREAD_WIDENED = price("unit_costs.reread_widened")
+MIN_PACKED_ROWS = 16
+"""The fewest rows for which torch's products pack keys and values; a few rows read them as they are."""
 
 
 def tilewise_cost(problem: Problem, tile: int) -> Cost:
@@ -72,69 +98,6 @@ def add_feature_cost(cost: Cost, problem: Problem, passes: float) -> Cost:
         flops=2.0 * visited * problem.value.shape[-1],
         passes=cost.passes + passes * visited * features,
     )
-
-
-ROW = price("unit_costs.row")
-
-
-TRAINED_STARTUP = price("unit_costs.trained_startup")
-
-
-OVERHEAD_ROWS = 32
-"""The number of rows of a rectangle that have the overhead ROW; further rows have none."""
-
-
-OPERATOR = price("unit_costs.operator")
-
-
-RESULT = price("unit_costs.result")
-
-
-TILEWISE = price("unit_costs.tilewise")
-
-
-WEIGHTS = price("unit_costs.weights")
-
-
-WIDEN = price("unit_costs.widen")
-
-
-SELECT = price("unit_costs.select")
-
-
-MASK = price("unit_costs.mask")
-
-
-VALUE = price("unit_costs.value")
-COPIED_VALUE = price("unit_costs.copied_value")
-
-
-CAP = price("unit_costs.cap")
-
-
-DROP = price("unit_costs.drop")
-
-
-FEATURE = price("unit_costs.feature")
-
-
-TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
-"""From so many rows on, torch's flash kernel computes blocks of so many."""
-
-
-TORCH_COLUMNS = 512
-"""The keys of its blocks; with a causal mask it skips those that are masked."""
-
-
-NARROW_PRODUCT = price("unit_costs.narrow_product")
-
-
-REREAD = price("unit_costs.reread")
-REREAD_WIDENED = price("unit_costs.reread_widened")
-
-
-MIN_PACKED_ROWS = 16
-"""The fewest rows for which torch's products pack keys and values; a few rows read them as they are."""
 
 
 def heads_per_key(problem: Problem) -> int:
