@@ -455,6 +455,7 @@ class TestBackward:
         expected = torch.autograd.grad(over_first(*tensors, 40).sum(), tensors)
         torch.testing.assert_close(torch.autograd.grad(output.sum(), tensors), expected)
 
+    @pytest.mark.skipif(not native.available(), reason="without native code no call is short")
     def test_spans_of_a_short_call(self):
         """They are kept from the forward pass; a second derivative, for which they do not suffice, is refused."""
         lengths = torch.tensor([5])
