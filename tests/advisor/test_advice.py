@@ -12,7 +12,7 @@ from regard.advisor import Change, Workload, advise, decision_table
 from regard.advisor.prices import describe_problem, linear_price, softmax_price
 from regard.advisor.workload import parse_bytes
 from regard.errors import ConfigurationError, DeviceError
-from regard.kernels.planning.rates import predicted_seconds
+from regard.kernels.planning.rates import ZEN_4, predicted_seconds
 from regard.masks import causal, window
 
 
@@ -69,7 +69,8 @@ def test_prices_of_a_million_tokens(mask):
     assert growth == pytest.approx(8 if mask is not None and "window" in repr(mask) else 64, rel=0.1)
 
 
-def test_a_long_cache_that_does_not_fit_gets_fewer_key_heads():
+def test_a_long_cache_that_does_not_fit_gets_fewer_key_heads(priced_as):
+    priced_as(ZEN_4, "avx512")
     advice = advise(task="decode", tokens=131072, memory="16GB")
     assert advice.recommended.name == "grouped-query, 4 key heads"
     own = next(each for each in advice.mechanisms if each.name == "multi-head")

@@ -2,8 +2,11 @@
 
 import json
 
+from regard.kernels.planning.rates import ZEN_4
 
-def test_it_prints_candidates_and_a_recommendation(regard):
+
+def test_it_prints_candidates_and_a_recommendation(regard, priced_as):
+    priced_as(ZEN_4, "avx512")
     done = regard("advise", "--tokens", "131072", "--task", "decode", "--memory", "16GB")
     assert done.exit_code == 0
     assert "-> grouped-query, 4 key heads: 8 query heads share a key head" in done.stdout
