@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from regard import native
 from regard.kernels import KERNELS, Kernel
 from regard.kernels.additive import AdditiveKernel
 from regard.kernels.block_sparse import BlockSparseKernel
@@ -103,6 +104,7 @@ def test_a_kernel_agrees_with_the_oracle_on_a_gpu(kernel: str):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.skipif(not native.available(), reason="it counts the kernels of native code, too")
 @pytest.mark.parametrize("poison", ["clean", "masked"])
 def test_a_square_causal_mask_alone(poison: str, assert_all):
     """What torch's kernels call is_causal: three choices that no case of block_sparse has together."""
@@ -111,6 +113,7 @@ def test_a_square_causal_mask_alone(poison: str, assert_all):
     assert_all(assert_agrees, pairs)
 
 
+@pytest.mark.skipif(not native.available(), reason="it counts the kernels of native code, too")
 def test_every_kernel_has_cases(short: Pairs, long: Pairs):
     names = [kernel.name for kernel, _ in short]
     # A kernel is held to a hundred at least; that of a few masks to half, and to tests of its own.
@@ -119,5 +122,6 @@ def test_every_kernel_has_cases(short: Pairs, long: Pairs):
     assert {kernel.name for kernel, _ in long} == {kernel.name for kernel in MIDDLE}
 
 
+@pytest.mark.skipif(not native.available(), reason="it counts the kernels of native code, too")
 def test_random_cases_reach_every_kernel():
     assert {kernel.name for kernel, _ in suite(SMALL, among=random_cases(100))} == {kernel.name for kernel in SMALL}

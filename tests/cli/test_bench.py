@@ -167,6 +167,7 @@ def test_a_kernel_that_is_slower_is_found():
 
 
 class TestAgreement:
+    @pytest.mark.skipif(not native.available(), reason="it counts the kernels of native code, too")
     def test_every_kernel_has_a_row(self, regard):
         result = regard("bench", "--agreement", "--cases", "2")
         assert result.exit_code == 0, result.stdout + result.stderr

@@ -6,6 +6,7 @@ from processes import MOST, Pool
 from ring_cases import RingCase, random_case
 
 import regard.ring as ring
+from regard import native
 
 TOLERANCE = {"dot": 1e-6, "additive": 1e-5}
 """Relative errors; the additive kernels compute tanh by exponentials of the tokens, and that with an error of 1e-5."""
@@ -71,6 +72,7 @@ def test_heads_over_processes(pool, processes, head_parallel, options):
     check(pool, case, processes)
 
 
+@pytest.mark.skipif(not native.available(), reason="the kernel that adds in place is of native code")
 @pytest.mark.parametrize("memory", ["windows", "transposed"])
 @pytest.mark.parametrize("batch", [(2,), (2, 3)], ids=str)
 def test_inputs_of_any_strides(pool, memory, batch):
