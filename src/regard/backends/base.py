@@ -79,22 +79,6 @@ class FewQueries(Protocol):
         ...
 
 
-class ShortRows(Protocol):
-    """Attention over few keys, all scores of a row at once; masks whose rows are spans of keys."""
-
-    def why_not(self, problem: Problem) -> list[str]:
-        """Reasons against a problem."""
-        ...
-
-    def forward(self, batched: BatchedProblem) -> Rows:
-        """Output and log-sum-exp."""
-        ...
-
-    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """The gradients, in the dtype of the problem."""
-        ...
-
-
 class AdditiveTiles(Protocol):
     """Attention with scores weight · tanh(q + k), which are not stored."""
 

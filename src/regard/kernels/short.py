@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .. import native
-from ..backends.cpu.library import DTYPE_NAMES, DTYPES
+from ..backends.cpu.cpu_backend import CPU
 from ..backends.cpu.short_rows import (
     LONGEST,
     BiasGradient,
@@ -85,13 +84,7 @@ class ShortKernel:
                 reasons.append(f"its code has no {name}")
         if problem.keys > LONGEST:
             reasons.append(f"it is for at most {LONGEST} keys, whose scores fit into a core's cache; here are more")
-        if value.dtype not in DTYPES:
-            reasons.append(f"its code reads {DTYPE_NAMES}; this is {str(value.dtype).removeprefix('torch.')}")
-        if not value.is_cpu:
-            reasons.append(f"its code runs on the CPU; this is on {value.device}")
-        if reason := native.why_not():
-            reasons.append(f"there is no native code: {reason}")
-        return reasons
+        return reasons + CPU.why_not(value)
 
     def cost(self, problem: Problem) -> Cost:
         """The pairs of the spans, in whole vectors of keys; keys and values are laid out once for each key head.
