@@ -31,6 +31,9 @@ VARIANT_TESTS := tests/kernels tests/native tests/huggingface tests/test_docs.py
 TORCH_plain := ATEN_CPU_CAPABILITY=default
 TORCH_avx2 := ATEN_CPU_CAPABILITY=avx2
 
+# Kernels in Triton read CPU tensors where it interprets them; native code would take these first.
+TRITON_TESTS := TRITON_INTERPRET=1 REGARD_NATIVE=off $(PYTEST) tests/triton
+
 DATA ?= data
 
 BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
@@ -38,7 +41,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-variant durations conformance aarch64 check format docs bench comparisons figures clean
+.PHONY: help demo test test-all test-triton test-variant durations conformance aarch64 check format docs bench comparisons figures clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -48,9 +51,14 @@ demo: $(DEMO)  ## translate a few sentences, train small translators of dates, a
 
 test: $(DEV)  ## run the tests and every example of the documentation: five to ten minutes on two cores
 	$(PYTEST)
+	$(TRITON_TESTS)
 
 test-all: $(DEV)  ## run the longest tests as well: what has to pass before a change lands
 	$(PYTEST) $(EVERYTHING)
+	$(TRITON_TESTS)
+
+test-triton: $(DEV)  ## tests of the kernels in Triton, by its interpreter on the CPU: no GPU is needed
+	$(TRITON_TESTS)
 
 test-variant: $(DEV)  ## tests of kernels, pages and transformers with another variant of the native code: VARIANT=plain, avx2, off
 	REGARD_NATIVE=$(VARIANT) $(TORCH_$(VARIANT)) $(PYTEST) $(VARIANT_TESTS)

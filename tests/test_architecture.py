@@ -33,7 +33,7 @@ LAYERS = (
     ("regard.kernels",),
     ("regard.native",),
     ("regard.backends.registry",),
-    ("regard.backends.cpu", "regard.backends.torch"),
+    ("regard.backends.cpu", "regard.backends.torch", "regard.backends.triton"),
     ("regard.backends",),
     ("regard.tiles",),
     ("regard.scores", "regard.masks", "regard.biases", "regard.lenses", "regard.positions"),

@@ -9,8 +9,9 @@ from torch import Tensor
 from .base import Backend
 from .cpu.cpu_backend import CPU
 from .torch.torch_backend import TORCH
+from .triton.triton_backend import TRITON
 
-BACKENDS: tuple[Backend, ...] = (CPU, TORCH)
+BACKENDS: tuple[Backend, ...] = (CPU, TRITON, TORCH)
 
 
 def reasons_against(backends: Sequence[Backend], value: Tensor) -> list[str]:

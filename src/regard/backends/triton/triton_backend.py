@@ -1,0 +1,26 @@
+"""The backend in Triton, for CUDA devices."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import jit_runtime
+
+
+class TritonBackend:
+    """Kernels in Triton: float32, bfloat16 and float16. What needs Triton is imported at the first use."""
+
+    name = "triton"
+    runs = staticmethod(jit_runtime.runs)
+    flash = None
+    few_queries = None
+    additive = None
+    weights = None
+    recurrences = None
+
+    def why_not(self, value: Tensor) -> list[str]:
+        """Other dtypes and devices, no Triton, and cards that are too old for it."""
+        return jit_runtime.why_not(value)
+
+
+TRITON = TritonBackend()
