@@ -1,4 +1,4 @@
-"""Small calls of `regard.attention` that are repeated: from tensors to native code in few steps of Python.
+"""Small calls of `regard.attention` that are repeated: from tensors to the arithmetic in few steps of Python.
 
 The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
 earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
@@ -7,13 +7,12 @@ token of a text has one key more each time: there the number of keys counts up t
 
 The key has the parts that `signature` lists, or the call takes the long way: it is written out where it is used, as an
 object and its calls would take a tenth of the time of the smallest call. It is exact in what `signature` leaves out,
-strides and scale, which native code is given; whether keys and values have one length is checked for each step.
+strides and scale, which what is prepared depends on; whether keys and values have one length is checked for each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, cast
 
@@ -22,40 +21,29 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import native
-from .backends.cpu.few_queries import LEAST_WORK, StepLayout, attend_step, step_layout
-from .backends.cpu.short_rows import LONGEST, ShortLayout, layout_of
+from .backends.base import PreparedStep
 from .core.problem import Problem
-from .core.score_forms import DotPairs
 from .core.state import is_constant
 from .core.torch_modes import no_mode_active
 from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
-from .kernels.short import attend_with_gradient, attend_without_gradient, has_short_tensors, has_terms
+from .kernels.short import PreparedCall
 from .kernels.validation import drops_nothing, make_problem
 from .masks import Mask
-from .tiles.dense_mask import is_one_causal_query
 from .tiles.memo import memo_of
-from .tiles.row_spans import key_spans
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
 QUICK = ("mask", "scale")
 """The options of calls that are remembered."""
+LONGEST = 512
+"""The most queries and keys of a small call: of longer ones the steps of Python are a small part."""
 MAX_CALLS = 4096
 """The number of memoized calls at which the memo is cleared."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Call:
-    """What is known of calls of the kernel `short` with the same shapes, strides, dtype, mask and scale."""
-
-    scale: float
-    spans: Tensor | None
-    layout: ShortLayout
-
-
-_Calls: TypeAlias = dict[tuple[Any, ...], _Call | StepLayout | None]  # None: a call that takes the long way
+_Calls: TypeAlias = dict[tuple[Any, ...], PreparedCall | PreparedStep | None]  # None: a call that takes the long way
 _calls: _Calls = {}
 
 
@@ -63,7 +51,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
-    """The function `attention`, whose small calls go straight to native code where their like came before."""
+    """The function `attention`, whose small calls go straight to the arithmetic where their like came before."""
     in_full = cast(Callable[..., Tensor], attention)
 
     @wraps(attention)
@@ -143,12 +131,9 @@ def attend_repeatedly(
         call = _remember(calls, known, make_problem(query, key, value, mask=mask, scale=scale), step)
     if call is None:
         return None
-    if isinstance(call, StepLayout):
-        return attend_step(call, query, key, value)
-    if learned:
-        problem = Problem(DotPairs(query, key, call.scale), value, mask)
-        return attend_with_gradient(problem, call.layout, call.spans)
-    return attend_without_gradient(mask, call.layout, call.spans, query, key, value)
+    if type(call) is PreparedCall:
+        return call.run(query, key, value, mask, learned=learned)
+    return cast(PreparedStep, call).run(query, key, value)
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:
@@ -161,34 +146,16 @@ def _described_growing(tensor: Tensor) -> tuple[Any, ...]:
     return batch, heads, (length - 1).bit_length(), dim, tensor.stride(3), tensor.dtype, tensor.is_cpu
 
 
-def _remember(calls: _Calls, known: tuple[Any, ...], problem: Problem, step: bool) -> _Call | StepLayout | None:
-    """Memoize what there is to know of a problem."""
+def _remember(
+    calls: _Calls, known: tuple[Any, ...], problem: Problem, step: bool
+) -> PreparedCall | PreparedStep | None:
+    """Memoize what there is to know of a problem: what computes its like, by the kernel that is chosen for it."""
     if len(calls) >= MAX_CALLS:
         calls.clear()
-    calls[known] = call = _new_step(problem) if step else _new_call(problem)
+    kernel, call = choose(problem), None
+    if step and kernel is DECODE:
+        call = DECODE.prepare_step(problem)
+    elif not step and kernel is SHORT:
+        call = SHORT.prepare_call(problem)
+    calls[known] = call
     return call
-
-
-def _new_step(problem: Problem) -> StepLayout | None:
-    """The layout of a step, where it and all that are described alike are one call of `DECODE` on one thread."""
-    pairs, value = problem.pairs, problem.value
-    if not isinstance(pairs, DotPairs) or choose(problem) is not DECODE or not DECODE.is_one_call(problem):
-        return None
-    longest = 1 << (problem.keys - 1).bit_length()
-    numbers = (pairs.key.numel() + value.numel()) // problem.keys * longest
-    every_key = problem.mask is None or is_one_causal_query(problem)
-    in_rows = pairs.query.stride(3) == pairs.key.stride(3) == value.stride(3) == 1
-    if not every_key or not in_rows or numbers >= 2 * LEAST_WORK:
-        return None
-    return step_layout(pairs.query, pairs.key, value, pairs.scale)
-
-
-def _new_call(problem: Problem) -> _Call | None:
-    pairs, value = problem.pairs, problem.value
-    if choose(problem) is not SHORT or not isinstance(pairs, DotPairs) or not has_short_tensors(problem):
-        return None
-    if has_terms(problem):
-        return None
-    spans = key_spans(problem)
-    layout = layout_of(pairs.scale, spans, pairs.query, pairs.key, value)
-    return None if layout.copies else _Call(pairs.scale, spans, layout)

@@ -17,6 +17,7 @@ from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.recurrence_problem import FeatureMapName, RecurrenceGradients, RecurrenceProblem, RecurrenceResult
 from ..lenses.forms import WeightForm
+from ..tiles.pair_terms import PairTerms
 
 Rows: TypeAlias = tuple[Tensor, Tensor]
 """Output (B, H, M, Dv) and log-sum-exp (B, H, M); `core.finite.FiniteRows` if the output is known to be finite."""
@@ -58,8 +59,22 @@ class FlashTiles(Protocol):
         ...
 
 
+class PreparedStep(Protocol):
+    """One query of each head over a cache, for tensors of one layout: what that decides is computed once."""
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The output (B, H, 1, Dv), in the dtype of the values; autograd sees nothing of it."""
+        ...
+
+
 class FewQueries(Protocol):
-    """Few rows over many keys, each key read once for all rows: flash decoding."""
+    """Few rows over many keys, each key read once for all rows: flash decoding.
+
+    fused: whether scores are computed and used in one pass, without a tensor of them, and `limits` are read.
+    """
+
+    @property
+    def fused(self) -> bool: ...
 
     def forward(
         self,
@@ -76,6 +91,103 @@ class FewQueries(Protocol):
         Hk or 1, R, N), -inf where there is no pair. limits: of each query, R a multiple of them, the number of keys
         that it attends to, as under a causal mask.
         """
+        ...
+
+    def prepare_step(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> PreparedStep | None:
+        """What computes one query of each head of such tensors; None where nothing is faster than `forward`.
+
+        Shapes: query (B, H, 1, D), key (B, Hk, N, D), value (B, Hk, N, Dv). It serves every number of keys with the
+        same power of two, and caches of other strides, as long as the last axes are contiguous where they are here.
+        """
+        ...
+
+
+class ShortPass(Protocol):
+    """Attention over few keys for tensors of one layout: what shapes, strides and dtypes decide is computed once.
+
+    copies: whether an input's last axis is not contiguous; such inputs take `ShortRows.forward` and `backward`. spans,
+    terms: as there.
+    """
+
+    @property
+    def copies(self) -> bool: ...
+
+    def forward(
+        self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, terms: PairTerms | None = None
+    ) -> tuple[Tensor, bool, bool] | None:
+        """The output; None where a bias is too large for the code.
+
+        Also whether all its entries are finite, and whether all log-sum-exps are small enough for float32
+        (`log_sum_exp.LARGEST_LSE`), so that `backward` is exact.
+        """
+        ...
+
+    def backward(
+        self,
+        spans: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        grad_output: Tensor,
+        terms: PairTerms | None = None,
+        *,
+        of_bias: bool = False,
+    ) -> ShortGradients | None:
+        """The gradients, with the softmax computed again; None where they are not finite or exact."""
+        ...
+
+
+ShortGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Of query, key and value in their shapes and dtypes, and of the terms' bias in float32 if it is asked for: (H or 1,
+M + N - 1) of one by distance, else (B or 1, H, M, N), over all batches where the bias is the same for them.
+`core.finite.FiniteGradients` if all entries of the first three are known to be finite."""
+
+
+class ShortRows(Protocol):
+    """All scores of a row at once, of few keys: one pass forward and one backward.
+
+    spans: (B or 1, M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys
+    without it. terms: numbers added to the scores, and pairs that are left out beside. Rows that attend to nothing have
+    output 0 and log-sum-exp -inf.
+    """
+
+    @property
+    def longest(self) -> int:
+        """The most keys."""
+        ...
+
+    def prepare(self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortPass:
+        """What computes such tensors; memoized by their layout."""
+        ...
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        spans: Tensor | None = None,
+        terms: PairTerms | None = None,
+    ) -> Rows | None:
+        """Output (B, H, M, Dv) and log-sum-exp (B, H, M); None where a bias is too large for the code."""
+        ...
+
+    def backward(
+        self, batched: BatchedProblem, saved: Saved, spans: Tensor | None = None, terms: PairTerms | None = None
+    ) -> ShortGradients:
+        """The gradients, and that of the terms' bias where `saved` asks for it."""
+        ...
+
+    def keys_at_once(self) -> int:
+        """The keys of a vector: what is computed are whole ones."""
+        ...
+
+    def rows_as_they_are(self, problem: Problem) -> int:
+        """The most rows of a key head for which keys are multiplied as they lie, and none without need."""
+        ...
+
+    def row_parts(self, units: int, rows: int) -> int:
+        """In how many parts the rows of each of so many key heads are cut, so that all threads have work."""
         ...
 
 
@@ -231,6 +343,9 @@ class Backend(Protocol):
 
     @property
     def few_queries(self) -> FewQueries | None: ...
+
+    @property
+    def short(self) -> ShortRows | None: ...
 
     @property
     def additive(self) -> AdditiveTiles | None: ...

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import native
-from ..backends.base import FewQueries
+from ..backends.base import FewQueries, PreparedStep
 from ..backends.registry import BACKENDS
 from ..backends.torch.dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from ..backends.torch.key_parts import PART, KeyParts
@@ -51,14 +50,14 @@ class DecodeKernel:
     merged by log-sum-exp (flash decoding: Dao, Haziza, Massa and Sizov 2023). C, where it is there, takes scores and
     values in one pass; torch's dense kernel has the parts as heads.
 
-    part: the keys of a part, which torch computes; without it native code does where it can.
+    part: the keys of a part, which torch computes; without it another backend does where one can.
     """
 
     exponential = EXPONENTIAL
 
     def __init__(self, part: int | None = None) -> None:
         self.name = "decode" if part is None else f"decode({part})"
-        self.part, self.natively = part or PART, part is None
+        self.part, self.by_torch = part or PART, part is not None
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -78,20 +77,21 @@ class DecodeKernel:
         leading, wide = problem.weights_shape[:-2].numel(), columns.stop - columns.start
         visited, group = problem.queries * wide, heads_per_key(problem)
         masks, biases = distinct_matrices(problem)
-        natively = self._runs_natively(problem.pairs.key, problem.value) and not problem.inputs_require_grad()
+        backend, few_queries = self._maker(problem.pairs.key, problem.value)
+        fused = few_queries.fused and not problem.inputs_require_grad()
         step = self.is_one_call(problem)
-        if natively and _causal_limits(problem) is not None:
+        if fused and _causal_limits(problem) is not None:
             masks = 0
         rows, pairs = group * problem.queries, float(leading * visited)
         work = torch_flash_work(problem, pairs, rows)
-        if natively:
+        if fused:
             numbers = pairs / max(rows, 1) * total_width(problem)
             work = FlashWork(2.0 * pairs * total_width(problem), pairs, streamed=numbers)
         return Cost(
             flops=0.0,
-            flash={"cpu" if natively else "torch": work},
-            bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 if natively else 1 + wide / self.part),
-            passes=(0.0 if natively else torch_flash_startup(problem, rows, leading / max(group, 1)))
+            flash={backend if fused else "torch": work},
+            bytes=4.0 * leading * problem.queries * problem.value.shape[-1] * (1 if fused else 1 + wide / self.part),
+            passes=(0.0 if fused else torch_flash_startup(problem, rows, leading / max(group, 1)))
             + RESULT * leading * problem.queries * problem.value.shape[-1]
             + evaluated(problem, visited * (MASK * masks + bias_passes(problem) * biases)),
             moved=bytes_read(problem, again=wide / max(problem.keys, 1)),
@@ -100,16 +100,20 @@ class DecodeKernel:
         )
 
     def is_one_call(self, problem: Problem) -> bool:
-        """Whether the problem is computed by one call of native code, and nothing around it."""
-        return self._runs_natively(problem.pairs.key, problem.value) and _is_bare_step(problem)
+        """Whether the problem is computed by one fused call, and nothing around it."""
+        return self._maker(problem.pairs.key, problem.value)[1].fused and _is_bare_step(problem)
 
-    def _few_queries(self, key: Tensor, value: Tensor) -> FewQueries:
-        """Who computes keys and values of this kind."""
-        return _few_queries(key, value) if self.natively else KeyParts(self.part)
+    def prepare_step(self, problem: Problem) -> PreparedStep | None:
+        """What computes a problem and all of its kind, where they are one call; None where nothing is known of it."""
+        pairs, value = problem.pairs, problem.value
+        every_key = problem.mask is None or is_one_causal_query(problem)
+        if not isinstance(pairs, DotPairs) or not every_key or not self.is_one_call(problem):
+            return None
+        return self._maker(pairs.key, value)[1].prepare_step(pairs.query, pairs.key, value, pairs.scale)
 
-    def _runs_natively(self, key: Tensor, value: Tensor) -> bool:
-        """Whether native code computes keys and values of this kind."""
-        return self.natively and native.supports(key, value)
+    def _maker(self, key: Tensor, value: Tensor) -> tuple[str, FewQueries]:
+        """Who computes keys and values of this kind: the backend's name and its methods."""
+        return ("torch", KeyParts(self.part)) if self.by_torch else _maker(key, value)
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """All but those of a bias."""
@@ -118,23 +122,22 @@ class DecodeKernel:
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.
 
-        A step of decoding that needs nothing but native code is a call of it, without what other problems need.
+        A step of decoding that needs nothing but a fused call is one, without what other problems need.
         """
         if self.is_one_call(problem):
-            output = _attend_step(problem)
+            output = _attend_step(problem, self._maker(problem.pairs.key, problem.value)[1])
             if output is not None:
                 return Result(output)
         return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """The rows of each key head in one pass over its keys."""
-        limits = _causal_limits(batched.problem)
-        natively = self._runs_natively(batched.pairs.key, batched.value)
-        if limits is not None and natively:
+        limits, (_, few_queries) = _causal_limits(batched.problem), self._maker(batched.pairs.key, batched.value)
+        if limits is not None and few_queries.fused:
             rectangle = _folded(batched, slice(0, limits[-1]), masked=False)
         else:
             rectangle, limits = _folded(batched, *_attended_columns(batched)), None
-        output, lse = self._few_queries(rectangle.key, rectangle.value).forward(
+        output, lse = few_queries.forward(
             rectangle.query, rectangle.key, rectangle.value, rectangle.scale, rectangle.added, limits
         )
         rows = batched.shape[:3]
@@ -156,13 +159,16 @@ class DecodeKernel:
         return gradients
 
 
-def _few_queries(key: Tensor, value: Tensor) -> FewQueries:
-    """Who computes few queries over keys and values of this kind."""
-    return next(each.few_queries for each in BACKENDS if each.few_queries is not None and each.runs(key, value))
+def _maker(key: Tensor, value: Tensor) -> tuple[str, FewQueries]:
+    """Who computes few queries over keys and values of this kind: the backend's name and its methods."""
+    found = (
+        (each.name, each.few_queries) for each in BACKENDS if each.few_queries is not None and each.runs(key, value)
+    )
+    return next(found)
 
 
 def _is_bare_step(problem: Problem) -> bool:
-    """Whether nothing but the output is wanted, of tensors that native code reads as they are."""
+    """Whether nothing but the output is wanted, of tensors that are read as they are."""
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     return (
         (problem.mask is None or value.shape[-2] <= FEW_KEYS or is_one_causal_query(problem))
@@ -177,7 +183,7 @@ def _is_bare_step(problem: Problem) -> bool:
     )
 
 
-def _attend_step(problem: Problem) -> Tensor | None:
+def _attend_step(problem: Problem, few_queries: FewQueries) -> Tensor | None:
     """The output of a problem that `_is_bare_step`; None where masked NaN may be in it."""
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` lets dot products alone through
     query, key, value = pairs.query, pairs.key, problem.value
@@ -189,7 +195,7 @@ def _attend_step(problem: Problem) -> Tensor | None:
     if heads != key_heads:
         rows = batch, key_heads, heads // max(key_heads, 1) * queries
         query, added = query.reshape(*rows, dim), None if added is None else added.reshape(*rows, keys)
-    output, _ = _few_queries(key, value).forward(query, key, value, pairs.scale, added)
+    output, _ = few_queries.forward(query, key, value, pairs.scale, added)
     output = output.view(batch, heads, queries, value_dim).to(value.dtype)
     return None if masked and not all_finite(output) else output
 

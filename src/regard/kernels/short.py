@@ -1,4 +1,4 @@
-"""The short kernel: native attention over few keys, with any mask and bias."""
+"""The short kernel: attention over few keys, with any mask and bias, all scores of a row at once."""
 
 from __future__ import annotations
 
@@ -10,28 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..backends.cpu.cpu_backend import CPU
-from ..backends.cpu.short_rows import (
-    LONGEST,
-    BiasGradient,
-    BiasOverflowError,
-    FiniteShortGradients,
-    PairTerms,
-    ShortLayout,
-    attend_laid_out,
-    attend_short,
-    attend_short_backward,
-    differentiate_laid_out,
-    few_rows,
-    lanes,
-    layout_of,
-    pair_terms,
-    row_parts,
-)
+from ..backends.base import ShortPass, ShortRows
+from ..backends.registry import BACKENDS, reasons_against
 from ..backends.torch.tile_loop import TiledAttention
 from ..biases import RelativeBias
 from ..biases.base import TensorBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.finite import FiniteGradients
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
@@ -41,6 +26,7 @@ from ..tiles.dense_mask import dense_mask
 from ..tiles.diagonals import bias_along, distances
 from ..tiles.mask_tiles import distinct_matrices
 from ..tiles.memo import modified, remembered_state
+from ..tiles.pair_terms import PairTerms
 from ..tiles.row_spans import has_spans, key_spans
 from ..utils.pytree import tree_tensors
 from .base import EVERY_GRADIENT, GRADIENT, Cost, FlashWork, Result
@@ -59,7 +45,7 @@ ROWS_AT_ONCE = 8
 
 
 class ShortKernel:
-    """Attention over at most LONGEST keys in C: all scores of a row at once, and one call forward and one backward.
+    """Attention over at most some hundreds of keys: all scores of a row at once, one call forward and one backward.
 
     It reads float32, bfloat16 and float16, and grouped heads. Of masks of which each row is a span of keys (causal,
     windows, padding, documents in order, and what `&` makes of them) the span of a row is two numbers: no mask of n² is
@@ -82,29 +68,31 @@ class ShortKernel:
         for name, feature in (("softcap", problem.softcap), ("dropout", problem.dropout)):
             if feature is not None:
                 reasons.append(f"its code has no {name}")
-        if problem.keys > LONGEST:
-            reasons.append(f"it is for at most {LONGEST} keys, whose scores fit into a core's cache; here are more")
-        return reasons + CPU.why_not(value)
+        reasons += reasons_against([each for each in BACKENDS if each.short is not None], value)
+        if not reasons and problem.keys > (longest := _maker(value)[1].longest):
+            reasons.append(f"it is for at most {longest} keys, whose scores fit into a core's cache; here are more")
+        return reasons
 
     def cost(self, problem: Problem) -> Cost:
         """The pairs of the spans, in whole vectors of keys; keys and values are laid out once for each key head.
 
         Those behind all spans of a sequence are not read. Values of float32 are read as they are in the forward pass.
         """
+        backend, short_rows = _maker(problem.value)
         rows, width = problem.weights_shape[:-1].numel(), total_width(problem)
-        pairs = rows * _mean_columns(problem)
+        pairs = rows * _mean_columns(problem, short_rows.keys_at_once())
         value, units = problem.value, problem.value.shape[:-2].numel()
         as_they_are = value.element_size() == 4 and not problem.inputs_require_grad()
         share, threads = _attended_share(problem), torch.get_num_threads()
-        parts = row_parts(units, problem.queries, threads)
+        parts = short_rows.row_parts(units, problem.queries)
         laid_out = parts * share * value.shape[:-1].numel() * (width - as_they_are * value.shape[-1])
-        few = heads_per_key(problem) * problem.queries <= few_rows(problem)
+        few = heads_per_key(problem) * problem.queries <= short_rows.rows_as_they_are(problem)
         idle = threads / max(min(units * parts, threads), 1)  # a part of the rows of a key head has one thread
         packed = (AS_THEY_ARE if few else LAID_OUT) * idle * laid_out
         terms = _term_costs(problem)
         return Cost(
             flops=0.0,
-            flash={"cpu": FlashWork(2.0 * idle * pairs * width, idle * pairs, packed)},
+            flash={backend: FlashWork(2.0 * idle * pairs * width, idle * pairs, packed)},
             bytes=terms.bytes,
             passes=RESULT * rows * problem.value.shape[-1] + TERM * terms.read * pairs + terms.passes,
             moved=bytes_read(problem, again=share),
@@ -115,7 +103,9 @@ class ShortKernel:
     def reads_spans_alone(self, problem: Problem) -> bool:
         """Whether it reads keys and values as they are, and none outside of a mask's spans: of few rows."""
         mask, rows = problem.mask, heads_per_key(problem) * problem.queries
-        return mask is not None and rows <= few_rows(problem) and has_spans(mask, problem)
+        return (
+            mask is not None and rows <= _maker(problem.value)[1].rows_as_they_are(problem) and has_spans(mask, problem)
+        )
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""
@@ -131,44 +121,68 @@ class ShortKernel:
         if not has_short_tensors(problem) or torch.compiler.is_compiling() or functorch_active():
             return apply_kernel(problem, self)
         spans = key_spans(problem)
-        layout = layout_of(pairs.scale, spans, query, key, value)
-        if layout.copies:
+        prepared = _maker(value)[1].prepare(pairs.scale, spans, query, key, value)
+        if prepared.copies:
             return apply_kernel(problem, self)
         terms = None
         if has_terms(problem) and (terms := _pair_terms(BatchedProblem.from_problem(problem))) is None:
             return apply_kernel(problem, self)
         if problem.inputs_require_grad() or problem.bias_requires_grad():
-            return Result(attend_with_gradient(problem, layout, spans, terms))
-        output = attend_without_gradient(problem.mask, layout, spans, query, key, value, terms)
+            return Result(attend_with_gradient(problem, prepared, spans, terms))
+        output = attend_without_gradient(problem.mask, prepared, spans, query, key, value, terms)
         return apply_kernel(problem, self) if output is None else Result(output)
+
+    def prepare_call(self, problem: Problem) -> PreparedCall | None:
+        """What computes a problem and all of its kind, where they are one call; None where nothing is known of it."""
+        pairs, value = problem.pairs, problem.value
+        if not isinstance(pairs, DotPairs) or not has_short_tensors(problem) or has_terms(problem):
+            return None
+        spans = key_spans(problem)
+        prepared = _maker(value)[1].prepare(pairs.scale, spans, pairs.query, pairs.key, value)
+        return None if prepared.copies else PreparedCall(pairs.scale, spans, prepared)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
-        try:
-            return attend_short(*inputs, _pair_terms(batched))
-        except BiasOverflowError:  # rows whose bias is the smallest number, as transformers masks them: exact by tiles
-            return TiledAttention().forward(batched)
+        rows = _maker(batched.value)[1].forward(*inputs, _pair_terms(batched))
+        # Rows whose bias is the smallest number, as transformers masks them, are exact by tiles.
+        return TiledAttention().forward(batched) if rows is None else rows
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, in its dtype."""
-        pairs: DotPairs = batched.pairs  # type: ignore[assignment]
-        grad_lse = saved.grad_lse if saved.has_lse_grad else None
-        inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
-        terms, of_bias, into = _pair_terms(batched), None, ()
-        if saved.needs_bias_grad:
-            into = batched.zero_bias_gradients()
-            if terms is not None:
-                of_bias = BiasGradient.empty(terms, pairs.query, batched.value)
-        gradients = attend_short_backward(*inputs, saved.lse, saved.grad_output, grad_lse, saved.output, terms, of_bias)
-        if terms is not None and of_bias is not None:
-            _add_bias_gradient(batched, of_bias.total(terms), into)
-        return ProblemGradients(*gradients, bias=into, finite=isinstance(gradients, FiniteShortGradients))
+        into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
+        found = _maker(batched.value)[1].backward(batched, saved, key_spans(batched.problem), _pair_terms(batched))
+        query, key, value, of_bias = found
+        if of_bias is not None:
+            _add_bias_gradient(batched, of_bias, into)
+        return ProblemGradients(query, key, value, bias=into, finite=isinstance(found, FiniteGradients))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedCall:
+    """What is known of calls with the same shapes, strides, dtype, mask and scale, which have no terms of pairs."""
+
+    scale: float
+    spans: Tensor | None
+    prepared: ShortPass
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, *, learned: bool) -> Tensor | None:
+        """The output of such a call, differentiable if `learned`; None as `attend_without_gradient`."""
+        if learned:
+            return attend_with_gradient(
+                Problem(DotPairs(query, key, self.scale), value, mask), self.prepared, self.spans
+            )
+        return attend_without_gradient(mask, self.prepared, self.spans, query, key, value)
+
+
+def _maker(value: Tensor) -> tuple[str, ShortRows]:
+    """Who computes short rows of this device and dtype: the backend's name and its methods."""
+    return next((each.name, each.short) for each in BACKENDS if each.short is not None and each.runs(value))
 
 
 def has_short_tensors(problem: Problem) -> bool:
-    """Whether native code reads the tensors as they are, and nothing but the output is wanted."""
+    """Whether tensors are read as they are, and nothing but the output is wanted."""
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     return (
         problem.sinks is None
@@ -180,28 +194,28 @@ def has_short_tensors(problem: Problem) -> bool:
 
 def attend_without_gradient(
     mask: Mask | None,
-    layout: ShortLayout,
+    prepared: ShortPass,
     spans: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     terms: PairTerms | None = None,
 ) -> Tensor | None:
-    """The output by native code; None where it is not finite, though what is masked may be all that is not."""
-    try:
-        output, finite, _ = attend_laid_out(layout, spans, query, key, value, terms)
-    except BiasOverflowError:
+    """The output in one call; None where it is not finite, though what is masked may be all that is not."""
+    found = prepared.forward(spans, query, key, value, terms)
+    if found is None:
         return None
+    output, finite, _ = found
     return output if finite or (mask is None and value.shape[2]) else None
 
 
 def attend_with_gradient(
-    problem: Problem, layout: ShortLayout, spans: Tensor | None, terms: PairTerms | None = None
+    problem: Problem, prepared: ShortPass, spans: Tensor | None, terms: PairTerms | None = None
 ) -> Tensor:
     """The output of a problem that `has_short_tensors`, differentiable by query, key, value and the bias."""
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     parameters = () if problem.bias is None else problem.bias.parameters()
-    call = problem, layout, spans, terms
+    call = problem, prepared, spans, terms
     return _apply_short(call, unwrap_if_dead(query), unwrap_if_dead(key), unwrap_if_dead(value), *parameters)
 
 
@@ -214,35 +228,36 @@ class _AttendShort(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        call: tuple[Problem, ShortLayout, Tensor | None, PairTerms | None],
+        call: tuple[Problem, ShortPass, Tensor | None, PairTerms | None],
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        problem, layout, spans, terms = ctx.call = call
+        problem, prepared, spans, terms = ctx.call = call
         ctx.state = None if problem.mask is None else remembered_state(problem.mask)
-        try:
-            output, finite, precise = attend_laid_out(layout, spans, query, key, value, terms)
-        except BiasOverflowError:
-            output, finite, precise = query, False, False
+        found = prepared.forward(spans, query, key, value, terms)
         if terms is None:
             ctx.save_for_backward(query, key, value)
         else:  # its tensors, too: that they are written to before the gradient is taken is then an error
             ctx.save_for_backward(query, key, value, *parameters, *terms.tensors())
-        return output if finite and precise else compute_forward(problem, ShortKernel.name)[0]
+        if found is not None:
+            output, finite, precise = found
+            if finite and precise:
+                return output
+        return compute_forward(problem, ShortKernel.name)[0]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        problem, layout, spans, terms = ctx.call
+        problem, prepared, spans, terms = ctx.call
         query, key, value, *others = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if not torch.is_grad_enabled() and not mapped_by_autograd(grad_output):
-            of_bias = BiasGradient.empty(terms, query, value) if terms is not None and True in needed[4:] else None
-            gradients = differentiate_laid_out(layout, spans, query, key, value, grad_output, terms, of_bias)
+            of_bias = terms is not None and True in needed[4:]
+            gradients = prepared.backward(spans, query, key, value, grad_output, terms, of_bias=of_bias)
             if gradients is not None:  # of the spans of the forward pass, whatever the mask is now
-                learned = () if terms is None else _bias_gradients(problem, of_bias, terms, needed[4:])
-                return None, *gradients, *learned
+                learned = () if terms is None else _bias_gradients(problem, gradients[3], needed[4:])
+                return None, *gradients[:3], *learned
         if ctx.state is not None and not ctx.state.is_current():
             raise modified(problem.mask)
         inputs = query, key, value, *others[: len(needed) - 4]
@@ -266,9 +281,7 @@ def _differentiate_as_others(
     return (found[place] for place in places)
 
 
-def _bias_gradients(
-    problem: Problem, of_bias: BiasGradient | None, terms: PairTerms, needed: Sequence[bool]
-) -> list[Tensor | None]:
+def _bias_gradients(problem: Problem, of_bias: Tensor | None, needed: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of the bias's parameters where they are needed."""
     if problem.bias is None or of_bias is None:
         return [None] * len(needed)
@@ -277,7 +290,7 @@ def _bias_gradients(
         torch.zeros_like(at_least_float32(each)) if need else None
         for each, need in zip(parameters, needed, strict=True)
     ]
-    _add_bias_gradient(BatchedProblem.from_problem(problem), of_bias.total(terms), into)
+    _add_bias_gradient(BatchedProblem.from_problem(problem), of_bias, into)
     return [None if own is None else own.to(each.dtype) for own, each in zip(into, parameters, strict=True)]
 
 
@@ -317,7 +330,7 @@ def _pair_terms(batched: BatchedProblem) -> PairTerms | None:
         if problem.mask is not None and not has_spans(problem.mask, problem):
             found = dense_mask(problem)
             keep = None if found is None else batched.as_4d(found)
-        return pair_terms(bias, along, keep, (batch, heads, queries, keys))
+        return PairTerms.for_weights((batch, heads, queries, keys), bias, along, keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,9 +359,9 @@ def _term_costs(problem: Problem) -> _TermCosts:
     )
 
 
-def _mean_columns(problem: Problem) -> float:
-    """The keys that a row computes on average, in whole vectors and together with the rows beside it."""
-    spans, width = key_spans(problem), lanes()
+def _mean_columns(problem: Problem, width: int) -> float:
+    """The keys that a row computes on average, in whole vectors of `width` and together with the rows beside it."""
+    spans = key_spans(problem)
     if spans is None or not spans.numel():
         return -(-problem.keys // width) * width
     first, last = spans.unbind(-1)

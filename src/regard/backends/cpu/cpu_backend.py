@@ -9,6 +9,7 @@ from .additive_loop import AdditiveInC
 from .few_queries import FewQueriesInC
 from .flash_tiles import FlashInC
 from .linear_recurrence import RecurrencesInC
+from .short_rows import ShortInC
 from .weight_pass import WeightsInC
 
 
@@ -19,8 +20,8 @@ class CpuBackend:
     runs = staticmethod(library.supports)
 
     def __init__(self) -> None:
-        self.flash, self.few_queries, self.additive = FlashInC(), FewQueriesInC(), AdditiveInC()
-        self.weights, self.recurrences = WeightsInC(), RecurrencesInC()
+        self.flash, self.few_queries, self.short = FlashInC(), FewQueriesInC(), ShortInC()
+        self.additive, self.weights, self.recurrences = AdditiveInC(), WeightsInC(), RecurrencesInC()
 
     def why_not(self, value: Tensor) -> list[str]:
         """Other dtypes and devices, and a library that was not built."""

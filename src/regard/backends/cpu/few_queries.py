@@ -1,7 +1,7 @@
 """Few query rows over many keys in C, each key read once, by parts of the keys.
 
 `attend_few_queries` calls `regard_decode` of decode.c; the structure and its layouts are explained in decode.h.
-`attend_step` does it for the next token of a text, in few steps of Python: they take longer than the arithmetic.
+`StepLayout` does it for the next token of a text, in few steps of Python: they take longer than the arithmetic.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def attend_few_queries(
 class FewQueriesInC:
     """Each key and value is read once for all rows of its head."""
 
+    fused = True
+
     def forward(
         self,
         query: Tensor,
@@ -117,6 +119,13 @@ class FewQueriesInC:
             each = torch.tensor(limits, dtype=torch.int32, device="cpu").repeat(rows // len(limits))
         output, lse = attend_few_queries(query, key, value, scale, added, each)
         return (output.squeeze(2), lse.squeeze(2)) if lse.shape[2] == 1 else merge_softmax(output, lse, dim=2)
+
+    def prepare_step(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> StepLayout | None:
+        """The layout of steps that one thread computes, of tensors that are contiguous in their last axes."""
+        keys = value.shape[2]
+        numbers = (key.numel() + value.numel()) // keys << (keys - 1).bit_length()
+        in_rows = query.stride(3) == key.stride(3) == value.stride(3) == 1
+        return _step_layout(query, key, value, scale) if in_rows and numbers < 2 * LEAST_WORK else None
 
 
 FAILED, COLUMNS, PART = places_of(DecodeStruct, "failed", "columns", "part")
@@ -137,9 +146,30 @@ class StepLayout:
     like_query: bool
     rows: array[float]
 
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Σ_j exp(s_j - lse) · v_j, (B, H, 1, Dv) in the dtype of the values, on this thread; s_j = scale · q · k_j.
 
-def step_layout(query: Tensor, key: Tensor, value: Tensor, scale: float) -> StepLayout:
-    """The layout of `attend_step` for one query of each head: (B, H, 1, D), whose groups of H / Hk heads are rows."""
+        Raises:
+            MemoryError: there is none for a head's query.
+        """
+        numbers, lse = array("q", self.numbers), array("f", self.rows)
+        output = torch.empty_like(query) if self.like_query else torch.empty(self.shape, device="cpu")
+        numbers[COLUMNS] = numbers[PART] = value.shape[2]
+        numbers[QUERY] = query.data_ptr()
+        numbers[KEY], (numbers[KEY + 1], numbers[KEY + 2], numbers[KEY + 3], _) = key.data_ptr(), key.stride()
+        numbers[VALUE], (numbers[VALUE + 1], numbers[VALUE + 2], numbers[VALUE + 3], _) = (
+            value.data_ptr(),
+            value.stride(),
+        )
+        numbers[OUTPUT], numbers[LSE] = output.data_ptr(), lse.buffer_info()[0]
+        library.current().decode(numbers.buffer_info()[0])
+        if numbers[FAILED]:
+            raise MemoryError("native code found no memory for the query of a step")
+        return output if value.dtype is torch.float32 else output.to(value.dtype)
+
+
+def _step_layout(query: Tensor, key: Tensor, value: Tensor, scale: float) -> StepLayout:
+    """The layout of steps with one query of each head: (B, H, 1, D), whose groups of H / Hk heads are rows."""
     _, key_heads, _, value_dim = value.shape
     batch, heads, _, dim = query.shape
     of_batch, of_head = query.stride()[:2]
@@ -152,28 +182,6 @@ def step_layout(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Step
     shape = batch, heads, 1, value_dim
     like_query = query.dtype == torch.float32 and query.shape == shape and query.is_contiguous()
     return StepLayout(array("q", bytes(work)), shape, like_query, array("f", bytes(4 * batch * heads)))
-
-
-def attend_step(layout: StepLayout, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Σ_j exp(s_j - lse) · v_j, (B, H, 1, Dv) in the dtype of the values, on this thread; s_j = scale · q · k_j.
-
-    query, key (B, Hk, N, D) and value (B, Hk, N, Dv) have the kind that the layout was made for, Hk divides H, and the
-    last axes are contiguous. Autograd sees nothing of it.
-
-    Raises:
-        MemoryError: there is none for a head's query.
-    """
-    numbers, lse = array("q", layout.numbers), array("f", layout.rows)
-    output = torch.empty_like(query) if layout.like_query else torch.empty(layout.shape, device="cpu")
-    numbers[COLUMNS] = numbers[PART] = value.shape[2]
-    numbers[QUERY] = query.data_ptr()
-    numbers[KEY], (numbers[KEY + 1], numbers[KEY + 2], numbers[KEY + 3], _) = key.data_ptr(), key.stride()
-    numbers[VALUE], (numbers[VALUE + 1], numbers[VALUE + 2], numbers[VALUE + 3], _) = value.data_ptr(), value.stride()
-    numbers[OUTPUT], numbers[LSE] = output.data_ptr(), lse.buffer_info()[0]
-    library.current().decode(numbers.buffer_info()[0])
-    if numbers[FAILED]:
-        raise MemoryError("native code found no memory for the query of a step")
-    return output if value.dtype is torch.float32 else output.to(value.dtype)
 
 
 def _part(heads: int, columns: int, threads: int) -> tuple[int, int]:

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.batched_problem import separate_rows
-from ...core.finite import FiniteRows
+from ...core.batched_problem import BatchedProblem, Saved, separate_rows
+from ...core.finite import FiniteGradients, FiniteRows
 from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.problem import Problem
+from ...core.score_forms import DotPairs
 from ...errors import DtypeError, ShapeError
+from ...tiles.pair_terms import PairTerms
 from . import library
 from .flash_tiles import RowsStruct
 from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, places_of
@@ -35,16 +37,11 @@ MAX_LAYOUTS = 4096
 """The number of memoized layouts at which the memo is cleared."""
 LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
-
-
-class BiasOverflowError(Exception):
-    """A row whose biases alone are so large that they are infinite in units of log₂ e, as the smallest float32 is."""
-
-
-class FiniteShortGradients(tuple[Tensor, Tensor, Tensor]):
-    """Gradients of query, key and value without NaN or infinity."""
-
-    __slots__ = ()
+LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
+"""Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
+FEW_ROWS = {16: 4, 8: 2, 4: 2}
+"""By the keys of a vector the most rows of a key head for which it brings none into order, of terms that are more than
+a vector; half as many for others: as in short.c."""
 
 
 class ShortStruct(ctypes.Structure):
@@ -73,73 +70,14 @@ GRAD_KEY_PART, GRAD_VALUE_PART = places_of(ShortStruct, "grad_key_part", "grad_v
 BIAS, KEEP, GRAD_BIAS = places_of(ShortStruct, "bias", "keep", "grad_bias")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class PairTerms:
-    """What scores have beside products: numbers that are added to them, and which pairs exist.
-
-    Shapes: bias (B or 1, H or 1, M or 1, N) float32; along (H or 1, M + N - 1) float32, number j - i + M - 1 of which
-    is added to the score of pair (i, j); one of the two at most. keep (B or 1, H or 1, M or 1, N) bool, False where
-    there is no pair. Last axes are contiguous: `pair_terms` sees to it.
-    """
-
-    bias: Tensor | None
-    along: Tensor | None
-    keep: Tensor | None
-
-    def tensors(self) -> list[Tensor]:
-        """Those that there are."""
-        return [tensor for tensor in (self.bias, self.along, self.keep) if tensor is not None]
-
-    def write(self, numbers: array[int]) -> None:
-        """Write their addresses and strides into the numbers of a call."""
-        if self.along is not None:
-            numbers[BIAS : BIAS + 4] = _along_rows(self.along, numbers[ROWS])
-        elif self.bias is not None:
-            numbers[BIAS : BIAS + 4] = _broadcast_rows(self.bias)
-        if self.keep is not None:
-            numbers[KEEP : KEEP + 4] = _broadcast_rows(self.keep)
-
-
-def pair_terms(
-    bias: Tensor | None, along: Tensor | None, keep: Tensor | None, shape: tuple[int, int, int, int]
-) -> PairTerms:
-    """Terms of pairs for the weights' shape (B, H, M, N), checked; what is not contiguous in its last axis is copied.
-
-    bias and keep may have 1 as their last axis too.
-
-    Raises:
-        ShapeError, DtypeError, DeviceError: a tensor is not as in `PairTerms`.
-    """
-    _, heads, rows, columns = shape
-    if bias is not None:
-        bias = _checked_pairs("bias", bias, torch.float32, shape)
-    if keep is not None:
-        keep = _checked_pairs("keep", keep, torch.bool, shape)
-    if along is not None:
-        check_cpu("along", along)
-        wanted = heads, rows + columns - 1
-        if along.dtype is not torch.float32 or along.shape[0] not in (1, heads) or along.shape[1:] != wanted[1:]:
-            raise ShapeError(
-                f"along is {along.dtype} {tuple(along.shape)}; it needs torch.float32 {wanted}, or 1 in place of the "
-                "heads"
-            )
-        along = along.contiguous()
-    return PairTerms(bias, along, keep)
-
-
-def _checked_pairs(name: str, pairs: Tensor, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
-    check_cpu(name, pairs)
-    if (
-        pairs.dtype is not dtype
-        or pairs.ndim != 4
-        or any(size not in (1, whole) for size, whole in zip(pairs.shape, shape, strict=True))
-    ):
-        raise ShapeError(
-            f"{name} is {pairs.dtype} {tuple(pairs.shape)}; it needs {dtype} {shape}, or 1 in place of any of the axes"
-        )
-    if pairs.shape[3] != shape[3]:
-        pairs = pairs.expand(*pairs.shape[:3], shape[3])
-    return last_contiguous(pairs)
+def _write_terms(terms: PairTerms, numbers: array[int]) -> None:
+    """Write the addresses and strides of terms into the numbers of a call."""
+    if terms.along is not None:
+        numbers[BIAS : BIAS + 4] = _along_rows(terms.along, numbers[ROWS])
+    elif terms.bias is not None:
+        numbers[BIAS : BIAS + 4] = _broadcast_rows(terms.bias)
+    if terms.keep is not None:
+        numbers[KEEP : KEEP + 4] = _broadcast_rows(terms.keep)
 
 
 def _broadcast_rows(pairs: Tensor) -> array[int]:
@@ -155,7 +93,7 @@ def _along_rows(along: Tensor, rows: int) -> array[int]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class BiasGradient:
+class _BiasGradient:
     """Room for the gradient of a bias, of which each unit of work sums a part.
 
     parts: (units, H, M, N), or (units, H, M + N - 1) of numbers by distance. unit_batches: the batches of a unit.
@@ -165,12 +103,11 @@ class BiasGradient:
     unit_batches: int
 
     @classmethod
-    def empty(cls, terms: PairTerms, query: Tensor, value: Tensor) -> BiasGradient:
+    def empty(cls, terms: PairTerms, query: Tensor, value: Tensor) -> _BiasGradient:
         """Zeros, in as many parts as threads share well; one for each batch where the bias differs between them."""
         (batch, heads, rows, _), (shared, columns) = query.shape, value.shape[1:3]
         wanted = -(-BIAS_UNITS * torch.get_num_threads() // max(shared, 1))
-        differs = terms.bias is not None and terms.bias.shape[0] > 1
-        unit_batches = 1 if differs else max(batch // wanted, 1)
+        unit_batches = 1 if terms.bias_by_batch else max(batch // wanted, 1)
         shape = (rows + columns - 1,) if terms.along is not None else (rows, columns)
         return cls(torch.zeros(-(-batch // unit_batches), heads, *shape, device="cpu"), unit_batches)
 
@@ -185,62 +122,95 @@ class BiasGradient:
 
     def total(self, terms: PairTerms) -> Tensor:
         """The gradient over all batches: (H, M + N - 1), or (B or 1, H, M, N) as the bias differs between batches."""
-        if terms.bias is not None and terms.bias.shape[0] > 1:
+        if terms.bias_by_batch:
             return self.parts
         return self.parts.sum(0, keepdim=self.parts.ndim == 4)
 
 
-def attend_short(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    spans: Tensor | None = None,
-    terms: PairTerms | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Σ_j exp(s_ij - lse_i) · v_j, (B, H, M, Dv), and lse_i = log Σ_j exp(s_ij), (B, H, M); s_ij = scale · q_i · k_j.
+class ShortInC:
+    """Short rows in C: float32, bfloat16 and float16, on the CPU, of any strides; sums and log-sum-exps in float32."""
 
-    query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all of one of `DTYPES`, on the CPU, of any strides but
-    in the last axis, where what is not contiguous is copied; Hk divides H, and N is at most LONGEST. spans: (B or 1,
-    M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys without it.
-    terms: numbers added to the scores, and pairs that are left out beside. Sums and lse are in float32. Autograd sees
-    nothing of it.
+    longest = LONGEST
 
-    Rows that attend to nothing have 0 and -inf. If all entries of the output are finite, the result is `FiniteRows`.
+    def prepare(self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
+        """The layout of some inputs, checked where it is new."""
+        described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)]
+        known = (scale, spans if spans is None else (spans.shape, spans.dtype), *described)
+        found = _layouts.get(known)
+        if found is None:
+            if len(_layouts) >= MAX_LAYOUTS:
+                _layouts.clear()
+            found = _layouts[known] = _new_layout(scale, spans, query, key, value)
+        return found
 
-    Raises:
-        KernelError: there is no native code to call (`regard.native.why_not`).
-        ShapeError, DtypeError, DeviceError: a tensor is not as above.
-        BiasOverflowError: the bias is too large for the code.
-    """
-    layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
-    lse = torch.empty(query.shape[:3], device="cpu")
-    output, numbers = _forward(layout, spans, query, key, value, terms, lse)
-    if numbers[OVERFLOW]:
-        raise BiasOverflowError
-    return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        spans: Tensor | None = None,
+        terms: PairTerms | None = None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Σ_j exp(s_ij - lse_i) · v_j, and lse_i = log Σ_j exp(s_ij), where s_ij = scale · q_i · k_j, and terms.
 
+        Where the last axis of an input is not contiguous, it is copied. None where the biases of a row alone are
+        infinite in units of log₂ e, as the smallest float32 is.
 
-def attend_laid_out(
-    layout: ShortLayout,
-    spans: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: PairTerms | None = None,
-) -> tuple[Tensor, bool, bool]:
-    """The output of `attend_short` alone, for tensors whose layout is known, which needs no copies.
+        Raises:
+            KernelError: there is no native code to call (`regard.native.why_not`).
+            ShapeError, DtypeError, DeviceError: a tensor is not as in the protocol.
+        """
+        layout, query, key, value = self._laid_out(scale, spans, query, key, value)
+        lse = torch.empty(query.shape[:3], device="cpu")
+        output, numbers = _forward(layout, spans, query, key, value, terms, lse)
+        if numbers[OVERFLOW]:
+            return None
+        return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
 
-    Also whether all its entries are finite, and whether all log-sum-exps are small enough for float32
-    (`log_sum_exp.LARGEST_LSE`), so that `differentiate_laid_out` is exact.
+    def backward(
+        self, batched: BatchedProblem, saved: Saved, spans: Tensor | None = None, terms: PairTerms | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The gradients of query, key and value, and of a bias where it is asked for."""
+        pairs: DotPairs = batched.pairs  # type: ignore[assignment]  # `ShortKernel.why_not` refuses other forms
+        layout, query, key, value = self._laid_out(pairs.scale, spans, pairs.query, pairs.key, batched.value)
+        of_bias = None
+        if terms is not None and saved.needs_bias_grad:
+            of_bias = _BiasGradient.empty(terms, query, value)
+        numbers, lse = layout.with_inputs(spans, query, key, value), saved.lse.contiguous()
+        numbers[LSE], grad_lse = lse.data_ptr(), saved.grad_lse.contiguous()
+        if saved.has_lse_grad:
+            numbers[GRAD_LSE] = grad_lse.data_ptr()
+        output = last_contiguous(saved.output.to(value.dtype))  # where lse is not that of these keys alone
+        numbers[OUTPUT : OUTPUT + 4] = array("q", (output.data_ptr(), *output.stride()[:3]))
+        gradients = _backward(layout, numbers, (query, key, value), saved.grad_output, terms, of_bias)
+        found = *gradients, None if of_bias is None or terms is None else of_bias.total(terms)
+        return found if numbers[NONFINITE] else FiniteGradients(found)
 
-    Raises:
-        BiasOverflowError: the bias is too large for the code.
-    """
-    output, numbers = _forward(layout, spans, query, key, value, terms)
-    if numbers[OVERFLOW]:
-        raise BiasOverflowError
-    return output, not numbers[NONFINITE], not numbers[COARSE]
+    def _laid_out(
+        self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[ShortLayout, Tensor, Tensor, Tensor]:
+        """Layout and inputs, which are copied where their last axes are not contiguous."""
+        layout = self.prepare(scale, spans, query, key, value)
+        if layout.copies:
+            query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
+            layout = self.prepare(scale, spans, query, key, value)
+        return layout, query, key, value
+
+    def keys_at_once(self) -> int:
+        """4 to 16, by the variant."""
+        return LANES.get(library.variant_in_use() or "", 4)
+
+    def rows_as_they_are(self, problem: Problem) -> int:
+        """By the keys of a vector, and by the terms of a product."""
+        width, terms = self.keys_at_once(), min(problem.pairs.query.shape[-1], problem.value.shape[-1])
+        if library.multiplies_in_pairs(library.variant_in_use(), problem.value.dtype):
+            terms = -(-terms // 2)
+        return FEW_ROWS[width] if terms > width else FEW_ROWS[width] // 2
+
+    def row_parts(self, units: int, rows: int) -> int:
+        """1 where heads alone give each thread its share."""
+        return row_parts(units, rows, torch.get_num_threads())
 
 
 def _forward(
@@ -257,7 +227,7 @@ def _forward(
     numbers = layout.with_inputs(spans, query, key, value)
     numbers[OUTPUT] = output.data_ptr()
     if terms is not None:
-        terms.write(numbers)
+        _write_terms(terms, numbers)
     if lse is not None:
         numbers[LSE] = lse.data_ptr()
     if layout.flops >= 2 * LEAST_WORK and numbers[ROWS] >= 2 * LEAST_ROWS:
@@ -295,60 +265,13 @@ def _run(function: Any, numbers: array[int], flops: int) -> None:
         run_units(function, ShortStruct.from_buffer(numbers), thread_count(flops, LEAST_WORK))
 
 
-def attend_short_backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    spans: Tensor | None,
-    lse: Tensor,
-    grad_output: Tensor,
-    grad_lse: Tensor | None,
-    output: Tensor | None = None,
-    terms: PairTerms | None = None,
-    of_bias: BiasGradient | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value of `attend_short`, in their shapes and dtype.
-
-    lse and grad_lse (B, H, M) float32, the former infinite for rows that take no part, the latter None for 0;
-    grad_output as the output. output: needed where lse is not that of these keys alone. of_bias: where the gradient of
-    the terms' bias is summed. If all entries that are written are finite, the result is `FiniteShortGradients`.
-    """
-    layout, spans, query, key, value = _laid_out(scale, spans, query, key, value)
-    numbers = layout.with_inputs(spans, query, key, value)
-    numbers[LSE] = (lse := lse.contiguous()).data_ptr()
-    if grad_lse is not None:
-        numbers[GRAD_LSE] = (grad_lse := grad_lse.contiguous()).data_ptr()
-    if output is not None:
-        output = last_contiguous(output.to(value.dtype))
-        numbers[OUTPUT : OUTPUT + 4] = array("q", (output.data_ptr(), *output.stride()[:3]))
-    gradients = _backward(layout, numbers, (query, key, value), grad_output, terms, of_bias)
-    return gradients if numbers[NONFINITE] else FiniteShortGradients(gradients)
-
-
-def differentiate_laid_out(
-    layout: ShortLayout,
-    spans: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    terms: PairTerms | None = None,
-    of_bias: BiasGradient | None = None,
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of `attend_laid_out`, whose softmax is computed again; None where they are not finite or exact."""
-    numbers = layout.with_inputs(spans, query, key, value)
-    gradients = _backward(layout, numbers, (query, key, value), grad_output, terms, of_bias)
-    return None if numbers[NONFINITE] or numbers[COARSE] or numbers[OVERFLOW] else gradients
-
-
 def _backward(
     layout: ShortLayout,
     numbers: array[int],
     inputs: tuple[Tensor, Tensor, Tensor],
     grad_output: Tensor,
     terms: PairTerms | None,
-    of_bias: BiasGradient | None,
+    of_bias: _BiasGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value, for numbers with all addresses but theirs and that of grad_output."""
     query, key, value = inputs
@@ -361,7 +284,7 @@ def _backward(
         numbers[GRAD_OUTPUT : GRAD_OUTPUT + 4] = array("q", (grad_output.data_ptr(), *grad_output.stride()[:3]))
     numbers[GRAD_QUERY] = of_query.data_ptr()
     if terms is not None:
-        terms.write(numbers)
+        _write_terms(terms, numbers)
     if of_bias is not None:
         of_bias.write(numbers)
     elif layout.flops >= LEAST_WORK and numbers[ROWS] >= 2 * LEAST_ROWS:
@@ -404,6 +327,32 @@ class ShortLayout:
     like_query: bool
     empty_like: Callable[[Tensor], Tensor]
 
+    def forward(
+        self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor, terms: PairTerms | None = None
+    ) -> tuple[Tensor, bool, bool] | None:
+        """The output, whether it is finite, and whether `backward` is exact; None for biases that are too large."""
+        output, numbers = _forward(self, spans, query, key, value, terms)
+        return None if numbers[OVERFLOW] else (output, not numbers[NONFINITE], not numbers[COARSE])
+
+    def backward(
+        self,
+        spans: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        grad_output: Tensor,
+        terms: PairTerms | None = None,
+        *,
+        of_bias: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+        """The gradients of `forward`, whose softmax is computed again; None where they are not finite or exact."""
+        summed = _BiasGradient.empty(terms, query, value) if of_bias and terms is not None else None
+        numbers = self.with_inputs(spans, query, key, value)
+        gradients = _backward(self, numbers, (query, key, value), grad_output, terms, summed)
+        if numbers[NONFINITE] or numbers[COARSE] or numbers[OVERFLOW]:
+            return None
+        return *gradients, None if summed is None or terms is None else summed.total(terms)
+
     def with_inputs(self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> array[int]:
         """The numbers of a call, with the addresses of its inputs."""
         numbers = array("q", self.numbers)
@@ -414,29 +363,6 @@ class ShortLayout:
 
 
 _layouts: dict[tuple[Any, ...], ShortLayout] = {}
-
-
-def layout_of(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
-    """The layout of some inputs, checked where it is new."""
-    described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)]
-    known = (scale, spans if spans is None else (spans.shape, spans.dtype), *described)
-    found = _layouts.get(known)
-    if found is None:
-        if len(_layouts) >= MAX_LAYOUTS:
-            _layouts.clear()
-        found = _layouts[known] = _new_layout(scale, spans, query, key, value)
-    return found
-
-
-def _laid_out(
-    scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[ShortLayout, Tensor | None, Tensor, Tensor, Tensor]:
-    """Layout, spans and inputs, which are copied where their last axes are not contiguous."""
-    layout = layout_of(scale, spans, query, key, value)
-    if layout.copies:
-        query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
-        layout = layout_of(scale, spans, query, key, value)
-    return layout, spans, query, key, value
 
 
 def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
@@ -464,7 +390,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> N
     """Check the inputs of a pass.
 
     Raises:
-        ShapeError, DtypeError, DeviceError: as `attend_short`.
+        ShapeError, DtypeError, DeviceError: a tensor is not as in the protocol.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not tensor.is_cpu:
@@ -490,23 +416,3 @@ def _check(query: Tensor, key: Tensor, value: Tensor, spans: Tensor | None) -> N
             f"spans is {spans.dtype} {tuple(spans.shape)}; it needs torch.int32 {(batch, rows, 2)}, or 1 in place of "
             "the batch"
         )
-
-
-LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
-"""Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
-FEW_ROWS = {16: 4, 8: 2, 4: 2}
-"""By the keys of a vector the most rows of a key head for which it brings none into order, of terms that are more than
-a vector; half as many for others: as in short.c."""
-
-
-def lanes() -> int:
-    """The keys of a vector."""
-    return LANES.get(library.variant_in_use() or "", 4)
-
-
-def few_rows(problem: Problem) -> int:
-    """The most rows of a key head for which keys are multiplied as they are."""
-    width, terms = lanes(), min(problem.pairs.query.shape[-1], problem.value.shape[-1])
-    if library.multiplies_in_pairs(library.variant_in_use(), problem.value.dtype):
-        terms = -(-terms // 2)
-    return FEW_ROWS[width] if terms > width else FEW_ROWS[width] // 2

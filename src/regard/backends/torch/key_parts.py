@@ -20,6 +20,8 @@ LARGEST_MERGED = 2.0**10
 class KeyParts:
     """Flash decoding: equal parts of `part` keys at once, as heads of one call, and what is left as one more."""
 
+    fused = False
+
     def __init__(self, part: int = PART) -> None:
         self.part = part
 
@@ -45,6 +47,9 @@ class KeyParts:
         if keys > self.part and lse.is_cpu and (lse.isfinite() & (lse.abs() > LARGEST_MERGED)).any():
             return rectangle.forward()
         return output, lse
+
+    def prepare_step(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+        """None: the calls of torch's operators take longer than what is known of them."""
 
 
 def _parts_as_heads(rectangle: Rectangle, parts: int) -> tuple[Tensor, Tensor]:

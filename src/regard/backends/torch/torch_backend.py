@@ -13,6 +13,7 @@ class TorchBackend:
 
     name = "torch"
     flash = None
+    short = None
     additive = None
     recurrences = None  # torch's operators compute them in linear/chunks.py, where gradients have gradients too
 

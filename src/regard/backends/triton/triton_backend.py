@@ -14,6 +14,7 @@ class TritonBackend:
     runs = staticmethod(jit_runtime.runs)
     flash = None
     few_queries = None
+    short = None
     additive = None
     weights = None
     recurrences = None

@@ -1,0 +1,69 @@
+"""What the scores of pairs have beside products: numbers that are added to them, and which pairs exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ShapeError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PairTerms:
+    """A bias over pairs or by distance, of which at most one is there, and a mask over pairs.
+
+    Shapes: bias (B or 1, H or 1, M or 1, N) float32; along (H or 1, M + N - 1) float32, number j - i + M - 1 of which
+    is added to the score of pair (i, j); keep (B or 1, H or 1, M or 1, N) bool, False where there is no pair. Last axes
+    are contiguous: `for_weights` sees to it.
+    """
+
+    bias: Tensor | None
+    along: Tensor | None
+    keep: Tensor | None
+
+    @classmethod
+    def for_weights(
+        cls, shape: tuple[int, int, int, int], bias: Tensor | None, along: Tensor | None, keep: Tensor | None
+    ) -> PairTerms:
+        """Terms of weights of this shape, (B, H, M, N), checked; bias and keep may have 1 as their last axis too.
+
+        Raises:
+            ShapeError: a tensor is of another shape or dtype.
+        """
+        if along is not None:
+            wanted = shape[1], shape[2] + shape[3] - 1
+            if along.dtype is not torch.float32 or along.shape[0] not in (1, shape[1]) or along.shape[1:] != wanted[1:]:
+                raise ShapeError(
+                    f"along is {along.dtype} {tuple(along.shape)}; it needs torch.float32 {wanted}, or 1 in place of "
+                    "the heads"
+                )
+            along = along.contiguous()
+        bias = None if bias is None else _over_pairs("bias", bias, torch.float32, shape)
+        keep = None if keep is None else _over_pairs("keep", keep, torch.bool, shape)
+        return cls(bias, along, keep)
+
+    def tensors(self) -> list[Tensor]:
+        """Those that there are."""
+        return [tensor for tensor in (self.bias, self.along, self.keep) if tensor is not None]
+
+    @property
+    def bias_by_batch(self) -> bool:
+        """Whether the bias differs between batches."""
+        return self.bias is not None and self.bias.shape[0] > 1
+
+
+def _over_pairs(name: str, pairs: Tensor, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
+    """A tensor over pairs with a contiguous last axis of N."""
+    if (
+        pairs.dtype is not dtype
+        or pairs.ndim != 4
+        or any(size not in (1, whole) for size, whole in zip(pairs.shape, shape, strict=True))
+    ):
+        raise ShapeError(
+            f"{name} is {pairs.dtype} {tuple(pairs.shape)}; it needs {dtype} {shape}, or 1 in place of any of the axes"
+        )
+    if pairs.shape[3] != shape[3]:
+        pairs = pairs.expand(*pairs.shape[:3], shape[3])
+    return pairs if pairs.stride(3) == 1 or pairs.shape[3] == 1 else pairs.contiguous()
