@@ -119,9 +119,9 @@ def attend_repeatedly(
     else:  # `_described` without its calls, which take a microsecond
         known = (
             *settings,
-            *(shape, query.stride(), query.dtype, query.is_cpu),
-            *(key_shape, key.stride(), key.dtype, key.is_cpu),
-            *(value_shape, value.stride(), value.dtype, value.is_cpu),
+            *(shape, query.stride(), query.dtype, query.device),
+            *(key_shape, key.stride(), key.dtype, key.device),
+            *(value_shape, value.stride(), value.dtype, value.device),
         )
     try:
         call = calls[known]
@@ -137,13 +137,13 @@ def attend_repeatedly(
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _described_growing(tensor: Tensor) -> tuple[Any, ...]:
     """Of a cache: its length up to a power of two, as limits of kernels are such, and no strides that follow it."""
     batch, heads, length, dim = tensor.shape
-    return batch, heads, (length - 1).bit_length(), dim, tensor.stride(3), tensor.dtype, tensor.is_cpu
+    return batch, heads, (length - 1).bit_length(), dim, tensor.stride(3), tensor.dtype, tensor.device
 
 
 def _remember(

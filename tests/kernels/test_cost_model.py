@@ -10,6 +10,7 @@ import torch
 
 import regard
 from regard import masks, native
+from regard.backends.torch.torch_flash_timing import TimedFlashOfTorch
 from regard.errors import ConfigurationError
 from regard.kernels import Cost
 from regard.kernels.base import GRADIENT, FlashWork
@@ -346,17 +347,17 @@ class TestCalibration:
 
     def test_what_a_tile_takes_follows_from_small_problems(self):
         times = [1.0, 2.0, 0.5, 0.1, 1.0, 3.0, 0.2, 0.6 + 64 * 0.01]
-        rates = calibration._FlashBenchmark("torch", "bfloat16", ()).rates(times)
+        rates = calibration._FlashBenchmark("torch", TimedFlashOfTorch(), torch.bfloat16).rates(times)
         assert rates.backward == pytest.approx(3)
         assert rates.tiles == pytest.approx(100)
 
     def test_rates_follow_from_times(self):
         """Times that are made of known rates give these back; times of noise give none below 0."""
         known = FlashRates(flops=5e10, pairs=2e9, packed=1e9, streamed=4e9, backward=3.0)
-        benchmark = calibration._FlashBenchmark("torch", "float32", ())
-        amounts = [calibration._amounts("torch", *shape) for shape in calibration.SHAPES["torch"]]
+        benchmark = calibration._FlashBenchmark("torch", TimedFlashOfTorch(), torch.float32)
+        amounts = [benchmark.amounts(*shape) for shape in benchmark.shapes]
         times = [known.seconds(FlashWork(*each)) for each in amounts]
-        flops, pairs, _ = calibration._amounts("torch", 1, calibration.FEW_DIM)
+        flops, pairs, _ = benchmark.amounts(1, calibration.FEW_DIM)
         numbers = calibration.HEADS * calibration.KEYS * 2 * calibration.FEW_DIM
         times += [known.seconds(FlashWork(flops, pairs)) + numbers / known.streamed, 1.0, 3.0]
         assert benchmark.rates(times).numbers() == pytest.approx(known.numbers())

@@ -46,7 +46,9 @@ LEARNED = torch.randn(4, 6, generator=torch.Generator().manual_seed(2)).requires
 ADDED = torch.randn(4, 5, 7, generator=torch.Generator().manual_seed(3)).requires_grad_()
 SINKS = torch.randn(4, generator=torch.Generator().manual_seed(4)).requires_grad_()
 CENTER = torch.randn(4, 5, generator=torch.Generator().manual_seed(5)).requires_grad_()
-ADDITIVE = scores.Additive(8, 8, 9)
+with torch.random.fork_rng():
+    torch.manual_seed(6)
+    ADDITIVE = scores.Additive(8, 8, 9)
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"mask": masks.causal()},

@@ -8,10 +8,10 @@ knows. A group that a backend does not have is None. Problems come as `BatchedPr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from torch import Size, Tensor
+from torch import Size, Tensor, dtype
 
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
@@ -333,6 +333,39 @@ class Recurrences(Protocol):
         ...
 
 
+Work: TypeAlias = Callable[[], object]
+"""A call that is timed."""
+
+
+class TimedFlash(Protocol):
+    """Calls of the fastest flash kernel of a backend, whose times give its rates: all pairs, without mask and bias.
+
+    dtypes: of which rates are measured. few_rows: (rows, dim) of a forward pass of which what it packs takes much of
+    the time. begins_tiles: whether a backward pass takes noticeable time to begin each tile. Shapes: query (1, H, M,
+    D), key and value (1, H, N, D).
+    """
+
+    dtypes: tuple[dtype, ...]
+    few_rows: tuple[int, int]
+    begins_tiles: bool
+
+    def packing_rows(self, rows: int) -> int:
+        """The rows, of so many, for which a block of keys and values is packed once."""
+        ...
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Work:
+        """The forward pass."""
+        ...
+
+    def backward(self, query: Tensor, key: Tensor, value: Tensor) -> Work:
+        """The backward pass of a forward pass that is done here, once."""
+        ...
+
+    def stream(self, key: Tensor, value: Tensor) -> Work:
+        """A row or two over keys and values that are read once."""
+        ...
+
+
 class Backend(Protocol):
     """A maker of what kernels describe. A group that it does not have is None."""
 
@@ -355,6 +388,13 @@ class Backend(Protocol):
 
     @property
     def recurrences(self) -> Recurrences | None: ...
+
+    @property
+    def timed_flash(self) -> TimedFlash | None: ...
+
+    def arithmetic(self, dtype: dtype) -> str | None:
+        """How it multiplies numbers of a dtype, as a line of `explain`; None where there is nothing to tell."""
+        ...
 
     def why_not(self, value: Tensor) -> list[str]:
         """Reasons why it does not compute tensors of this device and dtype; empty if it does."""

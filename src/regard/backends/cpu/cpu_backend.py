@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import library
@@ -10,6 +11,7 @@ from .few_queries import FewQueriesInC
 from .flash_tiles import FlashInC
 from .linear_recurrence import RecurrencesInC
 from .short_rows import ShortInC
+from .timed_flash import TimedFlashInC
 from .weight_pass import WeightsInC
 
 
@@ -22,6 +24,18 @@ class CpuBackend:
     def __init__(self) -> None:
         self.flash, self.few_queries, self.short = FlashInC(), FewQueriesInC(), ShortInC()
         self.additive, self.weights, self.recurrences = AdditiveInC(), WeightsInC(), RecurrencesInC()
+        self.timed_flash = TimedFlashInC()
+
+    def arithmetic(self, dtype: torch.dtype) -> str | None:
+        """The variant in use, and how it multiplies numbers of 16 bits."""
+        if (variant := library.variant_in_use()) is None:
+            return None
+        told, named = f"native code: {variant}", str(dtype).removeprefix("torch.")
+        if library.multiplies_in_pairs(variant, dtype):
+            return f"{told}, {named} multiplied in pairs, summed in float32"
+        if dtype in (torch.bfloat16, torch.float16):
+            return f"{told}, {named} widened to float32 in registers"
+        return told
 
     def why_not(self, value: Tensor) -> list[str]:
         """Other dtypes and devices, and a library that was not built."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from .key_parts import KeyParts
 from .tile_weights import WeightsByTorch
+from .torch_flash_timing import TimedFlashOfTorch
 
 
 class TorchBackend:
@@ -19,6 +20,10 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self.few_queries, self.weights = KeyParts(), WeightsByTorch()
+        self.timed_flash = TimedFlashOfTorch()
+
+    def arithmetic(self, dtype: dtype) -> None:
+        """Nothing to tell."""
 
     def why_not(self, value: Tensor) -> list[str]:
         """No reasons."""

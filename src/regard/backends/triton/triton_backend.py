@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from . import jit_runtime
 
@@ -18,6 +18,10 @@ class TritonBackend:
     additive = None
     weights = None
     recurrences = None
+    timed_flash = None
+
+    def arithmetic(self, dtype: dtype) -> None:
+        """Nothing to tell."""
 
     def why_not(self, value: Tensor) -> list[str]:
         """Other dtypes and devices, no Triton, and cards that are too old for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -11,15 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ... import native
-from ...backends.cpu.few_queries import attend_few_queries
-from ...backends.cpu.flash_tiles import FlashProblem
-from ...backends.cpu.library import DTYPES
-from ...tiles.tile_bits import BLOCK, TileBits
+from ...backends.base import TimedFlash, Work
+from ...backends.registry import BACKENDS
 from .rates import FlashRates, Rates
-from .unit_costs import TORCH_BLOCKS
-
-Work = Callable[[], object]
 
 BUDGET = 10.0
 """Seconds that are spent on all measurements together."""
@@ -44,23 +38,24 @@ def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
         (product, flops), (softmax, passes) = _products(), _passes()
         new, again = _fresh(large)
         numbers = torch.ones(large, device="cpu")
-        flash = list(_flash_benchmarks())
+        flash = [(benchmark, benchmark.works) for benchmark in _flash_benchmarks()]
         products, softmaxes, taken, written, calls, *others = time_in_turn(
             [
                 *(_repeated(product, 16), _repeated(softmax, 16), new, again, _repeated(_call(), 1000)),
                 *_reads(numbers),
-                *(_stream(benchmark, numbers) for benchmark in flash),
-                *(work for benchmark in flash for work in benchmark.works),
+                *(_stream(benchmark, numbers) for benchmark, _ in flash),
+                *(work for _, works in flash for work in works),
             ],
             budget,
         )
-    found: dict[str, dict[str, FlashRates]] = {"torch": {}}
+    found: dict[str, dict[str, FlashRates]] = {}
     spent = iter(others)
     *cached, moved = (size / next(spent) for size in (*CACHE_SIZES, 4 * large))
     streamed = [4 * large / next(spent) for _ in flash]
-    for benchmark, from_memory in zip(flash, streamed, strict=True):
-        times = [threads * next(spent) for _ in benchmark.works]
-        found.setdefault(benchmark.backend, {})[benchmark.dtype] = replace(benchmark.rates(times), moved=from_memory)
+    for (benchmark, works), from_memory in zip(flash, streamed, strict=True):
+        times = [threads * next(spent) for _ in works]
+        name = str(benchmark.dtype).removeprefix("torch.")
+        found.setdefault(benchmark.backend, {})[name] = replace(benchmark.rates(times), moved=from_memory)
     return Rates(
         flops=16 * flops / products / threads,
         passes=16 * passes / softmaxes / threads,
@@ -127,17 +122,39 @@ class _FlashBenchmark:
     """Calls of a flash kernel in a dtype that differ in dim and rows, so that its rates follow from their times."""
 
     backend: str
-    dtype: str
-    works: tuple[Work, ...]
+    timed: TimedFlash
+    dtype: torch.dtype
+
+    @property
+    def works(self) -> list[Work]:
+        """Three forward passes, few rows, a forward and a backward pass, and those of small tiles where they tell."""
+        timed, trained = self.timed, _tensors(*TRAINED, self.dtype)
+        works = [timed.forward(*_tensors(rows, dim, self.dtype)) for rows, dim in self.shapes]
+        works += [timed.stream(*_tensors(1, FEW_DIM, self.dtype)[1:])]
+        works += [timed.forward(*trained), timed.backward(*trained)]
+        if timed.begins_tiles:
+            small = _tensors(SMALL, FEW_DIM, self.dtype, keys=SMALL, heads=SMALL_HEADS)
+            works += [timed.forward(*small), timed.backward(*small)]
+        return works
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and dims of the forward passes: large blocks, and few rows, of whose time much is packing."""
+        return *LARGE_BLOCKS, self.timed.few_rows
+
+    def amounts(self, rows: int, dim: int) -> tuple[float, float, float]:
+        """Flops, pairs and packed numbers of a forward pass."""
+        pairs = float(HEADS * rows * KEYS)
+        return 4.0 * pairs * dim, pairs, pairs / self.timed.packing_rows(rows) * 2 * dim
 
     def rates(self, times: Sequence[float]) -> FlashRates:
         """The rates from the seconds of the works, of one thread.
 
         Forward passes are sums of products, pairs and packed numbers: three rates from three times, none below 0.
         """
-        work = np.array([_amounts(self.backend, rows, dim) for rows, dim in SHAPES[self.backend]])
+        work = np.array([self.amounts(rows, dim) for rows, dim in self.shapes])
         each = _least_squares(work / np.array(times[:3])[:, None], np.ones(3))
-        flops, pairs, _ = _amounts(self.backend, 1, FEW_DIM)
+        flops, pairs, _ = self.amounts(1, FEW_DIM)
         numbers = HEADS * KEYS * 2 * FEW_DIM
         streamed = (times[3] - flops * each[0] - pairs * each[1]) / numbers
         least = times[3] / numbers / 10
@@ -151,23 +168,14 @@ class _FlashBenchmark:
 
 HEADS, KEYS = 8, 1024
 """Heads and keys of the benchmarks of the flash kernels."""
-SHAPES = {"torch": ((1024, 32), (1024, 128), (32, 64)), "cpu": ((1024, 32), (1024, 128), (8, 64))}
-"""Rows and dims of their forward passes: large blocks, and one so small that what it packs is much of its time."""
+LARGE_BLOCKS = (1024, 32), (1024, 128)
+"""Rows and dims of their forward passes over large blocks."""
 FEW_DIM = 128
 """Dim of the benchmark of a single row."""
 TRAINED = 256, 64
 """Rows and dim of the benchmark of a backward pass, which in float16 is slow, and of the forward pass beside it."""
 SMALL_HEADS, SMALL = 64, 16
 """Heads, and rows and keys, of the benchmarks of `FlashRates.tiles`: one tile for each head, forward and backward."""
-NATIVE_BLOCK = 256
-"""Rows for which the native flash kernel packs a block of keys once."""
-
-
-def _amounts(backend: str, rows: int, dim: int) -> tuple[float, float, float]:
-    """Flops, pairs and packed numbers of a forward pass."""
-    pairs = float(HEADS * rows * KEYS)
-    block = next(block for least, block in TORCH_BLOCKS if rows >= least) if backend == "torch" else NATIVE_BLOCK
-    return 4.0 * pairs * dim, pairs, pairs / min(block, rows) * 2 * dim
 
 
 def _least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -184,16 +192,13 @@ def _least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _flash_benchmarks() -> Iterator[_FlashBenchmark]:
-    """Benchmarks of torch's flash kernel in each dtype, and of the native one in those that it reads."""
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        yield _FlashBenchmark("torch", _name(dtype), tuple(_torch_works(dtype)))
-    if native.available():
-        for dtype in DTYPES:
-            yield _FlashBenchmark("cpu", _name(dtype), tuple(_native_works(dtype)))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    """Benchmarks of the flash kernel of each backend for CPUs, in each dtype."""
+    for backend in BACKENDS:
+        if (timed := backend.timed_flash) is None:
+            continue
+        for dtype in timed.dtypes:
+            if backend.runs(torch.empty(0, dtype=dtype, device="cpu")):
+                yield _FlashBenchmark(backend.name, timed, dtype)
 
 
 def _tensors(
@@ -204,41 +209,6 @@ def _tensors(
         torch.rand(1, heads, keys, dim, device="cpu").to(dtype),
         torch.rand(1, heads, keys, dim, device="cpu").to(dtype),
     )
-
-
-_torch_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
-def _torch_works(dtype: torch.dtype) -> Iterator[Work]:
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    for rows, dim in (*SHAPES["torch"], (_few_rows(dtype), FEW_DIM), TRAINED):
-        inputs = _tensors(rows, dim, dtype)
-        yield lambda inputs=inputs: _torch_flash(*inputs)
-    for inputs in (_tensors(*TRAINED, dtype), _tensors(SMALL, FEW_DIM, dtype, keys=SMALL, heads=SMALL_HEADS)):
-        output, lse = _torch_flash(*inputs)
-        if inputs[0].shape[2] == SMALL:
-            yield lambda inputs=inputs: _torch_flash(*inputs)
-        yield lambda inputs=inputs, output=output, lse=lse: backward(output, *inputs, output, lse, 0.0, False)
-
-
-def _native_works(dtype: torch.dtype) -> Iterator[Work]:
-    for rows, dim in SHAPES["cpu"]:
-        yield _native_problem(_tensors(rows, dim, dtype)).forward
-    inputs = _tensors(1, FEW_DIM, dtype)
-    yield lambda: attend_few_queries(*inputs, 0.125)
-    problem = _native_problem(_tensors(*TRAINED, dtype))
-    output, lse = problem.forward()
-    yield problem.forward
-    yield lambda: problem.backward(output, lse, output, None)
-
-
-def _native_problem(inputs: tuple[Tensor, Tensor, Tensor]) -> FlashProblem:
-    """All pairs, in tiles without bits."""
-    rows = -(-inputs[0].shape[2] // BLOCK)
-    tiles = TileBits(
-        np.arange(rows + 1), np.tile(np.array([[0, KEYS, -1]]), (rows, 1)), np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
-    )
-    return FlashProblem(*inputs, 0.125, tiles)
 
 
 def _passes() -> tuple[Work, float]:
@@ -260,17 +230,8 @@ def _reads(numbers: Tensor) -> list[Work]:
 
 def _stream(benchmark: _FlashBenchmark, numbers: Tensor) -> Work:
     """Benchmark of a flash kernel's `moved`: a few queries over these bytes as keys and values of its dtype."""
-    dtype: torch.dtype = getattr(torch, benchmark.dtype)
-    key, value = numbers.view(dtype).view(2, 1, HEADS, -1, FEW_DIM)
-    query = torch.ones(1, HEADS, _few_rows(dtype), FEW_DIM, dtype=dtype, device="cpu")
-    if benchmark.backend == "torch":
-        return lambda: _torch_flash(query, key, value)
-    return lambda: attend_few_queries(query[:, :, :1], key, value, 0.125)
-
-
-def _few_rows(dtype: torch.dtype) -> int:
-    """The rows that torch's kernel has at least, as `without_single_row` does."""
-    return 2 if dtype == torch.bfloat16 else 1
+    key, value = numbers.view(benchmark.dtype).view(2, 1, HEADS, -1, FEW_DIM)
+    return benchmark.timed.stream(key, value)
 
 
 def _fresh(large: int) -> tuple[Work, Work]:

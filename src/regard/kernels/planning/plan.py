@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ... import native
-from ...backends.cpu.library import multiplies_in_pairs
+from ...backends.registry import BACKENDS
 from ...core.problem import Problem
 from ...core.torch_modes import under_forward_mode
 from ...utils.units import format_bytes, format_seconds
@@ -40,8 +39,8 @@ class Plan:
             f"{tuple(problem.weights_shape)}, {_word(problem.value.dtype)} on {problem.value.device}",
             f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
         ]
-        if native.supports(problem.value) and (variant := native.variant_in_use()):
-            lines.append(f"  native code: {_native_arithmetic(variant, problem.value.dtype)}")
+        makers = (backend for backend in BACKENDS if backend.runs(problem.value))
+        lines += [f"  {told}" for backend in makers if (told := backend.arithmetic(problem.value.dtype))]
         lines += [self._line(kernel) for kernel in kernels_of(problem)]
         if isinstance(self.kernel, _DeferredChoice):
             lines.append("-> the choice is made when the compiled or mapped function runs, where the mask has values")
@@ -98,15 +97,6 @@ class Plan:
         if _seconds(kernel, self.problem) >= _seconds(self.kernel, self.problem):
             return "takes longer"
         return "not compared" if uncompared_kernel(self.problem) is not None else "took longer for lengths about these"
-
-
-def _native_arithmetic(variant: str, dtype: torch.dtype) -> str:
-    """The variant of the native code, and how it multiplies numbers of a dtype."""
-    if multiplies_in_pairs(variant, dtype):
-        return f"{variant}, bfloat16 multiplied in pairs, summed in float32"
-    if dtype in (torch.bfloat16, torch.float16):
-        return f"{variant}, {_word(dtype)} widened to float32 in registers"
-    return variant
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from ...backends.torch.torch_flash_timing import packing_rows
 from ...biases.base import TensorBias
 from ...biases.relative import RelativeBias
 from ...core.problem import Problem
@@ -38,8 +39,6 @@ COPIED_VALUE = price("unit_costs.copied_value")
 CAP = price("unit_costs.cap")
 DROP = price("unit_costs.drop")
 FEATURE = price("unit_costs.feature")
-TORCH_BLOCKS = (768, 256), (192, 64), (0, 32)
-"""From so many rows on, torch's flash kernel computes blocks of so many."""
 TORCH_COLUMNS = 512
 """The keys of its blocks; with a causal mask it skips those that are masked."""
 NARROW_PRODUCT = price("unit_costs.narrow_product")
@@ -137,8 +136,7 @@ def torch_flash_work(problem: Problem, pairs: float, rows: int, columns: float |
     Few rows are one block; of more, blocks of 32, 64 or 256 rows pack the keys and values anew.
     """
     width = torch_flash_width(problem)
-    height = next(block for least, block in TORCH_BLOCKS if rows >= least)
-    many = max(min(height, rows), 1)
+    many = max(packing_rows(rows), 1)
     numbers = pairs / many * width
     tiles = pairs / many / max(min(columns or problem.keys, TORCH_COLUMNS), 1)
     few = rows < MIN_PACKED_ROWS
