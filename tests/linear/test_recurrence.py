@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import regard
 from regard.core.recurrence_problem import RecurrenceGradients, RecurrenceResult
 from regard.linear import naive
 from regard.linear import recurrence as recurrence_module
@@ -243,3 +244,29 @@ def test_axes_of_size_0(shape):
         assert gradient.shape == tensor.shape
     for ours, expected in zip(gradients(recurrence, given, weights), gradients(by_steps, given, weights), strict=True):
         torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": False},
+        {"decay": -0.1 * torch.ones(2, 2, 13)},
+        {"decay": -0.1 * torch.ones(2, 2, 13, 4), "normalize": False},
+        {"beta": 0.5 * torch.ones(2, 2, 13), "normalize": False},
+    ],
+    ids=["plain", "every key", "decay", "decay of features", "delta rule"],
+)
+def test_many_gradients_at_once(options, create_graph):
+    """torch.autograd.grad(..., is_grads_batched=True), by which functional.jacobian(vectorize=True) computes."""
+    q, k, v = (0.3 * torch.randn(2, 2, 13, 4) for _ in range(3))  # of keys below 1 the delta rule forgets
+    inputs = tuple(tensor.requires_grad_() for tensor in (q, k, v))
+    output = regard.linear_attention(q, k, v, **({"causal": True} | options))
+    above = torch.randn(3, *output.shape)
+    given = {"retain_graph": True, "create_graph": create_graph}
+    together = torch.autograd.grad(output, inputs, above, is_grads_batched=True, **given)
+    for number, one in enumerate(above):
+        for many, alone in zip(together, torch.autograd.grad(output, inputs, one, **given), strict=True):
+            bound = 64 * 2.0**-24 * max(alone.abs().max().item(), 1.0)
+            torch.testing.assert_close(many[number], alone, atol=bound, rtol=0.0)

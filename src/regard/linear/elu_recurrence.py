@@ -15,9 +15,9 @@ from ..backends.base import Recurrences
 from ..backends.registry import BACKENDS
 from ..core.recurrence_problem import RecurrenceProblem
 from ..core.score_forms import at_least_float32
-from ..core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
+from ..core.torch_modes import mapped_by_autograd, under_dispatch_mode, under_forward_mode, under_transform
 from .feature_maps import Elu
-from .recurrence import recurrence
+from .recurrence import differentiable_views, recurrence
 from .sums_over_keys import divide_by_totals
 
 
@@ -71,8 +71,9 @@ class _EluRecurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, grad_matrix: Tensor, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         output, row_total, border_state, border_total, *inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient will be differentiated in turn
-            return _differentiable_gradients(inputs, (grad_output, grad_matrix, grad_total), ctx.needs_input_grad)
+        above = grad_output, grad_matrix, grad_total
+        if torch.is_grad_enabled() or any(map(mapped_by_autograd, above)):
+            return _gradients_by_torch(inputs, above, ctx.needs_input_grad)
         stored = {"output": output, "row_total": row_total, "border_total": border_total}
         maker = cast("Recurrences", _maker(inputs[0]))
         found = maker.backward(
@@ -96,16 +97,15 @@ def _maker(query: Tensor) -> Recurrences | None:
     return None
 
 
-def _differentiable_gradients(
+def _gradients_by_torch(
     inputs: list[Any], above: tuple[Tensor, ...], needed: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the inputs that need one, by operations that have gradients themselves."""
-    # Views, as one input may be a function of another.
-    inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
-    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    """The gradients of the inputs that need one, by operations that have gradients themselves and can be mapped."""
+    twice, views = torch.is_grad_enabled(), cast("list[Any]", differentiable_views(inputs, needed))
+    wanted = [tensor for tensor, need in zip(views, needed, strict=True) if need]
     with torch.enable_grad():
         found = torch.autograd.grad(
-            _unfused(*inputs), wanted, above, create_graph=True, allow_unused=True, materialize_grads=True
+            _unfused(*views), wanted, above, create_graph=twice, allow_unused=True, materialize_grads=True
         )
     rest = iter(found)
     return tuple(next(rest) if need else None for need in needed)

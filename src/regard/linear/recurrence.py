@@ -17,7 +17,7 @@ from torch import Tensor
 from ..backends.base import Recurrences
 from ..backends.registry import BACKENDS
 from ..core.recurrence_problem import RecurrenceProblem
-from ..core.torch_modes import functorch_active, under_dispatch_mode, under_forward_mode
+from ..core.torch_modes import functorch_active, mapped_by_autograd, under_dispatch_mode, under_forward_mode
 from ..kernels.custom_op import with_autograd
 from .chunks import advance
 
@@ -158,6 +158,20 @@ def _pull_back(
     return torch.autograd.grad(results, wanted, above, create_graph=twice, allow_unused=True, materialize_grads=True)
 
 
+def differentiable_views(inputs: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+    """Inputs to compute a gradient from by torch's operators: where it is differentiated in turn, or many at once.
+
+    Views, as one input may be a function of another; of those that need a gradient alone, leaves of a graph of its own
+    where the gradient is not differentiated in turn.
+    """
+    if torch.is_grad_enabled():
+        return [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+    return [
+        tensor.detach().requires_grad_() if need and tensor is not None else tensor
+        for tensor, need in zip(inputs, needed, strict=True)
+    ]
+
+
 class _Recurrence(torch.autograd.Function):
     """The recurrence, whose backward computes each segment anew."""
 
@@ -172,12 +186,11 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor, grad_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         states, *inputs = ctx.saved_tensors
         needed = ctx.needs_input_grad
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not any(map(mapped_by_autograd, (grad_output, grad_final))):
             return tuple(_backward(grad_output, grad_final, states, inputs, needed))
-        # The gradient will be differentiated in turn. Views, as one input may be a function of another.
-        inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+        inputs = differentiable_views(inputs, needed)
         wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need and tensor is not None]
-        found = iter(_pull_back(inputs, wanted, grad_output, grad_final, twice=True))
+        found = iter(_pull_back(inputs, wanted, grad_output, grad_final, twice=torch.is_grad_enabled()))
         return tuple(next(found) if need else None for need in needed)
 
 
