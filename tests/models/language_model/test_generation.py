@@ -5,6 +5,7 @@ import torch
 
 from regard.errors import ConfigurationError, ShapeError
 from regard.models.language_model import LayerConfig, Sampling
+from regard.models.language_model.next_tokens import CapturedStep, NextTokens
 from regard.positions import NTK, DynamicNTK, LongRoPE, Rotary
 
 
@@ -206,3 +207,52 @@ def test_what_does_not_fit_is_said_before_the_first_token(error, message, argume
 def test_sampling_out_of_range(message, arguments):
     with pytest.raises(ConfigurationError, match=message):
         Sampling(**arguments)
+
+
+@torch.no_grad()
+def test_captured_steps_are_the_usual_ones(make):
+    model, tokens = make(), prompt()
+    assert torch.equal(joined(model.generate(tokens, 20, captured=True)), joined(model.generate(tokens, 20)))
+    lengths = torch.tensor([9, 4, 1])
+    padded = joined(model.generate(tokens, 20, lengths=lengths, captured=True))
+    assert torch.equal(padded, joined(model.generate(tokens, 20, lengths=lengths)))
+    for count in (0, 1, 2):
+        assert len(list(model.generate(tokens, count, captured=True))) == count
+
+
+@torch.no_grad()
+def test_captured_steps_draw_and_stop_as_the_usual_ones(make):
+    model, tokens, sampling = make(), prompt(), Sampling(temperature=2.0, top_k=20)
+
+    def drawn(captured: bool, **options) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return joined(model.generate(tokens, 30, sampling=sampling, generator=generator, captured=captured, **options))
+
+    free = drawn(False)
+    assert torch.equal(drawn(True), free)
+    stop = free[0, 4].item()
+    assert torch.equal(drawn(True, stop=stop), drawn(False, stop=stop))
+
+
+@torch.no_grad()
+def test_a_captured_step_allocates_no_keys(make):
+    model, tokens = make(), prompt()
+    features, cache = model.next_features(tokens, model.make_cache())
+    chosen = model.logits(features[:, -1:])[:, 0].argmax(-1)
+    state = NextTokens(
+        model, cache, chosen, torch.tensor([], dtype=torch.int64), None, lambda logits: logits.argmax(-1)
+    )
+    step = CapturedStep(state, 4, None)
+    before = [(layer.attention, layer.attention.keys.data_ptr()) for layer in state.cache.layers]
+    held = state.tokens.data_ptr(), state.done.data_ptr()
+    for _ in range(4):
+        step.step()
+    assert [(layer.attention, layer.attention.keys.data_ptr()) for layer in state.cache.layers] == before
+    assert (state.tokens.data_ptr(), state.done.data_ptr()) == held
+    assert all(int(cache.filled) == 13 == cache.keys.shape[2] for cache, _ in before)
+
+
+def test_what_cannot_be_captured_is_refused(make):
+    layers = [LayerConfig(rotary=Rotary(4, scaling=DynamicNTK(2.0, 8)))] * 3
+    with pytest.raises(ConfigurationError, match="depend on the length of the text.*leave captured out"):
+        make(layers=tuple(layers)).generate(prompt(), 3, captured=True)

@@ -118,3 +118,9 @@ def test_lenses_see_softmax_and_linear_layers():
         assert (layer[weights].triu(1) == 0).all()
     with pytest.raises(ConfigurationError, match="a decoding step of linear attention has the sums of earlier keys"):
         model.observe_step(tokens, model.make_cache(), weights)
+
+
+def test_steps_of_linear_attention_are_not_captured():
+    stream = model_of(LINEAR[0]).generate(torch.tensor([[3, 1, 4]]), 3, captured=True)
+    with pytest.raises(ConfigurationError, match="layer 0 has a LinearCache, and captured steps need a KVCache"):
+        list(stream)

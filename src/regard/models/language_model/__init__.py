@@ -10,11 +10,11 @@ from .config import LayerConfig as LayerConfig
 from .config import LayerNormConfig as LayerNormConfig
 from .config import LinearAttentionConfig as LinearAttentionConfig
 from .config import RMSNormConfig as RMSNormConfig
-from .generation import LanguageModelCache as LanguageModelCache
 from .generation import Sampling as Sampling
 from .language_model import LanguageModel as LanguageModel
 from .language_model import LanguageModelObservation as LanguageModelObservation
 from .language_model import next_token_loss as next_token_loss
+from .language_model_cache import LanguageModelCache as LanguageModelCache
 from .mixture_of_experts import GatedMixtureOfExperts as GatedMixtureOfExperts
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 

@@ -1,4 +1,4 @@
-"""Autoregressive generation, token by token: greedy, or sampled with temperature, top-k and top-p; its cache."""
+"""Autoregressive generation, token by token: greedy, or sampled with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -6,63 +6,18 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, prefix
-from ...nn import BlockCache
 from ...utils.numbers import whole_number
+from .language_model_cache import Steps
+from .next_tokens import CapturedStep, NextTokens
 
 PROMPT_CHUNK = 1024
 """Prompt tokens per forward pass: enough for matrix products to run at their full rate, with little memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class LanguageModelCache:
-    """The cache of every layer: keys and values, as many as its mask needs, or the state of its linear attention.
-
-    A value, as `regard.nn.KVCache` is: a step returns another one, and the old one stays as it was.
-    """
-
-    layers: tuple[BlockCache, ...]
-
-    @property
-    def next_position(self) -> int | Tensor:
-        """The default position of the next token: a number, or one for each sequence, (batch,)."""
-        return self.layers[0].attention.next_position
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of all layers in bytes."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    def next_positions(self, count: int, device: torch.device) -> Tensor:
-        """The positions of the next `count` tokens: (count,) or (batch, count)."""
-        return self.layers[0].attention.next_positions(count, device)
-
-    def reorder(self, rows: Tensor) -> LanguageModelCache:
-        """The cache for these rows of the batch, in this order; rows may repeat."""
-        return LanguageModelCache(tuple(layer.reorder(rows) for layer in self.layers))
-
-
-class Steps(Protocol):
-    """A model that continues from a cache."""
-
-    def make_cache(self) -> LanguageModelCache: ...
-
-    def next_features(
-        self,
-        tokens: Tensor,
-        cache: LanguageModelCache,
-        *,
-        mask: Mask | Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> tuple[Tensor, LanguageModelCache]: ...
-
-    def logits(self, features: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +79,7 @@ def generated(
     lengths: Tensor | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     chunk: int | None,
+    captured: bool = False,
 ) -> Iterator[Tensor]:
     """Generate tokens as `LanguageModel.generate`; arguments are checked before the first token is computed."""
     if tokens.ndim != 2 or not tokens.shape[1]:
@@ -147,16 +103,14 @@ def generated(
                 part = tokens[:, begin : begin + size]
                 features, cache = model.next_features(part, cache, mask=mask, positions=here)
             chosen = choose(model.logits(features[:, -1:])[:, 0])
-        done = torch.zeros_like(chosen, dtype=torch.bool)
+        state = NextTokens(model, cache, chosen, stops, mask, choose)
+        step = CapturedStep(state, count - 1, generator) if captured else state
         for number in range(1, count + 1):
-            done = done | torch.isin(chosen, stops)
-            yield chosen
-            if number == count or bool(done.all()):
+            yield state.tokens.clone()
+            if number == count or state.all_done():
                 return
             with torch.no_grad():
-                features, cache = model.next_features(chosen.unsqueeze(1), cache, mask=mask)
-                drawn = choose(model.logits(features)[:, 0])
-                chosen = torch.where(done, chosen, drawn)
+                step.step()
 
     return stream()
 

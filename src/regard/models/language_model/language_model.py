@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...attention import Observation
-from ...errors import ShapeError
+from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens
 from ...masks import Mask
 from ...nn import BlockCache, TransformerBlock
@@ -23,8 +23,9 @@ from ...positions import Rotary, Rotation
 from ...utils.numbers import whole_number
 from . import saved_model
 from .config import LanguageModelConfig
-from .generation import PROMPT_CHUNK, LanguageModelCache, Sampling, generated
+from .generation import PROMPT_CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
+from .language_model_cache import LanguageModelCache
 from .token_inputs import check_cache, check_tokens, shared_rotations, stop_tokens, token_positions
 
 BlockStep: TypeAlias = tuple[Tensor, BlockCache]
@@ -203,6 +204,7 @@ class LanguageModel(nn.Module):
         lengths: Tensor | Sequence[int] | None = None,
         generator: torch.Generator | None = None,
         chunk: int | None = None,
+        captured: bool = False,
     ) -> Iterator[Tensor]:
         """Generate tokens, (batch,) at a time, each yielded as soon as it is computed.
 
@@ -222,10 +224,14 @@ class LanguageModel(nn.Module):
             chunk: so many tokens of the beginning are read at once, which bounds the memory of reading it. Without it
                 1,024; or all, where a rotary's frequencies depend on the length, as those of `DynamicNTK` and
                 `LongRoPE` do.
+            captured: each step is the same calls over memory for `max_new_tokens`, which is allocated at once; on CUDA
+                they are captured as a graph, so that a token takes one launch. The tokens are the same. Where one model
+                serves many such calls, each captures a graph of its own.
 
         Raises:
             ShapeError: no tokens to go on from, lengths that do not fit.
-            ConfigurationError: numbers out of their range, a token to stop at that is none of the vocabulary.
+            ConfigurationError: numbers out of their range, a token to stop at that is none of the vocabulary; captured
+                steps of linear attention, or of a rotary whose frequencies depend on the length.
 
         >>> from regard.models import language_model as lm
         >>> attention, feed_forward = lm.AttentionConfig(num_heads=2), lm.FeedForwardConfig(16)
@@ -243,6 +249,7 @@ class LanguageModel(nn.Module):
             lengths=lengths,
             generator=generator,
             chunk=self._chunk() if chunk is None else chunk,
+            captured=captured and self._can_be_captured(),
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -339,6 +346,19 @@ class LanguageModel(nn.Module):
         """The prompt tokens per forward pass that leave the result unchanged; None where all have to be in one."""
         scalings = [rotary.scaling for rotary in self._rotaries() if rotary is not None]
         return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else PROMPT_CHUNK
+
+    def _can_be_captured(self) -> bool:
+        """True.
+
+        Raises:
+            ConfigurationError: the frequencies of a rotary depend on the length, which is no number of a graph.
+        """
+        if self._chunk() is None:
+            raise ConfigurationError(
+                "the frequencies of this model's rotary depend on the length of the text, so that its steps differ: "
+                "leave captured out"
+            )
+        return True
 
     def _rotaries(self) -> list[Rotary | None]:
         """The rotary embedding of each layer."""

@@ -12,7 +12,7 @@ from ...core.torch_modes import under_transform
 from ...errors import ConfigurationError, DeviceError, DtypeError, ShapeError
 from ...nn.input_checks import check_positions
 from ...positions import Rotary, Rotation
-from .generation import LanguageModelCache
+from .language_model_cache import LanguageModelCache
 
 
 def check_tokens(tokens: Tensor, vocabulary_size: int, device: torch.device) -> None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ...errors import DeviceError, DtypeError, ShapeError
+
+
+class KeysAndValues(Protocol):
+    """Whatever has stored keys and values."""
+
+    @property
+    def keys(self) -> Tensor: ...
+
+    @property
+    def values(self) -> Tensor: ...
 
 
 @dataclass(eq=False)
@@ -89,7 +100,7 @@ def _expand_batch(positions: Tensor, batched: bool, batch: int) -> Tensor:
     return positions.expand(batch, positions.shape[-1])
 
 
-def check_fits(keys: Tensor, values: Tensor, stored: Buffers | None) -> None:
+def check_fits(keys: Tensor, values: Tensor, stored: KeysAndValues | None) -> None:
     """Check that new keys and values fit each other and the stored ones.
 
     Raises:
