@@ -7,24 +7,15 @@ import torch
 from torch import Tensor
 
 from regard.backends.cpu.library import DTYPES
-from regard.backends.cpu.short_rows import (
-    LONGEST,
-    BiasGradient,
-    FiniteShortGradients,
-    PairTerms,
-    attend_laid_out,
-    attend_short,
-    attend_short_backward,
-    differentiate_laid_out,
-    layout_of,
-    pair_terms,
-)
-from regard.core.finite import FiniteRows
+from regard.backends.cpu.short_rows import LONGEST, ShortInC, _BiasGradient
+from regard.core.batched_problem import Saved
+from regard.core.finite import FiniteGradients, FiniteRows
 from regard.errors import DeviceError, DtypeError, ShapeError
+from regard.tiles.pair_terms import PairTerms
 
 pytestmark = pytest.mark.usefixtures("built")
 
-SCALE = 0.3
+SHORT, SCALE = ShortInC(), 0.3
 SIZES = [  # batch, heads, key heads, queries, keys, dim, value dim
     (2, 4, 2, 25, 25, 64, 64),
     (1, 1, 1, 1, 1, 1, 1),
@@ -72,15 +63,57 @@ def pairs_of(spans: Tensor | None, queries: int, keys: int) -> Tensor:
     return ((column >= spans[..., :1]) & (column < spans[..., 1:]))[:, None]
 
 
+def attend(
+    tensors: tuple[Tensor, ...], spans: Tensor | None = None, terms: PairTerms | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp."""
+    query, key, value = tensors
+    rows = SHORT.forward(query, key, value, SCALE, spans, terms)
+    assert rows is not None
+    return rows
+
+
+def differentiate(
+    tensors: tuple[Tensor, ...],
+    rows: tuple[Tensor, Tensor],
+    above: Tensor,
+    above_lse: Tensor | None = None,
+    spans: Tensor | None = None,
+    terms: PairTerms | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of query, key and value, and of a bias if there is one, by output and log-sum-exp."""
+    (query, key, value), (output, lse) = tensors, rows
+    above_lse = torch.zeros_like(lse) if above_lse is None else above_lse
+    saved = Saved(output, lse, above, above_lse, needs_bias_grad=terms is not None and is_learned(terms))
+    return SHORT.backward(query, key, value, SCALE, saved, spans, terms)
+
+
+def attend_alone(
+    tensors: tuple[Tensor, Tensor, Tensor], spans: Tensor | None = None, terms: PairTerms | None = None
+) -> tuple[Tensor, bool, bool]:
+    """The output without log-sum-exps, whether it is finite, and whether gradients without them are exact."""
+    found = SHORT.prepare(SCALE, spans, *tensors).forward(spans, *tensors, terms)
+    assert found is not None
+    return found
+
+
+def is_learned(terms: PairTerms) -> bool:
+    return terms.bias is not None or terms.along is not None
+
+
 def by_formula(
     tensors: tuple[Tensor, ...],
     keep: Tensor,
     above: Tensor,
     above_lse: Tensor,
+    rounded: Tensor,
     dtype: torch.dtype,
     terms: PairTerms | None = None,
 ):
-    """Output, log-sum-exp, the three gradients, and that of the terms' bias where there is one."""
+    """Output, log-sum-exp, the three gradients, and that of the terms' bias where there is one.
+
+    Gradients are by the output as it was rounded: the sum of a row's gradients is taken from it.
+    """
     query, key, value = held = [tensor.to(dtype).requires_grad_() for tensor in tensors]
     group = query.shape[1] // key.shape[1]
     scores = SCALE * (query @ key.repeat_interleave(group, 1).mT)
@@ -97,29 +130,28 @@ def by_formula(
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
     output, kept = weights @ value.repeat_interleave(group, 1), lse.isfinite()
-    total = (output * above.to(dtype)).sum() + (lse[kept] * above_lse.to(dtype)[kept]).sum()
+    above = above.to(dtype)
+    above_lse = above_lse.to(dtype) - ((rounded.to(dtype) - output.detach()) * above).sum(-1)
+    total = (output * above).sum() + (lse[kept] * above_lse[kept]).sum()
     return [output.detach(), lse.detach(), *torch.autograd.grad(total, held)]
 
 
 def agrees(tensors: tuple[Tensor, Tensor, Tensor], spans: Tensor | None, terms: PairTerms | None = None) -> None:
     """The errors are at most some times those of the formula in float32, and roundings to the dtype."""
     query, key, value = tensors
-    output, lse = attend_short(*tensors, SCALE, spans, terms)
+    output, lse = attend(tensors, spans, terms)
     above, above_lse = torch.randn(output.shape).to(value.dtype), torch.randn(lse.shape)
     keep = pairs_of(spans, query.shape[2], key.shape[2])
     empty = lse == -math.inf
-    of_bias = None
-    if terms is not None and (terms.bias is not None or terms.along is not None):
-        of_bias = BiasGradient.empty(terms, query, value)
     above_lse = above_lse.masked_fill(empty, 0.0)
-    gradients = attend_short_backward(*tensors, SCALE, spans, lse, above, above_lse, None, terms, of_bias)
+    *gradients, of_bias = differentiate(tensors, (output, lse), above, above_lse, spans, terms)
     true, plain = (
-        by_formula(tensors, keep, above, above_lse, dtype, terms) for dtype in (torch.float64, torch.float32)
+        by_formula(tensors, keep, above, above_lse, output, dtype, terms) for dtype in (torch.float64, torch.float32)
     )
     assert torch.equal(empty, true[1] == -math.inf)
     found = [output, lse, *gradients]
-    if terms is not None and of_bias is not None:
-        found.append(of_bias.total(terms).sum_to_size(true[5].shape))
+    if of_bias is not None:
+        found.append(of_bias.sum_to_size(true[5].shape))
     # All gradients come from the same weights: that of few numbers of a bias may be exact in the formula by chance.
     worst = max((other - one).abs().max() for one, other in zip(true[2:], plain[2:], strict=True))
     for number, (has, one, other) in enumerate(zip(found, true, plain, strict=True)):
@@ -127,6 +159,8 @@ def agrees(tensors: tuple[Tensor, Tensor, Tensor], spans: Tensor | None, terms: 
         one, other = (each.masked_fill(each == -math.inf, 0.0) for each in (one, other))
         error = (other - one).abs().max() if number < 5 else worst
         budget = 5 * error + 4 * torch.finfo(has.dtype).eps * one.abs().max().clamp(min=1.0)
+        if number == 5:  # in float32, of differences with a row's sum, which is a product of two rows of values
+            budget += 4 * torch.finfo(torch.float32).eps * (above.double() * output.double()).abs().sum(-1).max()
         assert (has.double().masked_fill(has == -math.inf, 0.0) - one).abs().max() <= budget
     assert all(each.dtype == value.dtype for each in (output, *gradients))
 
@@ -144,17 +178,18 @@ def test_agrees_with_the_formula(variant, sizes, kind, dtype):
 def test_without_log_sum_exps(variant, sizes, kind, dtype):
     """Softmax computed again backward: the gradients by log-sum-exps, but for their rounding."""
     tensors, spans = inputs(sizes, dtype), spans_of(kind, sizes)
-    layout = layout_of(SCALE, spans, *tensors)
-    output, finite, precise = attend_laid_out(layout, spans, *tensors)
+    prepared = SHORT.prepare(SCALE, spans, *tensors)
+    output, finite, precise = attend_alone(tensors, spans)
     assert finite
     assert precise
-    expected, lse = attend_short(*tensors, SCALE, spans)
-    assert torch.equal(output, expected)
+    rows = attend(tensors, spans)
+    assert torch.equal(output, rows[0])
     above = torch.randn(output.shape).to(dtype)
-    gradients = differentiate_laid_out(layout, spans, *tensors, above)
+    gradients = prepared.backward(spans, *tensors, above)
     assert gradients is not None
     tolerance = 8 * torch.finfo(dtype).eps if dtype is not torch.float32 else 1e-5
-    for has, one in zip(gradients, attend_short_backward(*tensors, SCALE, spans, lse, above, None), strict=True):
+    others = differentiate(tensors, rows, above, spans=spans)
+    for has, one in zip(gradients[:3], others[:3], strict=True):
         assert (has - one).abs().max() <= tolerance * one.abs().max().clamp(min=1.0)
 
 
@@ -180,7 +215,7 @@ def terms_of(kind: str, sizes: tuple[int, ...]) -> PairTerms:
         keep[0, :, ::3] = False
     if kind == "kept for all":
         keep = torch.rand(1, heads, queries, keys) < 0.6
-    return pair_terms(bias, along, keep, (batch, heads, queries, keys))
+    return PairTerms.for_weights((batch, heads, queries, keys), bias, along, keep)
 
 
 TERMS = (
@@ -208,19 +243,20 @@ def test_with_terms(variant, sizes, kind, dtype):
 def test_terms_without_log_sum_exps(variant, kind):
     sizes = (3, 4, 2, 25, 29, 19, 16)
     tensors, terms, spans = inputs(sizes, torch.float32), terms_of(kind, sizes), spans_of("padded", sizes)
-    layout = layout_of(SCALE, spans, *tensors)
-    output, finite, precise = attend_laid_out(layout, spans, *tensors, terms)
-    expected, lse = attend_short(*tensors, SCALE, spans, terms)
+    prepared = SHORT.prepare(SCALE, spans, *tensors)
+    output, finite, precise = attend_alone(tensors, spans, terms)
+    rows = attend(tensors, spans, terms)
     assert finite
     assert precise
-    assert torch.equal(output, expected)
-    above, learned = torch.randn(output.shape), terms.bias is not None or terms.along is not None
-    sums = [BiasGradient.empty(terms, tensors[0], tensors[2]) if learned else None for _ in range(2)]
-    gradients = differentiate_laid_out(layout, spans, *tensors, above, terms, sums[0])
-    others = attend_short_backward(*tensors, SCALE, spans, lse, above, None, None, terms, sums[1])
+    assert torch.equal(output, rows[0])
+    above = torch.randn(output.shape)
+    gradients = prepared.backward(spans, *tensors, above, terms, of_bias=is_learned(terms))
+    others = differentiate(tensors, rows, above, spans=spans, terms=terms)
     assert gradients is not None
-    totals = [[each.total(terms)] if each is not None else [] for each in sums]
-    for has, one in zip((*gradients, *totals[0]), (*others, *totals[1]), strict=True):
+    assert (gradients[3] is not None) == (others[3] is not None) == is_learned(terms)
+    for has, one in zip(gradients, others, strict=True):
+        if has is None or one is None:
+            continue
         assert (has - one).abs().max() <= 1e-5 * one.abs().max().clamp(min=1.0)
 
 
@@ -229,7 +265,7 @@ def test_terms_before_nan_in_memory(variant):
     sizes = (1, 2, 2, 5, 13, 16, 16)
     tensors, fence = inputs(sizes, torch.float32), torch.full((1, 2, 5, 3), math.nan)
     bias = torch.cat([torch.randn(1, 2, 5, 13), fence], dim=3)[..., :13]
-    agrees(tensors, None, pair_terms(bias, None, None, (1, 2, 5, 13)))
+    agrees(tensors, None, PairTerms.for_weights((1, 2, 5, 13), bias, None, None))
 
 
 def test_a_bias_of_many_batches_is_summed_in_parts(variant):
@@ -237,15 +273,11 @@ def test_a_bias_of_many_batches_is_summed_in_parts(variant):
     sizes = (131, 2, 1, 7, 5, 8, 8)
     tensors, terms = inputs(sizes, torch.float32), terms_of("of heads", sizes)
     agrees(tensors, None, terms)
-    output, lse = attend_short(*tensors, SCALE, None, terms)
-    found = []
-    for _ in range(3):
-        of_bias = BiasGradient.empty(terms, tensors[0], tensors[2])
-        attend_short_backward(*tensors, SCALE, None, lse, output, None, None, terms, of_bias)
-        assert 1 < len(of_bias.parts) < 131
-        found.append(of_bias.total(terms))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    rows = attend(tensors, None, terms)
+    assert 1 < len(_BiasGradient.empty(terms, tensors[0], tensors[2]).parts) < 131
+    first, *others = (differentiate(tensors, rows, rows[0], terms=terms)[3] for _ in range(3))
+    assert first is not None
+    assert all(other is not None and torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -267,23 +299,21 @@ def test_few_rows_read_no_key_beyond_the_last(variant, keys, dtype):
     fenced = [torch.cat([tensor, torch.full_like(tensor[:, :, :1], math.nan)], dim=2) for tensor in (key, value)]
     key, value = (tensor[:, :, :keys] for tensor in fenced)
     agrees((query, key, value), None)
-    rows = attend_short(query, key, value, SCALE)
-    above = torch.randn_like(rows[0])
-    gradients = attend_short_backward(query, key, value, SCALE, None, rows[1], above, None)
+    rows = attend((query, key, value))
+    gradients = differentiate((query, key, value), rows, torch.randn_like(rows[0]))
     assert isinstance(rows, FiniteRows)
-    assert isinstance(gradients, FiniteShortGradients)
+    assert isinstance(gradients, FiniteGradients)
 
 
 def test_a_log_sum_exp_of_more_keys(variant):
     """Gradients of some of the keys of a softmax, as a ring has them: output and log-sum-exp are those of all keys."""
     query, key, value = inputs((2, 2, 2, 9, 21, 16, 16), torch.float32)
-    output, lse = attend_short(query, key, value, SCALE)
-    above = torch.randn_like(output)
-    _, whole_key, whole_value = attend_short_backward(query, key, value, SCALE, None, lse, above, None)
+    rows = attend((query, key, value))
+    above = torch.randn_like(rows[0])
+    _, whole_key, whole_value, _ = differentiate((query, key, value), rows, above)
     first, rest = slice(0, 8), slice(8, 21)
     for part in (first, rest):
-        of_part = query, key[:, :, part], value[:, :, part], SCALE, None, lse, above, None, output
-        _, grad_key, grad_value = attend_short_backward(*of_part)
+        _, grad_key, grad_value, _ = differentiate((query, key[:, :, part], value[:, :, part]), rows, above)
         assert torch.allclose(grad_key, whole_key[:, :, part], atol=1e-5)
         assert torch.allclose(grad_value, whole_value[:, :, part], atol=1e-5)
 
@@ -291,7 +321,7 @@ def test_a_log_sum_exp_of_more_keys(variant):
 def test_scores_of_minus_infinity(variant):
     """A row whose only score is -infinity has no weight: output 0 and log-sum-exp -infinity."""
     query, key, value = torch.ones(1, 1, 2, 4), torch.full((1, 1, 1, 4), -math.inf), torch.ones(1, 1, 1, 4)
-    output, lse = attend_short(query, key, value, SCALE)
+    output, lse = attend((query, key, value))
     assert not output.any()
     assert lse.eq(-math.inf).all()
 
@@ -305,10 +335,10 @@ def test_all_numbers_of_rows(variant, queries):
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
 def test_without_entries(batch, queries, keys):
     query, key, value = inputs((batch, 2, 1, queries, keys, 4, 4), torch.float32)
-    output, lse = attend_short(query, key, value, SCALE)
+    output, lse = attend((query, key, value))
     assert torch.equal(output, torch.zeros(batch, 2, queries, 4))
     assert torch.equal(lse, torch.full((batch, 2, queries), -math.inf))
-    for gradient in attend_short_backward(query, key, value, SCALE, None, lse, output, None):
+    for gradient in differentiate((query, key, value), (output, lse), output)[:3]:
         assert not gradient.any()
 
 
@@ -319,10 +349,9 @@ def test_any_strides():
     )
     transposed = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     agrees(transposed, None)
-    layout = layout_of(SCALE, None, *transposed)
-    gradients = differentiate_laid_out(layout, None, *transposed, torch.ones(2, 3, 9, 16))
+    gradients = SHORT.prepare(SCALE, None, *transposed).backward(None, *transposed, torch.ones(2, 3, 9, 16))
     assert gradients is not None
-    assert [each.stride() for each in gradients] == [each.stride() for each in transposed]
+    assert [each.stride() for each in gradients[:3]] == [each.stride() for each in transposed]
     strided = [torch.randn(2, 3, 9, 16, 2)[..., 0] for _ in range(3)]
     agrees((strided[0], strided[1], strided[2]), None)
 
@@ -330,28 +359,28 @@ def test_any_strides():
 class TestNonfinite:
     def test_what_is_written_is_checked(self, variant):
         query, key, value = inputs((1, 1, 1, 9, 9, 16, 16), torch.float32)
-        assert isinstance(attend_short(query, key, value, SCALE), FiniteRows)
+        assert isinstance(attend((query, key, value)), FiniteRows)
         for tensor in (query, key, value):
             entry = tensor[0, 0, 5, 3].item()
             tensor[0, 0, 5, 3] = math.nan
-            assert not isinstance(attend_short(query, key, value, SCALE), FiniteRows)
+            assert not isinstance(attend((query, key, value)), FiniteRows)
             tensor[0, 0, 5, 3] = entry
 
     def test_large_scores_are_not_precise(self, variant):
         query, key, value = inputs((1, 1, 1, 20, 9, 16, 16), torch.float32)
         query[0, 0, 17] = 1e5
         key[0, 0, 4] = 1.0
-        layout = layout_of(SCALE, None, query, key, value)
-        output, finite, precise = attend_laid_out(layout, None, query, key, value)
+        prepared = SHORT.prepare(SCALE, None, query, key, value)
+        output, finite, precise = attend_alone((query, key, value))
         assert finite
         assert not precise
-        assert differentiate_laid_out(layout, None, query, key, value, output) is None
+        assert prepared.backward(None, query, key, value, output) is None
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_a_key_of_nan_shows_in_the_log_sum_exp(self, variant, dtype):
         query, key, value = inputs((1, 2, 2, 5, 7, 11, 3), dtype)
         key[0, 0, 3, 2] = math.nan
-        output, lse = attend_short(query, key, value, SCALE)
+        output, lse = attend((query, key, value))
         assert lse[0, 0].isnan().all()
         assert output[0, 0].isnan().all()
         assert lse[0, 1].isfinite().all()
@@ -359,65 +388,66 @@ class TestNonfinite:
     def test_rows_without_nan_are_right(self, variant):
         query, key, value = inputs((1, 1, 1, 9, 9, 16, 16), torch.float32)
         spans = torch.tensor([[0, 4]] * 5 + [[0, 9]] * 4, dtype=torch.int32)[None]
-        clean, _ = attend_short(query, key, value, SCALE, spans)
+        clean, _ = attend((query, key, value), spans)
         query[0, 0, 2] = math.nan
-        output, lse = attend_short(query, key, value, SCALE, spans)
+        output, lse = attend((query, key, value), spans)
         assert output[0, 0, 2].isnan().all()
         assert lse.isnan().nonzero().tolist() == [[0, 0, 2]]
         assert torch.equal(output[0, 0, [0, 1, 3, 4]], clean[0, 0, [0, 1, 3, 4]])
 
     def test_gradients_are_checked(self, variant):
         tensors = inputs((1, 1, 1, 9, 9, 16, 16), torch.float32)
-        above, lse = attend_short(*tensors, SCALE)
-        gradients = attend_short_backward(*tensors, SCALE, None, lse, above, None)
-        assert isinstance(gradients, FiniteShortGradients)
+        rows = attend(tensors)
+        above = rows[0].clone()
+        gradients = differentiate(tensors, rows, above)
+        assert isinstance(gradients, FiniteGradients)
         above[0, 0, 3, 3] = math.inf
-        gradients = attend_short_backward(*tensors, SCALE, None, lse, above, None)
-        assert not isinstance(gradients, FiniteShortGradients)
+        gradients = differentiate(tensors, rows, above)
+        assert not isinstance(gradients, FiniteGradients)
 
 
 class TestErrors:
     def test_dtypes(self):
         query, key, value = inputs((1, 1, 1, 3, 3, 4, 4), torch.float32)
         with pytest.raises(DtypeError, match="native code takes all as float32, bfloat16 or float16"):
-            attend_short(query, key.bfloat16(), value, SCALE)
+            attend((query, key.bfloat16(), value))
 
     def test_shapes(self):
         query, key, value = inputs((1, 2, 1, 3, 3, 4, 4), torch.float32)
         with pytest.raises(
             ShapeError, match=r"they need \(1, 1, 3, 4\) and \(1, 1, 3, 4\), with key heads that divide"
         ):
-            attend_short(query, key[..., :3], value, SCALE)
+            attend((query, key[..., :3], value))
         with pytest.raises(ShapeError, match="query has shape .*; it needs four axes"):
-            attend_short(query[0], key, value, SCALE)
+            attend((query[0], key, value))
 
     def test_too_many_keys(self):
         query, key, value = inputs((1, 1, 1, 3, LONGEST + 1, 4, 4), torch.float32)
         with pytest.raises(ShapeError, match=f"at most {LONGEST} keys"):
-            attend_short(query, key, value, SCALE)
+            attend((query, key, value))
 
     def test_spans(self):
         tensors = inputs((2, 1, 1, 3, 3, 4, 4), torch.float32)
         with pytest.raises(
             ShapeError, match=r"spans is torch.int64 \(1, 3, 2\); it needs torch.int32 \(2, 3, 2\), or 1"
         ):
-            attend_short(*tensors, SCALE, torch.zeros(1, 3, 2, dtype=torch.int64))
+            attend(tensors, torch.zeros(1, 3, 2, dtype=torch.int64))
 
     def test_terms(self):
         shape = (2, 3, 5, 7)
         with pytest.raises(
             ShapeError, match=r"bias is torch.float32 \(2, 2, 5, 7\); it needs torch.float32 \(2, 3, 5, 7"
         ):
-            pair_terms(torch.zeros(2, 2, 5, 7), None, None, shape)
+            PairTerms.for_weights(shape, torch.zeros(2, 2, 5, 7), None, None)
         with pytest.raises(ShapeError, match=r"keep is torch.float32 .* it needs torch.bool \(2, 3, 5, 7\), or 1 in"):
-            pair_terms(None, None, torch.zeros(2, 3, 5, 7), shape)
+            PairTerms.for_weights(shape, None, None, torch.zeros(2, 3, 5, 7))
         with pytest.raises(ShapeError, match=r"along is torch.float32 \(3, 12\); it needs torch.float32 \(3, 11\)"):
-            pair_terms(None, torch.zeros(3, 12), None, shape)
+            PairTerms.for_weights(shape, None, torch.zeros(3, 12), None)
 
     def test_devices(self):
         query, key, value = inputs((1, 1, 1, 3, 3, 4, 4), torch.float32)
         with pytest.raises(DeviceError, match="key is on meta; native code runs on the CPU"):
-            attend_short(query, key.to("meta"), value, SCALE)
+            attend((query, key.to("meta"), value))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -431,7 +461,7 @@ def test_keys_behind_all_spans_are_not_read(variant, dtype):
     agrees((query.clone(), key.clone(), value.clone()), spans)
     for number, length in enumerate((61, 32, 0)):  # whole vectors of the longest kind are multiplied
         key[number, :, length:], value[number, :, length:] = math.nan, math.nan
-    output, lse = attend_short(query, key, value, SCALE, spans)
+    output, lse = attend((query, key, value), spans)
     assert output.isfinite().all()
-    gradients = attend_short_backward(query, key, value, SCALE, spans, lse, torch.randn_like(output), None)
-    assert isinstance(gradients, FiniteShortGradients)
+    gradients = differentiate((query, key, value), (output, lse), torch.randn_like(output), spans=spans)
+    assert isinstance(gradients, FiniteGradients)

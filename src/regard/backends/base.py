@@ -173,7 +173,14 @@ class ShortRows(Protocol):
         ...
 
     def backward(
-        self, batched: BatchedProblem, saved: Saved, spans: Tensor | None = None, terms: PairTerms | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        saved: Saved,
+        spans: Tensor | None = None,
+        terms: PairTerms | None = None,
     ) -> ShortGradients:
         """The gradients, and that of the terms' bias where `saved` asks for it."""
         ...

@@ -151,8 +151,10 @@ class ShortKernel:
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, in its dtype."""
+        pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
-        found = _maker(batched.value)[1].backward(batched, saved, key_spans(batched.problem), _pair_terms(batched))
+        inputs, spans = (pairs.query, pairs.key, batched.value, pairs.scale), key_spans(batched.problem)
+        found = _maker(batched.value)[1].backward(*inputs, saved, spans, _pair_terms(batched))
         query, key, value, of_bias = found
         if of_bias is not None:
             _add_bias_gradient(batched, of_bias, into)

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.batched_problem import BatchedProblem, Saved, separate_rows
+from ...core.batched_problem import Saved, separate_rows
 from ...core.finite import FiniteGradients, FiniteRows
 from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.problem import Problem
-from ...core.score_forms import DotPairs
 from ...errors import DtypeError, ShapeError
 from ...tiles.pair_terms import PairTerms
 from . import library
@@ -169,11 +168,17 @@ class ShortInC:
         return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
 
     def backward(
-        self, batched: BatchedProblem, saved: Saved, spans: Tensor | None = None, terms: PairTerms | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        saved: Saved,
+        spans: Tensor | None = None,
+        terms: PairTerms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key and value, and of a bias where it is asked for."""
-        pairs: DotPairs = batched.pairs  # type: ignore[assignment]  # `ShortKernel.why_not` refuses other forms
-        layout, query, key, value = self._laid_out(pairs.scale, spans, pairs.query, pairs.key, batched.value)
+        layout, query, key, value = self._laid_out(scale, spans, query, key, value)
         of_bias = None
         if terms is not None and saved.needs_bias_grad:
             of_bias = _BiasGradient.empty(terms, query, value)
