@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_tables, "BUDGET", 0.0)
     monkeypatch.setattr(kernel_tables, "benchmark_cases", lambda: iter([small()]))
-    monkeypatch.setattr(calibration, "measure", lambda: MEASURED)
+    monkeypatch.setattr(calibration, "measure", lambda **_: MEASURED)
     rates._rates_in_use.cache_clear()
     yield tmp_path / "cache"
     rates._rates_in_use.cache_clear()
@@ -84,7 +84,7 @@ def test_calibration_is_printed_and_kept(regard):
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(regard, cache, monkeypatch):
-    monkeypatch.setattr(calibration, "measure", lambda: pytest.fail("it was measured"))
+    monkeypatch.setattr(calibration, "measure", lambda **_: pytest.fail("it was measured"))
     cache.touch()
     result = regard("bench", "--calibrate")
     assert result.exit_code == 2
@@ -212,7 +212,7 @@ class TestAgreement:
         result = regard("bench", "--agreement", "--device", device)
         assert result.exit_code == 2
         assert result.stdout == ""
-        assert result.stderr.startswith(f"regard: kernels cannot be compared on the device '{device}': ")
+        assert result.stderr.startswith(f"regard: kernels cannot run on the device '{device}': ")
         assert "`--device cpu` is on every machine; cuda needs a GPU" in result.stderr
 
     @pytest.mark.parametrize(
@@ -227,3 +227,9 @@ class TestAgreement:
         result = regard("bench", "--agreement", *options)
         assert result.exit_code == 2
         assert said in result.stderr
+
+
+def test_a_device_that_is_not_there_is_not_calibrated(regard):
+    result = regard("bench", "--calibrate", "--device", "tpu")
+    assert result.exit_code == 2
+    assert "kernels cannot run on the device 'tpu'" in result.stderr

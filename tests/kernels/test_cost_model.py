@@ -330,8 +330,8 @@ class TestFile:
 class TestCalibration:
     def test_all_rates_are_numbers_above_0(self, monkeypatch):
         # Small and seldom: the numbers need not be good ones.
-        for name, value in (("HEADS", 2), ("KEYS", 256), ("MIN_ROUNDS", 2)):
-            monkeypatch.setattr(calibration, name, value)
+        monkeypatch.setattr(calibration, "MIN_ROUNDS", 2)
+        monkeypatch.setitem(calibration.SIZES, "cpu", replace(calibration.SIZES["cpu"], heads=2, keys=256))
         measured = calibration.measure(budget=0.0, large=2**16)
         assert all(0 < rate < float("inf") for rate in measured.numbers())
         assert set(measured.flash["torch"]) == {"float32", "float64", "bfloat16", "float16"}
@@ -347,18 +347,20 @@ class TestCalibration:
 
     def test_what_a_tile_takes_follows_from_small_problems(self):
         times = [1.0, 2.0, 0.5, 0.1, 1.0, 3.0, 0.2, 0.6 + 64 * 0.01]
-        rates = calibration._FlashBenchmark("torch", TimedFlashOfTorch(), torch.bfloat16).rates(times)
+        rates = calibration._FlashBenchmark(
+            "torch", TimedFlashOfTorch(), torch.bfloat16, calibration.SIZES["cpu"]
+        ).rates(times)
         assert rates.backward == pytest.approx(3)
         assert rates.tiles == pytest.approx(100)
 
     def test_rates_follow_from_times(self):
         """Times that are made of known rates give these back; times of noise give none below 0."""
         known = FlashRates(flops=5e10, pairs=2e9, packed=1e9, streamed=4e9, backward=3.0)
-        benchmark = calibration._FlashBenchmark("torch", TimedFlashOfTorch(), torch.float32)
+        benchmark = calibration._FlashBenchmark("torch", TimedFlashOfTorch(), torch.float32, calibration.SIZES["cpu"])
         amounts = [benchmark.amounts(*shape) for shape in benchmark.shapes]
         times = [known.seconds(FlashWork(*each)) for each in amounts]
         flops, pairs, _ = benchmark.amounts(1, calibration.FEW_DIM)
-        numbers = calibration.HEADS * calibration.KEYS * 2 * calibration.FEW_DIM
+        numbers = 8 * 1024 * 2 * calibration.FEW_DIM
         times += [known.seconds(FlashWork(flops, pairs)) + numbers / known.streamed, 1.0, 3.0]
         assert benchmark.rates(times).numbers() == pytest.approx(known.numbers())
         assert all(rate > 0 for rate in benchmark.rates([1.0, 0.5, 9.0, 1e-9, 1.0, 2.0]).numbers())

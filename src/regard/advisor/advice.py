@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..kernels.planning.rates import default_rates, rates_in_use
+from ..kernels.planning.rates import rates_in_use
 from ..utils.units import format_bytes, format_count, format_seconds
 from .mechanisms import Change, Mechanism, mechanisms
 from .workload import Workload, with_model
@@ -92,9 +92,7 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
     chosen = recommend([each for each in found if not exact or each.change < Change.FEWER_PAIRS])
     remark = "" if chosen.fits else nearest_feasible(given, chosen, found)
     rest = sorted((each for each in found if each is not chosen), key=lambda each: each.price.seconds)
-    is_cpu = given.device_type == "cpu"
-    rates = rates_in_use().origin if is_cpu else f"defaults of a data-centre GPU: {default_rates(given.device_type)}"
-    return Advice(given, (chosen, *rest), parts_beside(given, chosen), rates, remark)
+    return Advice(given, (chosen, *rest), parts_beside(given, chosen), rates_in_use(given.device_type).origin, remark)
 
 
 def make_workload(settings: dict[str, Any]) -> Workload:

@@ -347,14 +347,17 @@ Work: TypeAlias = Callable[[], object]
 class TimedFlash(Protocol):
     """Calls of the fastest flash kernel of a backend, whose times give its rates: all pairs, without mask and bias.
 
-    dtypes: of which rates are measured. few_rows: (rows, dim) of a forward pass of which what it packs takes much of
+    few_rows: (rows, dim) of a forward pass of which what it packs takes much of
     the time. begins_tiles: whether a backward pass takes noticeable time to begin each tile. Shapes: query (1, H, M,
     D), key and value (1, H, N, D).
     """
 
-    dtypes: tuple[dtype, ...]
     few_rows: tuple[int, int]
     begins_tiles: bool
+
+    def dtypes(self, device: str) -> tuple[dtype, ...]:
+        """Those of which rates are measured on a kind of device, `torch.device.type`."""
+        ...
 
     def packing_rows(self, rows: int) -> int:
         """The rows, of so many, for which a block of keys and values is packed once."""

@@ -21,7 +21,9 @@ def bench(
     agreement: Annotated[
         bool, typer.Option("--agreement", help="Compare the kernels' results with those of an oracle in float64.")
     ] = False,
-    device: Annotated[str, typer.Option(help="With --agreement: the device, such as cpu, cuda or cuda:1.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="With --agreement and --calibrate: the device, such as cpu, cuda or cuda:1.")
+    ] = "cpu",
     cases: Annotated[int, typer.Option(min=1, help="With --agreement: the most cases of each kernel.")] = 50,
     choices: Annotated[
         bool, typer.Option("--choices", help="Measure on 100 problems whether the chosen kernel is the fastest.")
@@ -58,7 +60,7 @@ def bench(
     elif units:
         _show_units(part, seed)
     elif calibrate:
-        _calibrate()
+        _calibrate(device)
     else:
         _show()
 
@@ -77,16 +79,18 @@ def _compare(name: str, most: int) -> None:
         raise typer.Exit(1)
 
 
-def _calibrate() -> None:
+def _calibrate(name: str) -> None:
+    from regard.cli.kernel_tables import checked_device
     from regard.kernels.planning.calibration import measure
     from regard.kernels.planning.rates import cache_file, make_folder, save_rates
 
-    path = cache_file()
+    device = checked_device(name).type
+    path = cache_file(device)
     make_folder(path)  # fails now, not after ten seconds of measuring
     typer.echo("measuring; other work on this machine would falsify it", err=True)
-    measured = measure()
-    save_rates(measured, path)
-    emit([*_lines(measured), f"written to {path}"])
+    measured = measure(device=device)
+    save_rates(measured, path, device)
+    emit([*_lines(measured, device), f"written to {path}"])
 
 
 def _show_choices(part: str, seed: int) -> None:
@@ -129,10 +133,10 @@ def _show() -> None:
         emit(_rows(timings))
 
 
-def _lines(rates: Rates) -> list[str]:
+def _lines(rates: Rates, device: str = "cpu") -> list[str]:
     from regard.kernels.planning.rates import Machine
 
-    machine = Machine.here()
+    machine = Machine.here(device)
     return [
         f"  {machine.processor}, threads: {machine.threads}, torch {machine.torch}",
         f"  matrix products  {rates.flops / 1e9:10,.1f} GFLOP/s a thread, float32",

@@ -131,7 +131,7 @@ def checked_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise DeviceError(
-            f"kernels cannot be compared on the device {name!r}: {first}. `--device cpu` is on every machine; cuda "
+            f"kernels cannot run on the device {name!r}: {first}. `--device cpu` is on every machine; cuda "
             "needs a GPU and a build of torch for it"
         ) from None
     return device

@@ -20,9 +20,12 @@ PACKING_ROWS = 256
 class TimedFlashInC:
     """Flash attention in C, and few queries for what is read once."""
 
-    dtypes = library.DTYPES
     few_rows: tuple[int, int] = (8, 64)
     begins_tiles = False
+
+    def dtypes(self, device: str) -> tuple[torch.dtype, ...]:
+        """All that the code reads, on the CPU."""
+        return library.DTYPES if device == "cpu" else ()
 
     def packing_rows(self, rows: int) -> int:
         """All of few, `PACKING_ROWS` of many."""

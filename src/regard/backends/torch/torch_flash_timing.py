@@ -1,4 +1,4 @@
-"""Calls of torch's own flash kernel for CPUs whose times give its rates."""
+"""Calls of torch's own flash kernel whose times give its rates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 BLOCKS = ((768, 256), (192, 64), (0, 32))
 """From so many rows on it computes blocks of so many."""
@@ -22,21 +23,34 @@ def packing_rows(rows: int) -> int:
     return min(next(block for least, block in BLOCKS if rows >= least), rows)
 
 
-class TimedFlashOfTorch:
-    """The kernel of `scaled_dot_product_attention` on CPUs."""
+def _rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _forward(query, key, value)[0] if query.is_cpu else scaled_dot_product_attention(query, key, value)
 
-    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+class TimedFlashOfTorch:
+    """The kernel of `scaled_dot_product_attention`; on CPUs by its operator, before which the function takes steps."""
+
     few_rows: tuple[int, int] = (32, 64)
     begins_tiles = True
+
+    def dtypes(self, device: str) -> tuple[torch.dtype, ...]:
+        """All; but on a CPU alone float64, of which other devices have no flash kernel."""
+        wide = (torch.float64,) if device == "cpu" else ()
+        return torch.float32, *wide, torch.bfloat16, torch.float16
 
     packing_rows = staticmethod(packing_rows)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Callable[[], object]:
         """Output and log-sum-exp."""
-        return lambda: _forward(query, key, value)
+        return lambda: _rows(query, key, value)
 
     def backward(self, query: Tensor, key: Tensor, value: Tensor) -> Callable[[], object]:
         """The gradients of query, key and value."""
+        if not query.is_cpu:
+            inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+            with torch.enable_grad():
+                output = _rows(*inputs)
+            return lambda: torch.autograd.grad(output, inputs, value, retain_graph=True)
         output, lse = _forward(query, key, value)
         return lambda: _backward(output, query, key, value, output, lse, 0.0, False)
 
@@ -44,4 +58,4 @@ class TimedFlashOfTorch:
         """One query of each head, or two of bfloat16, as `dense_block.without_single_row` has them."""
         rows = 2 if key.dtype == torch.bfloat16 else 1
         query = torch.ones(*key.shape[:2], rows, key.shape[-1], dtype=key.dtype, device=key.device)
-        return lambda: _forward(query, key, value)
+        return lambda: _rows(query, key, value)

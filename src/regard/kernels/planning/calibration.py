@@ -19,26 +19,50 @@ BUDGET = 10.0
 """Seconds that are spent on all measurements together."""
 MIN_ROUNDS = 3
 """The least number of rounds."""
-LARGE = 2**25
-"""Numbers, 128 MiB of float32, that exceed every cache."""
 CACHE_SIZES = tuple(2**size for size in range(20, 26))
 """Bytes of which it is measured whether a cache keeps them."""
 BRIEF = 5e-3
 """A work that takes fewer seconds is repeated: what it reads is in the cache then, as where calls are repeated."""
 
 
-def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
+@dataclass(frozen=True)
+class Sizes:
+    """How much the benchmarks of a kind of device compute, so that a launch is a small part of it.
+
+    large: numbers of float32 that exceed every cache. heads, keys, rows: of the flash kernels; rows of a backward pass.
+    few_heads: times as many heads for a few rows. products: (heads, rows, columns) of the products and passes.
+    """
+
+    large: int
+    heads: int
+    keys: int
+    rows: int
+    trained_rows: int
+    few_heads: int
+    products: tuple[int, int, int]
+
+
+SIZES = {
+    "cpu": Sizes(2**25, 8, 1024, 1024, 256, 1, (8, 128, 512)),
+    "cuda": Sizes(2**28, 16, 8192, 8192, 8192, 16, (64, 1024, 4096)),
+}
+"""By `torch.device.type`."""
+
+
+def measure(budget: float = BUDGET, large: int | None = None, device: str = "cpu") -> Rates:
     """Measure the rates of this machine with torch's current number of threads, for `budget` seconds at least.
 
     The benchmarks run in turn, so that all meet the same disturbances; the least of the rounds counts, since
     disturbances only add time. large: numbers read from main memory, a multiple of 1024; twice as many are allocated.
+    device: "cpu" or "cuda", whose work is waited for.
     """
-    threads = torch.get_num_threads()
-    with torch.no_grad():
-        (product, flops), (softmax, passes) = _products(), _passes()
+    sizes = SIZES[device]
+    large, threads = large or sizes.large, torch.get_num_threads() if device == "cpu" else 1
+    with torch.no_grad(), torch.device(device):
+        (product, flops), (softmax, passes) = _products(sizes), _passes(sizes)
         new, again = _fresh(large)
-        numbers = torch.ones(large, device="cpu")
-        flash = [(benchmark, benchmark.works) for benchmark in _flash_benchmarks()]
+        numbers = torch.ones(large)
+        flash = [(benchmark, benchmark.works) for benchmark in _flash_benchmarks(sizes)]
         products, softmaxes, taken, written, calls, *others = time_in_turn(
             [
                 *(_repeated(product, 16), _repeated(softmax, 16), new, again, _repeated(_call(), 1000)),
@@ -47,6 +71,7 @@ def measure(budget: float = BUDGET, large: int = LARGE) -> Rates:
                 *(work for _, works in flash for work in works),
             ],
             budget,
+            wait=None if device == "cpu" else torch.cuda.synchronize,
         )
     found: dict[str, dict[str, FlashRates]] = {}
     spent = iter(others)
@@ -74,8 +99,9 @@ def _cache_size(rates: Sequence[float], moved: float) -> int:
     return CACHE_SIZES[max(slow - 1, 0)]
 
 
-def time_in_turn(works: Sequence[Work], budget: float) -> list[float]:
-    """Seconds of each work: the least over rounds in which each runs once."""
+def time_in_turn(works: Sequence[Work], budget: float, wait: Work | None = None) -> list[float]:
+    """Seconds of each work: the least over rounds in which each runs once. wait: until what was launched is done."""
+    works = works if wait is None else [_and_then(work, wait) for work in works]
     for work in works:
         work()
     rounds: list[list[float]] = []
@@ -83,6 +109,16 @@ def time_in_turn(works: Sequence[Work], budget: float) -> list[float]:
     while len(rounds) < MIN_ROUNDS or time.perf_counter() - began < budget:
         rounds.append([_seconds(work) for work in works])
     return [min(spent) for spent in zip(*rounds, strict=True)]
+
+
+def _and_then(work: Work, wait: Work) -> Work:
+    """A work, and the end of what it launched."""
+
+    def both() -> None:
+        work()
+        wait()
+
+    return both
 
 
 def _seconds(work: Work) -> float:
@@ -110,10 +146,11 @@ def _repeated(work: Work, calls: int) -> Work:
     return often
 
 
-def _products() -> tuple[Work, float]:
-    """Benchmark of `flops`: matrix products of 8 heads in blocks as the dense kernel has them; and their flops."""
-    query, key = torch.rand(8, 128, 64, device="cpu"), torch.rand(8, 512, 64, device="cpu")
-    scores = torch.empty(8, 128, 512, device="cpu")
+def _products(sizes: Sizes) -> tuple[Work, float]:
+    """Benchmark of `flops`: matrix products of some heads in blocks as the dense kernel has them; and their flops."""
+    heads, rows, columns = sizes.products
+    query, key = torch.rand(heads, rows, 64), torch.rand(heads, columns, 64)
+    scores = torch.empty(heads, rows, columns)
     return lambda: torch.matmul(query, key.mT, out=scores), 2.0 * scores.numel() * query.shape[-1]
 
 
@@ -124,27 +161,35 @@ class _FlashBenchmark:
     backend: str
     timed: TimedFlash
     dtype: torch.dtype
+    sizes: Sizes
 
     @property
     def works(self) -> list[Work]:
         """Three forward passes, few rows, a forward and a backward pass, and those of small tiles where they tell."""
-        timed, trained = self.timed, _tensors(*TRAINED, self.dtype)
-        works = [timed.forward(*_tensors(rows, dim, self.dtype)) for rows, dim in self.shapes]
-        works += [timed.stream(*_tensors(1, FEW_DIM, self.dtype)[1:])]
+        timed, (large, other, few) = self.timed, self.shapes
+        trained, small = self._tensors(self.sizes.trained_rows, TRAINED_DIM), self._tensors(SMALL, FEW_DIM, keys=SMALL)
+        works = [timed.forward(*self._tensors(*shape)) for shape in (large, other)]
+        works += [timed.forward(*self._tensors(*few, times=self.sizes.few_heads))]
+        works += [timed.stream(*self._tensors(1, FEW_DIM)[1:])]
         works += [timed.forward(*trained), timed.backward(*trained)]
-        if timed.begins_tiles:
-            small = _tensors(SMALL, FEW_DIM, self.dtype, keys=SMALL, heads=SMALL_HEADS)
-            works += [timed.forward(*small), timed.backward(*small)]
-        return works
+        return [*works, timed.forward(*small), timed.backward(*small)] if timed.begins_tiles else works
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """Rows and dims of the forward passes: large blocks, and few rows, of whose time much is packing."""
-        return *LARGE_BLOCKS, self.timed.few_rows
+        return (self.sizes.rows, 32), (self.sizes.rows, 128), self.timed.few_rows
+
+    def _tensors(
+        self, rows: int, dim: int, *, keys: int | None = None, times: int = 1
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        heads = (self.sizes.heads if keys is None else SMALL_HEADS) * times
+        keys = self.sizes.keys if keys is None else keys
+        query, key, value = (torch.rand(1, heads, length, dim).to(self.dtype) for length in (rows, keys, keys))
+        return query, key, value
 
     def amounts(self, rows: int, dim: int) -> tuple[float, float, float]:
         """Flops, pairs and packed numbers of a forward pass."""
-        pairs = float(HEADS * rows * KEYS)
+        pairs = float(self.sizes.heads * rows * self.sizes.keys)
         return 4.0 * pairs * dim, pairs, pairs / self.timed.packing_rows(rows) * 2 * dim
 
     def rates(self, times: Sequence[float]) -> FlashRates:
@@ -153,9 +198,10 @@ class _FlashBenchmark:
         Forward passes are sums of products, pairs and packed numbers: three rates from three times, none below 0.
         """
         work = np.array([self.amounts(rows, dim) for rows, dim in self.shapes])
+        work[2] *= self.sizes.few_heads
         each = _least_squares(work / np.array(times[:3])[:, None], np.ones(3))
         flops, pairs, _ = self.amounts(1, FEW_DIM)
-        numbers = HEADS * KEYS * 2 * FEW_DIM
+        numbers = self.sizes.heads * self.sizes.keys * 2 * FEW_DIM
         streamed = (times[3] - flops * each[0] - pairs * each[1]) / numbers
         least = times[3] / numbers / 10
         products, softmax, packed = (1 / max(float(seconds), 1e-13) for seconds in each)
@@ -166,14 +212,10 @@ class _FlashBenchmark:
         return replace(rates, tiles=1 / max(begun, 1e-9))
 
 
-HEADS, KEYS = 8, 1024
-"""Heads and keys of the benchmarks of the flash kernels."""
-LARGE_BLOCKS = (1024, 32), (1024, 128)
-"""Rows and dims of their forward passes over large blocks."""
 FEW_DIM = 128
 """Dim of the benchmark of a single row."""
-TRAINED = 256, 64
-"""Rows and dim of the benchmark of a backward pass, which in float16 is slow, and of the forward pass beside it."""
+TRAINED_DIM = 64
+"""Dim of the benchmark of a backward pass, of few rows as it is slow in float16, and of the forward pass beside it."""
 SMALL_HEADS, SMALL = 64, 16
 """Heads, and rows and keys, of the benchmarks of `FlashRates.tiles`: one tile for each head, forward and backward."""
 
@@ -191,29 +233,20 @@ def _least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return best
 
 
-def _flash_benchmarks() -> Iterator[_FlashBenchmark]:
-    """Benchmarks of the flash kernel of each backend for CPUs, in each dtype."""
+def _flash_benchmarks(sizes: Sizes) -> Iterator[_FlashBenchmark]:
+    """Benchmarks of the flash kernel of each backend on torch's default device, in each dtype."""
     for backend in BACKENDS:
         if (timed := backend.timed_flash) is None:
             continue
-        for dtype in timed.dtypes:
-            if backend.runs(torch.empty(0, dtype=dtype, device="cpu")):
-                yield _FlashBenchmark(backend.name, timed, dtype)
+        for dtype in timed.dtypes(torch.get_default_device().type):
+            if backend.runs(torch.empty(0, dtype=dtype)):
+                yield _FlashBenchmark(backend.name, timed, dtype, sizes)
 
 
-def _tensors(
-    rows: int, dim: int, dtype: torch.dtype, *, keys: int = KEYS, heads: int = HEADS
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.rand(1, heads, rows, dim, device="cpu").to(dtype),
-        torch.rand(1, heads, keys, dim, device="cpu").to(dtype),
-        torch.rand(1, heads, keys, dim, device="cpu").to(dtype),
-    )
-
-
-def _passes() -> tuple[Work, float]:
+def _passes(sizes: Sizes) -> tuple[Work, float]:
     """Benchmark of `passes`: the online softmax of one tile, from maximum to sum; and its number of passes."""
-    scores = torch.rand(8, 128, 256, device="cpu")
+    heads, rows, columns = sizes.products
+    scores = torch.rand(heads, rows, columns // 2)
     weights = torch.empty_like(scores)
 
     def softmax() -> None:
@@ -230,17 +263,17 @@ def _reads(numbers: Tensor) -> list[Work]:
 
 def _stream(benchmark: _FlashBenchmark, numbers: Tensor) -> Work:
     """Benchmark of a flash kernel's `moved`: a few queries over these bytes as keys and values of its dtype."""
-    key, value = numbers.view(benchmark.dtype).view(2, 1, HEADS, -1, FEW_DIM)
+    key, value = numbers.view(benchmark.dtype).view(2, 1, benchmark.sizes.heads, -1, FEW_DIM)
     return benchmark.timed.stream(key, value)
 
 
 def _fresh(large: int) -> tuple[Work, Work]:
     """Benchmarks of `fresh`: a sum into newly allocated memory, and the same into existing memory."""
-    numbers, there = torch.zeros(large, device="cpu"), torch.zeros(large, device="cpu")
+    numbers, there = torch.zeros(large), torch.zeros(large)
     return lambda: numbers + 1, lambda: torch.add(numbers, 1, out=there)
 
 
 def _call() -> Work:
     """Benchmark of `call`: a slice and a sum of a few numbers."""
-    few, other = torch.zeros(8, device="cpu"), torch.zeros(4, device="cpu")
+    few, other = torch.zeros(8), torch.zeros(4)
     return lambda: few[:4] + other

@@ -18,6 +18,8 @@ import platform
 import re
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from ...core.problem import Problem
 from ...errors import ConfigurationError
 from ..base import Cost, FlashWork
 
-MEASURE = "`regard bench --calibrate` measures them"
+CALIBRATE = "regard bench --calibrate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def default_rates(device: str = "cpu", native_variant: str | None = None, machin
     if machine is None:
         machine = _machine_here() if device == "cpu" else "cuda"
     held = machine_rates()[machine]
-    flash = {"torch": held["flash"]["torch"]}
+    flash = {backend: by_dtype for backend, by_dtype in held["flash"].items() if backend != "cpu"}
     if own := held["flash"].get("cpu", {}).get(native_variant or ""):
         flash["cpu"] = own
     numbers = {name: held[name] for name in NUMBERS}
@@ -165,8 +167,11 @@ class Machine:
     native: str
 
     @classmethod
-    def here(cls) -> Machine:
-        """The current machine and number of threads."""
+    def here(cls, device: str = "cpu") -> Machine:
+        """The current machine and number of threads; of a CUDA device the card, and Triton as its native code."""
+        if device != "cpu":
+            triton = f"Triton {version('triton')}" if find_spec("triton") else "none"
+            return cls(torch.cuda.get_device_name(), 1, str(torch.__version__), triton)
         return cls(_processor(), torch.get_num_threads(), str(torch.__version__), native.variant_in_use() or "none")
 
     def differences(self, other: Machine) -> str:
@@ -183,10 +188,13 @@ class RatesInUse:
     origin: str
 
 
-def cache_file() -> Path:
-    """Path of the measured rates: calibration.json in regard's folder of the user's cache directory."""
+def cache_file(device: str = "cpu") -> Path:
+    """Path of the measured rates: calibration.json in regard's folder of the user's cache directory.
+
+    device: as `torch.device.type`; that of another than the CPU has its name in it.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "regard" / "calibration.json"
+    return Path(home) / "regard" / ("calibration.json" if device == "cpu" else f"calibration-{device}.json")
 
 
 def predicted_seconds(cost: Cost, problem: Problem) -> float:
@@ -197,14 +205,13 @@ def predicted_seconds(cost: Cost, problem: Problem) -> float:
 
 def seconds_on(device: str, cost: Cost, dtype: torch.dtype, *, training: bool = False) -> float:
     """Predicted seconds of this cost on a kind of device, `torch.device.type`; in training, forward and backward."""
-    if device != "cpu":
-        return default_rates(device).seconds(cost, dtype, threads=1, training=training)
-    return rates_in_use().rates.seconds(cost, dtype, training=training)
+    threads = None if device == "cpu" else 1
+    return rates_in_use(device).rates.seconds(cost, dtype, threads, training=training)
 
 
-def rates_in_use() -> RatesInUse:
-    """The rates of the CPU in use, measured or default, and their origin; the file is read once for a `rates_key`."""
-    return _rates_in_use(*rates_key())
+def rates_in_use(device: str = "cpu") -> RatesInUse:
+    """The rates of a kind of device in use, measured or default, and their origin; read once for a `rates_key`."""
+    return _rates_in_use(*rates_key(), device)
 
 
 times_saved = 0
@@ -217,17 +224,21 @@ def rates_key() -> tuple[int, str | None, int]:
 
 
 @cache
-def _rates_in_use(threads: int, native_variant: str | None, times_saved: int) -> RatesInUse:
-    defaults = default_rates("cpu", native_variant)
+def _rates_in_use(threads: int, native_variant: str | None, times_saved: int, device: str) -> RatesInUse:
+    defaults, on_cpu = default_rates(device, native_variant), device == "cpu"
+    of, command = ("", CALIBRATE) if on_cpu else (" of a data-centre GPU", f"{CALIBRATE} --device {device}")
+    by = f"`{command}` measures them"
     try:
-        path = cache_file()
+        path = cache_file(device)
         measured, machine = load_rates(path)
     except FileNotFoundError:
-        return RatesInUse(defaults, f"defaults: nothing was measured here; {MEASURE}")
+        return RatesInUse(defaults, f"defaults{of}: nothing was measured here; {by}")
     except (OSError, RuntimeError, ConfigurationError) as error:  # damaged, closed to us, no home: never in the way
-        return RatesInUse(defaults, f"defaults: {error}")
-    if changed := Machine.here().differences(machine):
-        return RatesInUse(defaults, f"defaults: {path} was measured on another machine ({changed}); {MEASURE} anew")
+        return RatesInUse(defaults, f"defaults{of}: {error}")
+    if not on_cpu and not torch.cuda.is_available():
+        return RatesInUse(measured, f"measured on {machine.processor}, from {path}")
+    if changed := Machine.here(device).differences(machine):
+        return RatesInUse(defaults, f"defaults{of}: {path} was measured on another machine ({changed}); {by} anew")
     return RatesInUse(measured, f"measured here, from {path}")
 
 
@@ -280,15 +291,17 @@ def make_folder(path: Path) -> None:
         raise _unwritten(path, error) from error
 
 
-def save_rates(measured: Rates, path: Path) -> None:
+def save_rates(measured: Rates, path: Path, device: str = "cpu") -> None:
     """Save rates of this machine to a file, atomically; kernels are chosen by them from the next call on.
+
+    device: as `torch.device.type`, whose rates they are.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
     global times_saved
     make_folder(path)
-    text = json.dumps({"machine": asdict(Machine.here()), "rates": asdict(measured)}, indent=2) + "\n"
+    text = json.dumps({"machine": asdict(Machine.here(device)), "rates": asdict(measured)}, indent=2) + "\n"
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         beside.write_text(text, "utf-8")
