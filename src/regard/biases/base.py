@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.grid import Grid, broadcast_together
+from ..core.mixed_devices import refuse_mixed_devices
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import is_causal_bias
 from ..errors import ConfigurationError, DtypeError, RegardError, ShapeError
@@ -61,6 +62,7 @@ class Bias(ABC):
         except (RegardError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a bias may be the user's, and raise anything
+            refuse_mixed_devices(self, error, grid.device)
             raise ConfigurationError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. `values` gets the positions of many "
                 "pairs as tensors of whole numbers, `grid.query` as a column and `grid.key` as a row, and returns a "

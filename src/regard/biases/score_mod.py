@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.finite import all_finite
 from ..core.grid import Grid
+from ..core.mixed_devices import refuse_mixed_devices
 from ..core.state_search import state_of
 from ..core.torch_modes import under_transform
 from ..core.traced_function import PairFunctionTrace, TensorSubstitution
@@ -128,6 +129,7 @@ class ScoreModBias(Bias):
                 full = [index.reshape((1,) * (len(shape) - index.ndim) + index.shape) for index in indices]
                 values = _mapped(partial(self._call, score), *full)
         except Exception as error:  # the function is the user's, and may raise anything
+            refuse_mixed_devices(self, error, indices[-1].device)
             raise ConfigurationError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A score_mod gets a score and four "
                 "tensors of whole numbers, and returns the score with a number added; torch.where stands for if"

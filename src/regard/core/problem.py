@@ -114,10 +114,13 @@ class Problem:
         """
         if self.mask is None:
             return None
+        grid = grid or self.grid()
         try:
-            keep = self.mask.evaluate(grid or self.grid())
+            keep = self.mask.evaluate(grid)
         except ShapeError as error:
             raise MaskError(f"mask {self.mask!r} does not fit: {error}") from None
+        if keep.device != grid.device:  # which may be the CPU, for the tiles of a formula
+            raise DeviceError(_elsewhere(f"mask {self.mask!r}", keep, grid.device))
         if not self._fits(keep):
             raise MaskError(
                 f"mask {self.mask!r} has the shape {(*keep.shape[:-2], *self.weights_shape[-2:])}, which does not "
@@ -134,10 +137,7 @@ class Problem:
         except ShapeError as error:
             raise ShapeError(f"bias {self.bias!r} does not fit: {error}") from None
         if values.device != self.value.device:
-            raise DeviceError(
-                f"bias {self.bias!r} is on {values.device}, but query, key and value are on {self.value.device}: "
-                f"move it with .to({str(self.value.device)!r})"
-            )
+            raise DeviceError(_elsewhere(f"bias {self.bias!r}", values, self.value.device))
         if not self._fits(values):
             raise ShapeError(
                 f"bias {self.bias!r} has the shape {(*values.shape[:-2], *self.weights_shape[-2:])}, which does not "
@@ -203,3 +203,8 @@ class Problem:
         return len(leading) <= len(whole) and all(
             size in (1, of) for size, of in zip(reversed(leading), reversed(whole), strict=False)
         )
+
+
+def _elsewhere(name: str, found: Tensor, device: torch.device) -> str:
+    """The message for a mask or a bias that was computed on another device."""
+    return f"{name} is on {found.device}, but query, key and value are on {device}: move it with .to({str(device)!r})"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.grid import Blocks, Grid, broadcast_together
 from ..core.intervals import FULL, PARTIAL, Ternary, evaluate_tiles
+from ..core.mixed_devices import refuse_mixed_devices
 from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError, RegardError
 from ..utils.other_types import name_type
@@ -110,6 +111,7 @@ class Mask(ABC):
             raise
         except Exception as error:  # a mask may be the user's, and raise anything
             self.check_operands(grid)
+            refuse_mixed_devices(self, error, grid.device)
             raise MaskError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. `keep` gets the positions of many "
                 "pairs as tensors of whole numbers, 0 among them, and returns a bool tensor; & | ~ and torch.where "

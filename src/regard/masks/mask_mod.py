@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.grid import Blocks
 from ..core.intervals import Ternary, Undecided
+from ..core.mixed_devices import refuse_mixed_devices
 from ..core.state import State
 from ..core.state_search import state_of
 from ..core.torch_modes import under_transform
@@ -51,6 +52,7 @@ class MaskModMask(Mask):
         except MaskError:
             raise
         except Exception as error:  # the function is the user's, and may raise anything
+            refuse_mixed_devices(self, error, grid.device)
             raise MaskError(
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A mask_mod gets four tensors of whole "
                 "numbers and returns a bool tensor; & | ~ and torch.where stand for and, or, not and if"
