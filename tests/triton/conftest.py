@@ -3,9 +3,14 @@
 Whether kernels are interpreted is read when Triton is imported, so that a process of their own runs these tests.
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from regard.backends.triton import jit_runtime
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
