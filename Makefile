@@ -36,12 +36,17 @@ TRITON_TESTS := TRITON_INTERPRET=1 REGARD_NATIVE=off $(PYTEST) tests/triton
 
 DATA ?= data
 
-BENCHMARKS := $(sort $(wildcard benchmarks/[a-z]*.py))
+# That of a GPU is for `make gpu`.
+BENCHMARKS := $(sort $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/[a-z]*.py)))
+
+# Sections of benchmarks/gpu.py, with commas between them, and where its report is put.
+ONLY ?=
+REPORT ?= docs/gpu.md
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-triton test-variant durations conformance aarch64 check format docs bench comparisons figures clean
+.PHONY: help demo test test-all test-triton test-variant durations conformance aarch64 check format docs bench gpu comparisons figures clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -86,6 +91,9 @@ docs: $(DEV)  ## build the site, in English and Korean: build/site/index.html op
 
 bench: $(DEV)  ## measure: prints tables in Markdown, half an hour or more on two quiet cores
 	@for file in $(BENCHMARKS); do printf '\n## %s\n\n' "$$file"; $(BIN)/python "$$file" || exit 1; done
+
+gpu:  ## on a machine with a GPU: check and measure in eight minutes at most (docs/gpu.md); ONLY=card,decode a part; PYTHON has torch
+	$(PYTHON) benchmarks/gpu.py $(if $(ONLY),--only $(ONLY)) --out $(REPORT)
 
 comparisons: $(DEV)  ## run the comparisons of docs/comparisons.md on the text in DATA=DIR (data), 40 minutes of a core; what is done stays
 	$(BIN)/regard compare dates --vary score
