@@ -13,7 +13,7 @@ from regard.backends.cpu import flash_tiles, library
 from regard.backends.cpu.flash_tiles import FlashProblem
 from regard.backends.cpu.library import DTYPES
 from regard.core.dropout import Dropout, DropoutHashes
-from regard.core.finite import FiniteGradients, FiniteRows
+from regard.core.finite import CheckedGradients, CheckedRows
 from regard.errors import DeviceError, DtypeError, ShapeError
 from regard.tiles.tile_bits import BLOCK, TileBits
 
@@ -466,8 +466,8 @@ def test_a_pass_finds_whether_it_wrote_finite_numbers(variant, name, dtype, monk
             query, key, value, above = tensors
             problem = FlashProblem(query, key, value, 0.3, tiles)
             rows = problem.forward()
-            assert isinstance(rows, FiniteRows) == bool(rows[0].isfinite().all())
-            assert number < 4 or isinstance(rows, FiniteRows)
+            assert isinstance(rows, CheckedRows) == bool(rows[0].isfinite().all())
+            assert number < 4 or isinstance(rows, CheckedRows)
             gradients = problem.backward(*rows, above, None)
-            assert isinstance(gradients, FiniteGradients) == all(bool(each.isfinite().all()) for each in gradients[:3])
-            assert (number == 4) == isinstance(gradients, FiniteGradients)
+            assert isinstance(gradients, CheckedGradients) == all(bool(each.isfinite().all()) for each in gradients[:3])
+            assert (number == 4) == isinstance(gradients, CheckedGradients)

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.backends.cpu.library import DTYPES
 from regard.backends.cpu.short_rows import LONGEST, ShortInC, _BiasGradient
 from regard.core.batched_problem import Saved
-from regard.core.finite import FiniteGradients, FiniteRows
+from regard.core.finite import CheckedGradients, CheckedRows
 from regard.errors import DeviceError, DtypeError, ShapeError
 from regard.tiles.pair_terms import PairTerms
 
@@ -301,8 +301,8 @@ def test_few_rows_read_no_key_beyond_the_last(variant, keys, dtype):
     agrees((query, key, value), None)
     rows = attend((query, key, value))
     gradients = differentiate((query, key, value), rows, torch.randn_like(rows[0]))
-    assert isinstance(rows, FiniteRows)
-    assert isinstance(gradients, FiniteGradients)
+    assert isinstance(rows, CheckedRows)
+    assert isinstance(gradients, CheckedGradients)
 
 
 def test_a_log_sum_exp_of_more_keys(variant):
@@ -359,11 +359,11 @@ def test_any_strides():
 class TestNonfinite:
     def test_what_is_written_is_checked(self, variant):
         query, key, value = inputs((1, 1, 1, 9, 9, 16, 16), torch.float32)
-        assert isinstance(attend((query, key, value)), FiniteRows)
+        assert isinstance(attend((query, key, value)), CheckedRows)
         for tensor in (query, key, value):
             entry = tensor[0, 0, 5, 3].item()
             tensor[0, 0, 5, 3] = math.nan
-            assert not isinstance(attend((query, key, value)), FiniteRows)
+            assert not isinstance(attend((query, key, value)), CheckedRows)
             tensor[0, 0, 5, 3] = entry
 
     def test_large_scores_are_not_precise(self, variant):
@@ -400,10 +400,10 @@ class TestNonfinite:
         rows = attend(tensors)
         above = rows[0].clone()
         gradients = differentiate(tensors, rows, above)
-        assert isinstance(gradients, FiniteGradients)
+        assert isinstance(gradients, CheckedGradients)
         above[0, 0, 3, 3] = math.inf
         gradients = differentiate(tensors, rows, above)
-        assert not isinstance(gradients, FiniteGradients)
+        assert not isinstance(gradients, CheckedGradients)
 
 
 class TestErrors:
@@ -464,4 +464,4 @@ def test_keys_behind_all_spans_are_not_read(variant, dtype):
     output, lse = attend((query, key, value), spans)
     assert output.isfinite().all()
     gradients = differentiate((query, key, value), (output, lse), torch.randn_like(output), spans=spans)
-    assert isinstance(gradients, FiniteGradients)
+    assert isinstance(gradients, CheckedGradients)

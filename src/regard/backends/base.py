@@ -20,7 +20,7 @@ from ..lenses.forms import WeightForm
 from ..tiles.pair_terms import PairTerms
 
 Rows: TypeAlias = tuple[Tensor, Tensor]
-"""Output (B, H, M, Dv) and log-sum-exp (B, H, M); `core.finite.FiniteRows` if the output is known to be finite."""
+"""Output (B, H, M, Dv) and log-sum-exp (B, H, M); `core.finite.CheckedRows` if they need no check for NaN."""
 
 
 class FlashTiles(Protocol):
@@ -42,15 +42,15 @@ class FlashTiles(Protocol):
         """Write into output and log-sum-exp, or merge with those of other keys that stand there.
 
         Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis. Returns
-        whether all entries of the output that were written are known to be finite.
+        whether what was written needs no check for NaN.
         """
         ...
 
     def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
         """Write the gradients, or add them to those that stand there; of the bias, always add.
 
-        Those of query, key and value are float32, of any strides but in the last axis. Returns whether all entries of
-        these three that were written are known to be finite.
+        Those of query, key and value are float32, of any strides but in the last axis. Returns whether what was
+        written into these three needs no check for NaN.
         """
         ...
 
@@ -140,7 +140,7 @@ class ShortPass(Protocol):
 ShortGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """Of query, key and value in their shapes and dtypes, and of the terms' bias in float32 if it is asked for: (H or 1,
 M + N - 1) of one by distance, else (B or 1, H, M, N), over all batches where the bias is the same for them.
-`core.finite.FiniteGradients` if all entries of the first three are known to be finite."""
+`core.finite.CheckedGradients` if the first three need no check for NaN."""
 
 
 class ShortRows(Protocol):
@@ -380,6 +380,13 @@ class Backend(Protocol):
     """A maker of what kernels describe. A group that it does not have is None."""
 
     name: str
+    nan_safe: bool
+    """Whether its results need no look, which would wait for a device: results of `flash`, `few_queries`, `short` and
+    `additive` are `CheckedRows` and checked gradients for any numbers.
+
+    NaN or infinity in a masked key, or its value, reaches no row and no gradient. A row that attends to NaN, and one
+    that attends to infinity in a query or key under a tanh, has NaN in output and log-sum-exp, and no part in
+    gradients. `backward` takes log-sum-exps as `forward` gave them: of any size, and -inf in rows without keys."""
 
     @property
     def flash(self) -> FlashTiles | None: ...

@@ -19,3 +19,8 @@ def reasons_against(backends: Sequence[Backend], value: Tensor) -> list[str]:
     if any(backend.runs(value) for backend in backends):
         return []
     return [reason for backend in backends for reason in backend.why_not(value)]
+
+
+def is_nan_safe(name: str) -> bool:
+    """Whether the backend of that name is, as `Backend.nan_safe` describes it."""
+    return any(backend.nan_safe for backend in BACKENDS if backend.name == name)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .grid import WHOLE, Grid
 from .large_results import new_large
+from .log_sum_exp import lse_dtype
 from .problem import Problem
 from .score_forms import AdditivePairs, PairForm, at_least_float32
 
@@ -21,7 +22,8 @@ class Saved:
     """Forward results and upstream gradients, as passed to a kernel's backward.
 
     Shapes: output, grad_output (B, H, M, Dv); lse, grad_lse (B, H, M). lse is +inf where a row takes no part: its
-    weights, exp(score - lse), are then 0. needs_bias_grad: whether the gradient of the bias is required.
+    weights, exp(score - lse), are then 0. needs_bias_grad: whether the gradient of the bias is required. has_lse_grad:
+    whether the gradient of the log-sum-exp may have an entry other than 0.
     """
 
     output: Tensor
@@ -29,27 +31,24 @@ class Saved:
     grad_output: Tensor
     grad_lse: Tensor
     needs_bias_grad: bool = False
+    has_lse_grad: bool = True
 
     def part(self, batch: slice = WHOLE, rows: slice = WHOLE) -> Saved:
         """The same of some batches and some of their rows."""
         tensors = (self.output, self.lse, self.grad_output, self.grad_lse)
-        return Saved(*(tensor[batch, :, rows] for tensor in tensors), needs_bias_grad=self.needs_bias_grad)
+        output, lse, *above = (tensor[batch, :, rows] for tensor in tensors)
+        return Saved(output, lse, *above, needs_bias_grad=self.needs_bias_grad, has_lse_grad=self.has_lse_grad)
 
     def delta(self) -> Tensor:
         """Σ grad_output · output - grad_lse per row: the gradient of a score is weight · (grad_weight - delta)."""
         return (at_least_float32(self.grad_output) * at_least_float32(self.output)).sum(-1) - self.grad_lse
-
-    @property
-    def has_lse_grad(self) -> bool:
-        """Whether the gradient of the log-sum-exp has an entry other than 0."""
-        return bool(self.grad_lse.any())
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ProblemGradients:
     """Gradients of a batched problem's tensors, each in its tensor's shape; one per bias parameter.
 
-    finite: whether all entries of those of query, key and value are known to be finite.
+    checked: whether those of query, key and value need no check for NaN, as `core.finite.CheckedGradients`.
     """
 
     query: Tensor
@@ -57,7 +56,7 @@ class ProblemGradients:
     value: Tensor
     weight: Tensor | None = None
     bias: tuple[Tensor, ...] = ()
-    finite: bool = False
+    checked: bool = False
 
     def part(self, batch: slice) -> ProblemGradients:
         """Views of the gradients of some batches, to add to."""
@@ -112,6 +111,11 @@ class BatchedProblem:
         return replace(self, pairs=pairs, value=self.value[batch], batch=batch)
 
     @property
+    def lse_dtype(self) -> torch.dtype:
+        """The dtype of log-sum-exps by torch's operators: float64 where nobody reads whether float32 is enough."""
+        return lse_dtype(self.value)
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, M, N)."""
         batch, heads, queries = self.pairs.query.shape[:3]
@@ -149,10 +153,9 @@ class BatchedProblem:
     def empty_results(self) -> tuple[Tensor, Tensor]:
         """Uninitialised tensors for an output (B, H, M, Dv) and a log-sum-exp (B, H, M)."""
         batch, heads, queries, _ = self.shape
-        lse = torch.promote_types(self.value.dtype, torch.float32)
         return (
             self.value.new_empty(batch, heads, queries, self.value.shape[-1]),
-            self.value.new_empty(batch, heads, queries, dtype=lse),
+            self.value.new_empty(batch, heads, queries, dtype=self.lse_dtype),
         )
 
     def join_batches(self, parts: Iterable[tuple[slice, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Whether tensors are finite, and results of which their maker has found that they are."""
+"""Whether tensors are finite, and results that need no check for NaN."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ import torch
 from torch import Tensor
 
 
-class FiniteRows(tuple[Tensor, Tensor]):
-    """Output and log-sum-exp of a forward pass that wrote neither NaN nor infinity into the output."""
+class CheckedRows(tuple[Tensor, Tensor]):
+    """Output and log-sum-exp that need no check for NaN: no masked number can be in them.
+
+    Their maker has found that the output is finite, or never multiplies what is masked.
+    """
 
     __slots__ = ()
 
 
-class FiniteGradients(tuple[Tensor, Tensor, Tensor, Tensor | None]):
-    """Gradients of a backward pass that wrote neither NaN nor infinity into those of query, key and value."""
+class CheckedGradients(tuple[Tensor, Tensor, Tensor, Tensor | None]):
+    """Gradients that need no check for NaN, as `CheckedRows`: those of query, key and value, and of a bias.
+
+    A row whose output is NaN has no part in them.
+    """
 
     __slots__ = ()
+
+
+def waits(tensor: Tensor) -> bool:
+    """Whether to read a number of a tensor would wait for the device that computes it."""
+    return not tensor.is_cpu
 
 
 Reader: TypeAlias = Callable[[Tensor], bool | None]

@@ -15,11 +15,20 @@ import torch
 from torch import Tensor
 
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
+from .finite import waits
 from .grid import EMPTY, WHOLE, Blocks
 from .problem import Problem
 from .score_forms import AdditivePairs, at_least_float32, per_head
 
 INFINITY = float("inf")
+
+
+def lse_dtype(value: Tensor) -> torch.dtype:
+    """The dtype in which torch's operators compute log-sum-exps, by a problem's value: float32 at least.
+
+    On a device where to see whether float32 is enough would wait for it, that is float64: of each row one number.
+    """
+    return torch.float64 if waits(value) else torch.promote_types(value.dtype, torch.float32)
 
 
 def merge_softmax(outputs: Tensor, lses: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +48,8 @@ def merge_softmax(outputs: Tensor, lses: Tensor, dim: int) -> tuple[Tensor, Tens
     total = shares.sum(dim, keepdim=True)
     empty = total == 0
     total = total.masked_fill(empty, 1.0)  # neither the quotient nor the gradient of the log divides by 0
-    output = ((shares / total).unsqueeze(-1) * at_least_float32(outputs)).sum(dim)
+    wide = at_least_float32(outputs)
+    output = ((shares / total).to(wide.dtype).unsqueeze(-1) * wide).sum(dim)
     return output, (total.log() + peak).masked_fill(empty, -INFINITY).squeeze(dim)
 
 
@@ -61,6 +71,20 @@ def within_float32(lse: Tensor) -> bool:
         low, high = torch.stack((low, high)).cpu()  # one transfer from the device
     low, high = low.item(), high.item()
     return low > -LARGEST_LSE and high < LARGEST_LSE
+
+
+def split_float64(lse: Tensor) -> tuple[Tensor, Tensor]:
+    """A log-sum-exp of float64 as one of float32, and the factor that weights which follow from it lack.
+
+    Weights of a float32 score are exp(score - rounded) · exp(rounded - lse): gradients are linear in the weights, so
+    that the second factor may be that of the gradients from above. It is 1 where float32 is exact enough.
+
+    >>> split_float64(torch.tensor([2.0**25 + 1], dtype=torch.float64))
+    (tensor([33554432.]), tensor([0.3679]))
+    """
+    rounded = lse.float()
+    left = (rounded.double() - lse).masked_fill(rounded.isinf(), 0.0)
+    return rounded, left.exp().float()
 
 
 def coarse_rows(problem: Problem, lse: Tensor) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..backends.base import AdditiveTiles
-from ..backends.registry import BACKENDS, reasons_against
+from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs
@@ -50,19 +50,23 @@ class AdditiveKernel:
         """Those of all tensors."""
         return EVERY_GRADIENT
 
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether the backend that computes a problem is."""
+        return is_nan_safe(_maker(problem.value)[0])
+
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
         return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
-        return _tiles(batched.value).forward(batched, self.tile)
+        return _maker(batched.value)[1].forward(batched, self.tile)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return _tiles(batched.value).backward(batched, saved, self.tile)
+        return _maker(batched.value)[1].backward(batched, saved, self.tile)
 
 
-def _tiles(value: Tensor) -> AdditiveTiles:
-    """Who computes additive scores of this device and dtype over tiles."""
-    return next(each.additive for each in BACKENDS if each.additive is not None and each.runs(value))
+def _maker(value: Tensor) -> tuple[str, AdditiveTiles]:
+    """Who computes additive scores of this device and dtype over tiles: the backend's name and its methods."""
+    return next((each.name, each.additive) for each in BACKENDS if each.additive is not None and each.runs(value))

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Result:
     """output (..., heads, M, Dv), and the log-sum-exp (..., heads, M) of each row of scores if it was requested.
 
-    finite: whether all entries of the output are known to be finite, so that nobody needs to read them for that.
+    checked: whether the output needs no check for NaN, as `core.finite.CheckedRows`.
     """
 
     output: Tensor
     lse: Tensor | None = None
-    finite: bool = False
+    checked: bool = False
 
 
 BACKWARD = price("base.backward")
@@ -106,7 +106,7 @@ class OwnGradient(Protocol):
 
     Both are called without autograd, for a problem whose numbers are finite or are all attended to. Sinks and rows that
     attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf. A
-    forward pass that has found all entries of its output finite returns `FiniteRows`; others are read for that.
+    forward pass whose output needs no check for NaN returns `CheckedRows`; that of others is read for it.
     """
 
     name: str
@@ -128,6 +128,15 @@ class OwnGradient(Protocol):
 
 
 @runtime_checkable
+class NanSafeKernel(OwnGradient, Protocol):
+    """A kernel whose results nobody has to look at, which would wait for the device that computes them."""
+
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether that holds for `forward`, or `backward`, of a problem, as `Backend.nan_safe` describes it."""
+        ...
+
+
+@runtime_checkable
 class CheckedKernel(Kernel, Protocol):
     """A kernel whose code may be wrong on one device alone: it is compared with the reference at its first use."""
 
@@ -144,14 +153,14 @@ class InPlaceKernel(OwnGradient, Protocol):
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
 
         Shapes: output (B, H, M, Dv) and lse (B, H, M), float32, of any strides but in the output's last axis. Returns
-        whether all entries of the output that were written are known to be finite.
+        whether what was written needs no check for NaN.
         """
         ...
 
     def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
         """Write the gradients of a batched problem, or add them to those that stand there; of the bias, always add.
 
-        Those of query, key and value are float32, of any strides but in the last axis. Returns whether all entries of
-        these three that were written are known to be finite.
+        Those of query, key and value are float32, of any strides but in the last axis. Returns whether what
+        was written into these three needs no check for NaN.
         """
         ...

@@ -57,7 +57,7 @@ class BlockSparseKernel:
     def __init__(self, block: tuple[int, int] | None = None, min_full_width: int = MIN_FULL_WIDTH) -> None:
         self.name = "block_sparse" if block is None else f"block_sparse({block}, {min_full_width})"
         self.block, self.min_full_width = block, min_full_width
-        register(self)
+        register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Features that the dense kernel does not support."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..core.finite import FiniteRows, all_finite
-from ..core.log_sum_exp import add_exact_gradients, coarse_rows, within_float32
+from ..core.finite import CheckedRows, all_finite, waits
+from ..core.log_sum_exp import add_exact_gradients, coarse_rows, split_float64, within_float32
 from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
@@ -27,7 +27,7 @@ from ..core.torch_modes import functorch_active, mapped_by_autograd, without_aut
 from ..errors import ConfigurationError, KernelError
 from ..tiles.memo import ForwardState
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
-from .base import OwnGradient, Result
+from .base import NanSafeKernel, OwnGradient, Result
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
 
 MAX_SECOND_DERIVATIVE_PAIRS = 2**27
@@ -41,10 +41,15 @@ INCLUDED_IN_OPERATORS = (
 """The dispatch keys that torch excludes inside an operator and `with_autograd` includes."""
 
 _COMPUTATIONS: dict[str, OwnGradient] = {}
+_NAN_SAFE: dict[str, NanSafeKernel] = {}
+_WITH_EXACT_LSE: set[str] = set()
 
 
-def register(computation: OwnGradient) -> None:
+def register(computation: OwnGradient, *, exact_lse: bool = False) -> None:
     """Register a kernel with the operator under its name.
+
+    exact_lse: whether log-sum-exps off the CPU are computed in float64, of which nobody has to see whether float32 had
+    been too coarse for them.
 
     Raises:
         ConfigurationError: a kernel of another class has that name.
@@ -56,6 +61,24 @@ def register(computation: OwnGradient) -> None:
             "needs a name of its own"
         )
     _COMPUTATIONS[computation.name] = computation
+    if isinstance(computation, NanSafeKernel):
+        _NAN_SAFE[computation.name] = computation
+    if exact_lse:
+        _WITH_EXACT_LSE.add(computation.name)
+
+
+def _is_nan_safe(name: str, problem: Problem, *, backward: bool) -> bool:
+    """Whether nobody has to look at what a kernel gives, forward or backward."""
+    kernel = _NAN_SAFE.get(name)
+    return kernel is not None and kernel.is_nan_safe(problem, backward=backward)
+
+
+def _lse_dtype(problem: Problem, name: str) -> torch.dtype:
+    """The dtype of the log-sum-exp that is kept for the gradient."""
+    exact = name in _WITH_EXACT_LSE and problem.operator == "softmax" and waits(problem.value)
+    if exact and not _is_nan_safe(name, problem, backward=True):
+        return torch.float64
+    return torch.promote_types(problem.value.dtype, torch.float32)
 
 
 def apply_kernel(problem: Problem, computation: OwnGradient) -> Result:
@@ -68,7 +91,9 @@ def apply_kernel(problem: Problem, computation: OwnGradient) -> Result:
         output, lse = _AttendEagerly.apply(problem, computation.name, *tree_tensors(problem))
     else:
         output, lse = compute_forward(problem, computation.name)
-    return Result(output, lse if problem.wants_lse else None)
+    if not problem.wants_lse:
+        return Result(output)
+    return Result(output, lse.to(torch.promote_types(problem.value.dtype, torch.float32)))
 
 
 def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
@@ -79,11 +104,15 @@ def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
 
 
 def compute_forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, in the problem's own shapes."""
-    problem = replace(problem, wants_lse=True)
+    """Output and log-sum-exp, in the problem's own shapes; the latter in float32 at least."""
+    problem, computation = replace(problem, wants_lse=True), _COMPUTATIONS[name]
     with torch.no_grad():
-        result = run_nan_safe(problem, lambda clean: _with_sinks(clean, _COMPUTATIONS[name]))
-    return result.output, require_lse(result.lse)
+        if _is_nan_safe(name, problem, backward=False):
+            with without_autocast(problem.value.device.type):
+                result = _with_sinks(problem, computation)
+        else:
+            result = run_nan_safe(problem, lambda clean: _with_sinks(clean, computation))
+    return result.output, require_lse(result.lse).to(_lse_dtype(problem, name))
 
 
 def require_lse(lse: Tensor | None) -> Tensor:
@@ -97,10 +126,10 @@ def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
     """Run a kernel, and scale its rows for the sinks: one more score in each row's softmax, with no value."""
     batched = BatchedProblem.from_problem(problem)
     rows = computation.forward(batched)
-    (output, lse), finite = rows, isinstance(rows, FiniteRows) and problem.sinks is None
+    (output, lse), checked = rows, isinstance(rows, CheckedRows) and problem.sinks is None
     if problem.sinks is not None:
         output, lse = add_sinks(output, lse, problem.sinks)
-    return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse), finite)
+    return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse), checked)
 
 
 def add_sinks(output: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +143,7 @@ def add_sinks(output: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tenso
 
 def compute_gradients(
     grad_output: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     output: Tensor,
     lse: Tensor,
     problem: Problem,
@@ -124,23 +153,44 @@ def compute_gradients(
     """The gradient of each tensor that needs one, in its shape and dtype; an empty tensor for the others.
 
     Where NaN is met, it is computed again from inputs with NaN and infinity set to 0: NaN behind a mask has no effect.
+    A device that would have to be waited for computes from such inputs at once. grad_lse: None stands for 0.
     """
     with torch.no_grad(), without_autocast(problem.value.device.type):
         tensors = tree_tensors(problem)
         needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}
-        compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids)
-        gradients, finite = compute(problem, output, lse, grad_output, grad_lse)
-        if not finite and not all_finite(*gradients) and (clean := zero_nonfinite_inputs(problem)) is not problem:
-            # NaN that was attended to stands in the output; no gradient comes from there.
-            bad = output.isnan()
-            grad_output, output = grad_output.masked_fill(bad, 0.0), output.masked_fill(bad, 0.0)
-            bad = lse.isnan()
-            grad_lse, lse = grad_lse.masked_fill(bad, 0.0), lse.masked_fill(bad, float("inf"))
-            gradients, _ = compute(clean, output, lse, grad_output, grad_lse)
+        nan_safe = _is_nan_safe(name, problem, backward=True)
+        compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids, nan_safe=nan_safe)
+        if waits(output) and not nan_safe:
+            gradients, _ = compute(*_without_nonfinite(problem, output, lse, grad_output, grad_lse))
+        else:
+            gradients, checked = compute(problem, output, lse, grad_output, grad_lse)
+            if not (checked or nan_safe or all_finite(*gradients)):
+                clean = _without_nonfinite(problem, output, lse, grad_output, grad_lse)
+                gradients, _ = (gradients, False) if clean[0] is problem else compute(*clean)
     return [
         _as_gradient_of(tensor, gradient) if need else tensor.new_empty(0)
         for gradient, tensor, need in zip(gradients, tensors, needed, strict=True)
     ]
+
+
+def _without_nonfinite(
+    problem: Problem, output: Tensor, lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None
+) -> tuple[Problem, Tensor, Tensor, Tensor, Tensor | None]:
+    """The arguments of `_gradients` with inputs that are finite; the problem itself where all were found to be.
+
+    NaN that was attended to stands in the output; no gradient comes from there.
+    """
+    clean = zero_nonfinite_inputs(problem)
+    if clean is problem:
+        return problem, output, lse, grad_output, grad_lse
+    bad, bad_row = output.isnan(), lse.isnan()
+    if waits(output):  # NaN of finite inputs, as of scores that overflow, stays
+        inputs = problem.pairs.query, problem.pairs.key, problem.value
+        met = ~torch.stack([tensor.isfinite().all() for tensor in inputs]).all()
+        bad, bad_row = bad & met, bad_row & met
+    grad_lse = None if grad_lse is None else grad_lse.masked_fill(bad_row, 0.0)
+    grad_output, output = grad_output.masked_fill(bad, 0.0), output.masked_fill(bad, 0.0)
+    return clean, output, lse.masked_fill(bad_row, float("inf")), grad_output, grad_lse
 
 
 def _as_gradient_of(tensor: Tensor, gradient: Tensor) -> Tensor:
@@ -155,17 +205,24 @@ def _gradients(
     output: Tensor,
     lse: Tensor,
     grad_output: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     *,
     computation: OwnGradient,
     needed: set[int],
+    nan_safe: bool,
 ) -> tuple[list[Tensor], bool]:
     """The gradients of a problem's tensors in the order of `tree_tensors`, undefined where none is needed.
 
-    Also whether all their entries are known to be finite.
+    Also whether they need no check for NaN.
     """
-    usual, upstream = within_float32(lse), (grad_output, grad_lse)
-    coarse = None if usual else coarse_rows(problem, lse)
+    has_lse_grad = grad_lse is not None and (waits(grad_lse) or bool(grad_lse.any()))
+    grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
+    exact = waits(lse) and (lse.dtype == torch.float64 or problem.operator != "softmax")
+    if exact and problem.value.dtype != torch.float64:
+        lse, share = split_float64(lse)
+        grad_output, grad_lse = grad_output * share.unsqueeze(-1).to(grad_output.dtype), grad_lse * share
+    usual, upstream = nan_safe or (not exact and within_float32(lse)), (grad_output, grad_lse)
+    coarse = None if usual or exact else coarse_rows(problem, lse)
     if coarse is not None:
         # Of these rows the kernel takes no notice: their gradients are computed in float64, and added.
         lse, grad_lse = lse.masked_fill(coarse, float("inf")), grad_lse.masked_fill(coarse, 0.0)
@@ -179,12 +236,12 @@ def _gradients(
         lse = lse.masked_fill(lse == float("-inf"), float("inf"))
         grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
     bias = problem.bias is not None and any(id(parameter) in needed for parameter in problem.bias.parameters())
-    saved = Saved(output, lse, grad_output, grad_lse, bias)
+    saved = Saved(output, lse, grad_output, grad_lse, bias, has_lse_grad)
     gradients = computation.backward(batched, saved)
     if coarse is None and isinstance(problem.pairs, DotPairs) and problem.sinks is None and not gradients.bias:
         # The usual case without another problem: query, key and value are the first tensors, no other has a gradient.
         dots = (batched.unflatten_batch(each) for each in (gradients.query, gradients.key, gradients.value))
-        return [*dots, *tree_tensors(problem)[3:]], gradients.finite
+        return [*dots, *tree_tensors(problem)[3:]], gradients.checked
     as_problem = _gradients_as_problem(problem, batched, gradients, saved)
     if coarse is not None:
         tensors, form = tree_flatten(as_problem)
@@ -218,21 +275,27 @@ def differentiate(
     problem: Problem,
     name: str,
     needed: tuple[bool, ...],
-    upstream: tuple[Tensor, Tensor],
+    upstream: tuple[Tensor | None, Tensor | None],
     result: tuple[Tensor, Tensor],
     tensors: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """The gradient of each of a problem's tensors that needs one, which can be differentiated in turn.
 
-    upstream: the gradients of output and log-sum-exp, which are `result`. tensors: as `tree_tensors` of the problem.
+    upstream: the gradients of output and log-sum-exp, which are `result`; None stands for 0. tensors: as `tree_tensors`
+    of the problem.
     """
-    if any(map(mapped_by_autograd, upstream)):
-        return _mapped_gradients(_with_tensors(problem, tensors), needed, upstream, result)
-    if torch.is_grad_enabled():  # the gradient will be differentiated in turn
-        gradients = _Gradient.apply(problem, name, needed, *upstream, *result, *tensors)
-        return _scatter_needed(gradients, needed)
-    gradients = compute_gradients(*upstream, *result, _with_tensors(problem, tensors), needed, name)
-    return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
+    grad_output, grad_lse = upstream
+    grad_output = torch.zeros_like(result[0]) if grad_output is None else grad_output
+    given = [each for each in (grad_output, grad_lse) if each is not None]
+    if not torch.is_grad_enabled() and not any(map(mapped_by_autograd, given)):
+        problem = _with_tensors(problem, tensors)
+        gradients = compute_gradients(grad_output, grad_lse, *result, problem, needed, name)
+        return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
+    both = grad_output, torch.zeros_like(result[1]) if grad_lse is None else grad_lse
+    if any(map(mapped_by_autograd, both)):
+        return _mapped_gradients(_with_tensors(problem, tensors), needed, both, result)
+    gradients = _Gradient.apply(problem, name, needed, *both, *result, *tensors)  # differentiated in turn
+    return _scatter_needed(gradients, needed)
 
 
 def _mapped_gradients(
@@ -270,10 +333,11 @@ class _Attend(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         ctx.problem, ctx.name, *tensors = inputs
         ctx.state = ForwardState(ctx.problem)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*output, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         output, lse, *tensors = ctx.saved_tensors
         ctx.state.require_unchanged()
         needed, upstream = tuple(ctx.needs_input_grad[2:]), (grad_output, grad_lse)
@@ -294,7 +358,7 @@ class _AttendEagerly(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         return _Attend.backward(ctx, grad_output, grad_lse)
 
 
@@ -433,8 +497,8 @@ def _define() -> torch.library.Library:
     def forward_fake(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, Tensor]:
         problem: Problem = tree_unflatten(form, tensors)
         rows = problem.weights_shape[:-1]
-        lse = torch.promote_types(problem.value.dtype, torch.float32)
-        return problem.value.new_empty(*rows, problem.value.shape[-1]), problem.value.new_empty(rows, dtype=lse)
+        lse = problem.value.new_empty(rows, dtype=_lse_dtype(problem, name))
+        return problem.value.new_empty(*rows, problem.value.shape[-1]), lse
 
     def backward_fake(
         grad_output: Tensor, grad_lse: Tensor, output: Tensor, lse: Tensor, tensors: Any, needed: Any, *_: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..backends.base import FewQueries, PreparedStep
-from ..backends.registry import BACKENDS
+from ..backends.registry import BACKENDS, is_nan_safe
 from ..backends.torch.dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from ..backends.torch.key_parts import PART, KeyParts
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -58,7 +58,7 @@ class DecodeKernel:
     def __init__(self, part: int | None = None) -> None:
         self.name = "decode" if part is None else f"decode({part})"
         self.part, self.by_torch = part or PART, part is not None
-        register(self)
+        register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Features that the dense kernel does not support, or more rows than this kernel is meant for."""
@@ -118,6 +118,10 @@ class DecodeKernel:
     def gradients(self, problem: Problem) -> frozenset[str]:
         """All but those of a bias."""
         return INPUT_GRADIENTS
+
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether the backend that computes it is; the gradient is that of torch's dense kernel."""
+        return not backward and is_nan_safe(self._maker(problem.pairs.key, problem.value)[0])
 
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..core.finite import FiniteRows
+from ..core.finite import CheckedRows
 from ..core.large_results import new_large
 from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..tiles.selections import ALL, Axis, ResidueClasses, Selection, reasons_against_parts, selections
-from .base import EVERY_GRADIENT, Cost, FlashWork, InPlaceKernel, Kernel, OwnGradient, Result
+from .base import EVERY_GRADIENT, Cost, FlashWork, InPlaceKernel, Kernel, NanSafeKernel, OwnGradient, Result
 from .custom_op import apply_kernel, register
 from .planning.rates import predicted_seconds
 from .planning.signature import exact_signature, memoize_choice
@@ -43,7 +43,7 @@ class DecomposedKernel:
 
     def __init__(self, kernels: tuple[PartKernel, ...], without_bias: tuple[PartKernel, ...] = ()) -> None:
         self.kernels, self.without_bias = kernels, without_bias
-        register(self)
+        register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Masks without parts, and what is not a function of positions."""
@@ -77,6 +77,14 @@ class DecomposedKernel:
         """Those of all tensors."""
         return EVERY_GRADIENT
 
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether the kernels of all parts are."""
+        kernels = ((self._kernel(each.problem), each.problem) for each in selections(problem))
+        return all(
+            isinstance(kernel, NanSafeKernel) and kernel.is_nan_safe(each, backward=backward)
+            for kernel, each in kernels
+        )
+
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
         return apply_kernel(problem, self)
@@ -85,23 +93,23 @@ class DecomposedKernel:
         """Output and log-sum-exp of a batched problem: those of its parts, merged row by row."""
         problem, (batch, heads, queries, _) = batched.problem, batched.shape
         output = new_large(at_least_float32(batched.value), batch, heads, queries, batched.value.shape[-1])
-        lse = output.new_empty(batch, heads, queries, 1)
+        lse = output.new_empty(batch, heads, queries, 1, dtype=batched.lse_dtype)
         found = list(selections(problem))
         first = _count_of_first_part(found, queries)
         if not first:
             output.zero_()
             lse.fill_(float("-inf"))
         into = batched.split_batch(output), batched.split_batch(lse)
-        finite = True  # as long as all parts that write or merge find it so; what no part writes is 0
+        checked = True  # as long as the results of all parts are; what no part writes is 0
         for at, selection in enumerate(found):
-            finite = self._forward_part(selection, *into, accumulate=at >= first) and finite
+            checked = self._forward_part(selection, *into, accumulate=at >= first) and checked
         result = output.to(batched.value.dtype), lse.squeeze(-1)
-        return FiniteRows(result) if finite else result
+        return CheckedRows(result) if checked else result
 
     def _forward_part(self, selection: Selection, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write a part's result into output and lse (*batch, heads, M, ·), or merge it with what stands there.
 
-        Returns whether all entries of the output that were written are known to be finite.
+        Returns whether what was written needs no check for NaN.
         """
         kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
         if isinstance(kernel, InPlaceKernel) and own.value.dtype == torch.float32:
@@ -126,22 +134,24 @@ class DecomposedKernel:
         gradients = batched.new_gradients(zero=not first, bias=saved.needs_bias_grad)
         whole = [batched.split_batch(tensor) for tensor in (gradients.query, gradients.key, gradients.value)]
         above = saved.output, saved.lse.unsqueeze(-1), saved.grad_output, saved.grad_lse.unsqueeze(-1)
-        finite = True
+        checked = True
         for at, selection in enumerate(found):
             rows, columns = selection.rows, selection.columns
             output, lse, grad_output, grad_lse = (
                 rows.select(batched.split_batch(tensor)).flatten(0, -4) for tensor in above
             )
-            part = Saved(output, lse.squeeze(-1), grad_output, grad_lse.squeeze(-1), saved.needs_bias_grad)
+            part = replace(
+                saved, output=output, lse=lse.squeeze(-1), grad_output=grad_output, grad_lse=grad_lse.squeeze(-1)
+            )
             kernel, own = self._kernel(selection.problem), BatchedProblem.from_problem(selection.problem)
             query, key, value = (
                 _merged_view(axis, tensor) for axis, tensor in zip((rows, columns, columns), whole, strict=True)
             )
             if isinstance(kernel, InPlaceKernel) and query is not None and key is not None and value is not None:
                 into = ProblemGradients(query, key, value, bias=gradients.bias)
-                finite = kernel.backward_into(own, part, into, accumulate=at >= first) and finite
+                checked = kernel.backward_into(own, part, into, accumulate=at >= first) and checked
                 continue
-            result, finite = kernel.backward(own, part), False
+            result, checked = kernel.backward(own, part), False
             for axis, target, tensor in zip(
                 (rows, columns, columns), whole, (result.query, result.key, result.value), strict=True
             ):
@@ -150,7 +160,7 @@ class DecomposedKernel:
                 target += tensor
             if gradients.weight is not None and result.weight is not None:
                 gradients.weight.add_(result.weight)
-        return replace(gradients, finite=finite)
+        return replace(gradients, checked=checked)
 
     def _kernel(self, problem: Problem) -> PartKernel:
         """The kernel of the lowest predicted time for a part."""

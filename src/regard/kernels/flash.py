@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..backends.base import FlashTiles
-from ..backends.registry import BACKENDS, reasons_against
+from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
@@ -59,6 +59,10 @@ class FlashKernel:
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""
         return EVERY_GRADIENT
+
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether the backend that computes a problem is."""
+        return is_nan_safe(_maker(problem.value)[0])
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""

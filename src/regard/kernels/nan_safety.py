@@ -3,9 +3,14 @@
 Forward it is `run_nan_safe` here that sees to it, backward `custom_op.compute_gradients`. A weight of exactly 0 times
 NaN is NaN, forward and backward, in every kernel. A kernel's result is finite only if all inputs that it read were (it
 reads no keys of skipped tiles): checking the result is enough, and the slower path runs only where it is not finite.
-Native flash code checks what it writes (`Result.finite`, `ProblemGradients.finite`); the results of others are read
+Native flash code checks what it writes (`Result.checked`, `ProblemGradients.checked`); the results of others are read
 once more. A tanh, of a softcap or of an additive score, makes infinity finite: there queries and keys are checked
 beforehand.
+
+On a device that computes asynchronously nothing is read, as that waits for it. A `NanSafeKernel` needs no care there.
+For any other the slower path is the only one: inputs are set to finite ones, a pass over each. Which rows attend to NaN
+follows, of a mask of spans, from sums over the keys, about four passes over the values; of any other mask from
+attention itself, up to three times the work. Backward there is a pass over each input, output and gradient from above.
 
 All places that see to it. Kernels leave it to these; two only make sure that torch's flash kernel does not lose NaN
 over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` before its bare call, and
@@ -17,7 +22,8 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
   `small_calls` too, where C says whether what it wrote is finite; `decode._attend_step`, which reads its output once
   more where there is a mask. What is not finite goes the way of all kernels, `custom_op`; where nothing is masked and
   no gradient is wanted, it is right as it is;
-- backward: `custom_op.compute_gradients`, which computes again from finite inputs; the second derivative likewise,
+- backward: `custom_op.compute_gradients`, which computes again from the finite inputs of
+  `custom_op._without_nonfinite`; the second derivative likewise,
   `custom_op._second_derivative`, and many gradients at once, `custom_op._mapped_gradients`. Where autograd
   differentiates (`reference`; `sdpa` off the CPU, with a bias that has a gradient, or under a transform), none of these
   is reached: `run_nan_safe` passes finite inputs already forward;
@@ -40,11 +46,14 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..core.finite import all_finite
+from ..core.batched_problem import BatchedProblem
+from ..core.finite import all_finite, waits
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, zero_nonfinite
 from ..core.torch_modes import functorch_active, under_transform
+from ..tiles.row_spans import device_spans
 from .base import Result
 
 Compute = Callable[[Problem], Result]
@@ -65,7 +74,7 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
         with torch.autocast(value.device.type, enabled=False):
             return run_nan_safe(problem, compute, propagates_nan=propagates_nan)
     all_pairs_exist = problem.mask is None and value.shape[-2] > 0
-    if torch.compiler.is_compiling() or functorch_active():  # where no value can be read
+    if torch.compiler.is_compiling() or functorch_active() or waits(value):  # where no value can be read
         if all_pairs_exist and propagates_nan:
             return compute(problem)
         return _run_on_finite_inputs(problem, _finite(problem), compute)
@@ -75,7 +84,7 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
         # Where autograd differentiates `compute`, NaN may be in a gradient though not in the result.
         if not problem.requires_grad():
             result = compute(problem)
-            if result.finite or all_finite(result.output):
+            if result.checked or all_finite(result.output):
                 return result
     clean = zero_nonfinite_inputs(problem)
     return compute(problem) if clean is problem else _run_on_finite_inputs(problem, clean, compute)
@@ -98,9 +107,10 @@ def _run_on_finite_inputs(problem: Problem, clean: Problem, compute: Compute) ->
 
 
 def zero_nonfinite_inputs(problem: Problem) -> Problem:
-    """The problem with NaN and infinity in query, key and value set to 0; the problem itself where there is none."""
+    """The problem with NaN and infinity in query, key and value set to 0; the problem itself where none is found."""
     tensors = problem.pairs.query, problem.pairs.key, problem.value
-    return problem if not under_transform() and all_finite(*tensors) else _finite(problem)
+    readable = not (under_transform() or waits(problem.value))
+    return problem if readable and all_finite(*tensors) else _finite(problem)
 
 
 def _finite(problem: Problem) -> Problem:
@@ -123,6 +133,8 @@ def _attends_to(problem: Problem, marked: Tensor, compute: Compute) -> Tensor:
         if not problem.heads or problem.pairs.query.shape[-3] == found.shape[-3]:
             return found
         return found.repeat_interleave(problem.pairs.query.shape[-3] // found.shape[-3], -3)
+    if waits(marked) and not under_transform() and (spans := device_spans(problem)) is not None:
+        return _spans_with(problem, marked, spans)
     with torch.no_grad():
         uniform = replace(
             problem,
@@ -135,3 +147,13 @@ def _attends_to(problem: Problem, marked: Tensor, compute: Compute) -> Tensor:
             wants_lse=False,
         )
         return compute(uniform).output > 0
+
+
+def _spans_with(problem: Problem, marked: Tensor, spans: Tensor) -> Tensor:
+    """Which rows have a marked key in their span, by the number of those before its end and before its start."""
+    batched = BatchedProblem.from_problem(replace(problem, value=marked))
+    counts = pad(batched.value.cumsum(-2, dtype=torch.int32), (0, 0, 1, 0))  # [B, Hk, N + 1, ·]
+    batch, heads = batched.shape[:2]
+    at = spans.long()[:, None, :, :, None].expand(batch, counts.shape[1], -1, -1, counts.shape[-1])
+    before_start, before_stop = (counts.gather(2, at[..., side, :]) for side in (0, 1))
+    return batched.unflatten_batch((before_stop > before_start).repeat_interleave(heads // max(counts.shape[1], 1), 1))

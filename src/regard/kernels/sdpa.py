@@ -43,7 +43,7 @@ class SdpaKernel:
     exponential = EXPONENTIAL
 
     def __init__(self) -> None:
-        register(self)
+        register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Features that torch's operator does not support."""

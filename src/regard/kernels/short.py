@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..backends.base import ShortPass, ShortRows
-from ..backends.registry import BACKENDS, reasons_against
+from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..backends.torch.tile_loop import TiledAttention
 from ..biases import RelativeBias
 from ..biases.base import TensorBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..core.finite import FiniteGradients
+from ..core.finite import CheckedGradients
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
@@ -111,6 +111,10 @@ class ShortKernel:
         """Those of all tensors."""
         return EVERY_GRADIENT
 
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether the backend that computes a problem is."""
+        return is_nan_safe(_maker(problem.value)[0])
+
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.
 
@@ -158,7 +162,7 @@ class ShortKernel:
         query, key, value, of_bias = found
         if of_bias is not None:
             _add_bias_gradient(batched, of_bias, into)
-        return ProblemGradients(query, key, value, bias=into, finite=isinstance(found, FiniteGradients))
+        return ProblemGradients(query, key, value, bias=into, checked=isinstance(found, CheckedGradients))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

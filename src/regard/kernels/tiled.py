@@ -22,7 +22,7 @@ class TiledKernel:
     def __init__(self, tile: int = SCORES_PER_TILE) -> None:
         self.name = "tiled" if tile == SCORES_PER_TILE else f"tiled({tile})"
         self._tiled = TiledAttention(tile)
-        register(self)
+        register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
         """No reasons: it computes every problem."""

@@ -42,6 +42,14 @@ def key_spans(problem: Problem) -> Tensor | None:
     return memoize(problem, "spans", lambda: _key_spans(mask, problem))
 
 
+def device_spans(problem: Problem) -> Tensor | None:
+    """`key_spans` on the device of the problem's tensors."""
+    if (spans := key_spans(problem)) is None:
+        return None
+    device = problem.value.device
+    return memoize(problem, ("spans", device), lambda: spans.to(device))
+
+
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:
     """Positions as numbers of keys: the M queries come last, unless they have positions of their own."""
     first_key = first_key_position(problem)

@@ -19,6 +19,7 @@ class CpuBackend:
     """Native code for CPUs: float32, bfloat16 and float16."""
 
     name = "cpu"
+    nan_safe = False
     runs = staticmethod(library.supports)
 
     def __init__(self) -> None:

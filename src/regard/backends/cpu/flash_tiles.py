@@ -19,7 +19,7 @@ from torch import Tensor
 from ...biases import RelativeBias
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.dropout import DropoutHashes
-from ...core.finite import FiniteGradients, FiniteRows
+from ...core.finite import CheckedGradients, CheckedRows
 from ...core.large_results import LARGE_BYTES, new_large
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs
@@ -74,7 +74,7 @@ class FlashInC:
             gradients = ProblemGradients(
                 *(query, key, value),
                 bias=batched.zero_bias_gradients() if saved.needs_bias_grad else (),
-                finite=isinstance(results[0][1], FiniteGradients),
+                checked=isinstance(results[0][1], CheckedGradients),
             )
         else:
             gradients, line = batched.zero_gradients(bias=saved.needs_bias_grad), None
@@ -94,7 +94,7 @@ class FlashInC:
         finite = True
         for batch, part in tile_problems(batched):
             rows = part.forward((output[batch], lse[batch]), accumulate=accumulate)
-            finite = finite and isinstance(rows, FiniteRows)
+            finite = finite and isinstance(rows, CheckedRows)
         return finite
 
     def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
@@ -115,7 +115,7 @@ class FlashInC:
                 into=(into.query[batch], into.key[batch], into.value[batch]),
                 accumulate=accumulate,
             )
-            finite, line = finite and isinstance(gradients, FiniteGradients), gradients[3]
+            finite, line = finite and isinstance(gradients, CheckedGradients), gradients[3]
             if line is not None and isinstance(batched.problem.bias, RelativeBias):
                 batched.problem.bias.accumulate_at(distances(batched.problem), line, into.bias)
         return finite
@@ -267,7 +267,7 @@ class FlashProblem:
         log-sum-exp of other keys, both float32, and they become those of all keys together.
 
         Rows that attend to nothing have 0 and -inf. NaN in what a row meets gives NaN, and so does NaN in a value of
-        weight 0. If all entries of the output that are written are finite, the result is `FiniteRows`.
+        weight 0. If all entries of the output that are written are finite, the result is `CheckedRows`.
         """
         code = library.current()
         batch, heads, rows, _ = self.query.shape
@@ -282,7 +282,7 @@ class FlashProblem:
         results = {"result": rows_struct(output), "lse": rows_struct(lse), "accumulate": accumulate}
         work, _held = self.arguments(units, row_blocks=row_blocks, **results)
         run_units(code.flash, work, threads)
-        return (output, lse) if work.nonfinite else FiniteRows((output, lse))
+        return (output, lse) if work.nonfinite else CheckedRows((output, lse))
 
     def _new_output(self, *shape: int) -> Tensor:
         large = math.prod(shape) * self.value.element_size() >= LARGE_BYTES
@@ -304,7 +304,7 @@ class FlashProblem:
         output and grad_output as the value in all but length; lse and grad_lse (B, H, M) float32, the former +inf for
         rows that take no part, the latter None for 0. into: gradients of query, key and value, float32 and of any
         strides but in the last axis, to which these are added; not `accumulate`: which they replace. If all entries of
-        these three that are written are finite, the result is `FiniteGradients`.
+        these three that are written are finite, the result is `CheckedGradients`.
         """
         code = library.current()
         (batch, heads, rows, dim), (shared, columns, value_dim) = self.query.shape, self.value.shape[1:]
@@ -346,7 +346,7 @@ class FlashProblem:
         if bias is not None and self.relative_bias is not None:
             bias = bias.sum((0, 2)).sum_to_size(self.relative_bias.shape)
         gradients = query.sum(0) if parts > 1 else query[0], key, value, bias
-        return gradients if work.nonfinite else FiniteGradients(gradients)
+        return gradients if work.nonfinite else CheckedGradients(gradients)
 
     def flops(self) -> int:
         """Floating-point operations of a forward pass, about."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.batched_problem import Saved, separate_rows
-from ...core.finite import FiniteGradients, FiniteRows
+from ...core.finite import CheckedGradients, CheckedRows
 from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.problem import Problem
 from ...errors import DtypeError, ShapeError
@@ -165,7 +165,7 @@ class ShortInC:
         output, numbers = _forward(layout, spans, query, key, value, terms, lse)
         if numbers[OVERFLOW]:
             return None
-        return (output, lse) if numbers[NONFINITE] else FiniteRows((output, lse))
+        return (output, lse) if numbers[NONFINITE] else CheckedRows((output, lse))
 
     def backward(
         self,
@@ -190,7 +190,7 @@ class ShortInC:
         numbers[OUTPUT : OUTPUT + 4] = array("q", (output.data_ptr(), *output.stride()[:3]))
         gradients = _backward(layout, numbers, (query, key, value), saved.grad_output, terms, of_bias)
         found = *gradients, None if of_bias is None or terms is None else of_bias.total(terms)
-        return found if numbers[NONFINITE] else FiniteGradients(found)
+        return found if numbers[NONFINITE] else CheckedGradients(found)
 
     def _laid_out(
         self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor

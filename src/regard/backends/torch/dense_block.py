@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...core.finite import all_finite
-from ...core.log_sum_exp import merge_softmax
+from ...core.finite import all_finite, waits
+from ...core.log_sum_exp import lse_dtype, merge_softmax
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs, at_least_float32, per_head, per_key_head
 from ...tiles.mask_tiles import split_slice
@@ -142,10 +142,16 @@ class Rectangle:
         return scores if self.added is None else scores + self.added
 
     def _formula(self) -> tuple[Tensor, Tensor]:
-        scores = self._scores()
-        lse = scores.logsumexp(-1)
-        weights = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1))
-        value = at_least_float32(self.value)
+        scores, value = self._scores(), at_least_float32(self.value)
+        if waits(value):
+            peak = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.sum(-1, keepdim=True) + float("-inf")
+            weights = torch.exp(scores - peak.masked_fill(peak == float("-inf"), 0.0))
+            total = weights.sum(-1, keepdim=True)
+            weights = weights / total.masked_fill(total == 0, 1.0)
+            lse = (total.to(lse_dtype(value)).log() + peak).squeeze(-1)
+        else:
+            lse = scores.logsumexp(-1)
+            weights = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1))
         return per_head(lambda folded: folded @ value, weights, value).to(self.value.dtype), lse
 
     def _formula_backward(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from ...core.log_sum_exp import RunningMerge, merge_softmax
+from ...core.log_sum_exp import RunningMerge, lse_dtype, merge_softmax
 from .dense_block import Rectangle
 
 PART = 1024
@@ -41,7 +40,7 @@ class KeyParts:
         if keys % self.part:
             merged.add(*rectangle.columns(slice(parts * self.part, keys)).forward())
         output = value.new_empty(*query.shape[:3], value.shape[-1])
-        lse = value.new_empty(query.shape[:3], dtype=torch.promote_types(value.dtype, torch.float32))
+        lse = value.new_empty(query.shape[:3], dtype=lse_dtype(value))
         merged.write(output, lse)
         # Elsewhere than on the CPU no value is read back.
         if keys > self.part and lse.is_cpu and (lse.isfinite() & (lse.abs() > LARGEST_MERGED)).any():

@@ -143,9 +143,9 @@ class OnlineSoftmax:
 
     def __init__(self, output: Tensor, lse: Tensor) -> None:
         self.output, self.lse = output, lse
-        self.peak = lse.new_full((*lse.shape, 1), float("-inf"))
+        self.sum = torch.zeros_like(at_least_float32(output))
+        self.peak = self.sum.new_full((*lse.shape, 1), float("-inf"))
         self.total = torch.zeros_like(self.peak)
-        self.sum = torch.zeros(output.shape, dtype=lse.dtype, device=lse.device)
 
     def weights(self, scores: Tensor) -> Tensor:
         """exp(scores - peak), in place; the peak is the largest score so far."""
@@ -165,7 +165,7 @@ class OnlineSoftmax:
     def write(self, keep_probability: float) -> None:
         """The rows' output and log-sum-exp; 0 and -inf where there was no key."""
         self.output.copy_(self.sum / self.total.masked_fill(self.total == 0, 1.0) / keep_probability)
-        self.lse.copy_((self.total.log() + self.peak).squeeze(-1))
+        self.lse.copy_((self.total.to(self.lse.dtype).log() + self.peak).squeeze(-1))
 
 
 def exponential_(numbers: Tensor) -> Tensor:

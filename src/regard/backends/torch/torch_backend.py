@@ -13,6 +13,7 @@ class TorchBackend:
     """Torch's operators: they compute whatever no other backend does."""
 
     name = "torch"
+    nan_safe = False
     flash = None
     short = None
     additive = None

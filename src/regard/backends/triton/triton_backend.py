@@ -11,6 +11,7 @@ class TritonBackend:
     """Kernels in Triton: float32, bfloat16 and float16. What needs Triton is imported at the first use."""
 
     name = "triton"
+    nan_safe = True
     runs = staticmethod(jit_runtime.runs)
     flash = None
     few_queries = None
