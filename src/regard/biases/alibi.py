@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.score_forms import at_least_float32
+from ..core.tensor_memo import copy_on
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .base import describe_tensor, is_floating
 from .relative import RelativeBias
@@ -20,7 +21,7 @@ class Alibi(RelativeBias):
     slopes: Tensor
 
     def values_at(self, distances: Tensor) -> Tensor:
-        slopes = at_least_float32(self.slopes).to(distances.device)
+        slopes = at_least_float32(copy_on(self.slopes, distances.device))
         return slopes.reshape(-1, *[1] * distances.ndim) * -distances.abs()
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
@@ -81,7 +82,7 @@ def diagonals(grid: Grid) -> Tensor | None:
     """The distance of each diagonal of a tile, from the lower left corner to the upper right one.
 
     Shapes: (M + N - 1,), consecutive; pair (i, j) is on diagonal j - i + M - 1. None if positions are not consecutive,
-    differ between the sequences of a batch, or have no values under a transform.
+    differ between the sequences of a batch, or have no values under a transform; off the CPU, if they are no ranges.
 
     >>> diagonals(Grid.from_lengths(2, 3))
     tensor([-2, -1,  0,  1])
@@ -89,6 +90,11 @@ def diagonals(grid: Grid) -> Tensor | None:
     query, key = grid.query, grid.key
     if under_transform() or query.ndim > 2 or key.ndim > 2 or not query.numel() or not key.numel():
         return None
+    if waits(key):
+        of_queries, of_keys = grid.query_range, grid.key_range
+        if of_queries is None or of_keys is None or not of_queries.step == of_keys.step == 1:
+            return None
+        return torch.arange(of_keys[0] - of_queries[-1], of_keys[-1] - of_queries[0] + 1, device=key.device)
     query, key = query.flatten(), key.flatten()
     consecutive = (query.diff() == 1).all() & (key.diff() == 1).all()
     usable, lowest = torch.stack(

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..core.finite import all_finite
+from ..core.finite import all_finite, waits
 from ..core.grid import Grid
 from ..core.mixed_devices import refuse_mixed_devices
 from ..core.state_search import state_of
@@ -35,6 +35,8 @@ class TracedScoreMod:
         self.elementwise = trace.elementwise
         self.captured = _floating(trace)
         self._memo_of_trace = state_of(score_mod)
+        self.checked: set[tuple[torch.Size, ...]] = set()
+        """Shapes of indices off the CPU of which the values were checked: to do it each time would wait."""
 
     def trace_again(self) -> None:
         """Trace the function again where something has changed that it reads.
@@ -52,6 +54,7 @@ class TracedScoreMod:
                 "which would get none: make the bias anew, biases.from_mod(function), after replacing a tensor"
             )
         self.elementwise, self._memo_of_trace = trace.elementwise, state_of(self.score_mod)
+        self.checked.clear()
 
     def call_with(self, tensors: Sequence[Tensor], score: Tensor, *indices: Tensor) -> Tensor:
         """The function's value, with other tensors substituted for the captured ones."""
@@ -80,13 +83,16 @@ class ScoreModBias(Bias):
         """The numbers that are added for some indices, of which the function does no more than add."""
         self.function.trace_again()
         values = self._evaluated(torch.zeros((), device=indices[-1].device), indices)
-        if values.numel() and not under_transform():
+        shapes = tuple(index.shape for index in indices)
+        if values.numel() and not under_transform() and shapes not in self.function.checked:
             self._check_score_is_added(indices)
             if not all_finite(values):
                 raise ConfigurationError(
                     f"{self!r}: the function takes a score to infinity or NaN. Pairs that do not exist are a mask, "
                     "mask=masks.from_mod(mask_mod); the bias needs a number for every pair"
                 )
+            if waits(values):
+                self.function.checked.add(shapes)
         return values
 
     def parameters(self) -> tuple[Tensor, ...]:

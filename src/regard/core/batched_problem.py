@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .grid import WHOLE, Grid
 from .large_results import new_large
-from .log_sum_exp import lse_dtype
 from .problem import Problem
 from .score_forms import AdditivePairs, PairForm, at_least_float32
 
@@ -111,11 +110,6 @@ class BatchedProblem:
         return replace(self, pairs=pairs, value=self.value[batch], batch=batch)
 
     @property
-    def lse_dtype(self) -> torch.dtype:
-        """The dtype of log-sum-exps by torch's operators: float64 where nobody reads whether float32 is enough."""
-        return lse_dtype(self.value)
-
-    @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, M, N)."""
         batch, heads, queries = self.pairs.query.shape[:3]
@@ -150,12 +144,13 @@ class BatchedProblem:
         size = rows.stop - rows.start, columns.stop - columns.start
         return added.expand(*added.shape[:2], *size)
 
-    def empty_results(self) -> tuple[Tensor, Tensor]:
-        """Uninitialised tensors for an output (B, H, M, Dv) and a log-sum-exp (B, H, M)."""
+    def empty_results(self, lse_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Uninitialised tensors for an output (B, H, M, Dv) and a log-sum-exp (B, H, M), in float32 at least."""
         batch, heads, queries, _ = self.shape
+        lse_dtype = lse_dtype or torch.promote_types(self.value.dtype, torch.float32)
         return (
             self.value.new_empty(batch, heads, queries, self.value.shape[-1]),
-            self.value.new_empty(batch, heads, queries, dtype=self.lse_dtype),
+            self.value.new_empty(batch, heads, queries, dtype=lse_dtype),
         )
 
     def join_batches(self, parts: Iterable[tuple[slice, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,8 @@ class Grid:
 
     Shapes: positions are (M,) or (*batch, M) and (N,) or (*batch, N), of the whole problem; `rows` and `columns`
     choose a tile of it. Where `heads` is true, the weights have a head axis in front of (M, N), and positions per
-    batch get one too.
+    batch get one too. ranges: the positions of queries and of keys where these are equally spaced, for what has to know
+    them without reading a tensor.
     """
 
     query_positions: Tensor
@@ -37,6 +38,7 @@ class Grid:
     heads: bool = True
     rows: slice = field(default_factory=lambda: WHOLE)
     columns: slice = field(default_factory=lambda: WHOLE)
+    ranges: tuple[range | None, range | None] = (None, None)
 
     @classmethod
     def from_lengths(
@@ -72,7 +74,10 @@ class Grid:
                 query_positions = torch.arange(keys - queries, keys, device=device)
             else:
                 query_positions = range(keys - queries, keys)
-        return cls(positions_tensor(query_positions, device), positions_tensor(key_positions, device), heads)
+        ranges = (each if isinstance(each, range) else None for each in (query_positions, key_positions))
+        query_range, key_range = ranges
+        queries_at, keys_at = positions_tensor(query_positions, device), positions_tensor(key_positions, device)
+        return cls(queries_at, keys_at, heads, ranges=(query_range, key_range))
 
     def tile(self, rows: slice, columns: slice) -> Grid:
         """The same pairs, cut to one tile."""
@@ -88,6 +93,16 @@ class Grid:
     def device(self) -> torch.device:
         """The device of the positions."""
         return self.key_positions.device
+
+    @property
+    def query_range(self) -> range | None:
+        """Positions of the tile's queries, where they are known as a range."""
+        return None if self.ranges[0] is None else self.ranges[0][self.rows]
+
+    @property
+    def key_range(self) -> range | None:
+        """Positions of the tile's keys, where they are known as a range."""
+        return None if self.ranges[1] is None else self.ranges[1][self.columns]
 
     @property
     def query(self) -> Tensor:

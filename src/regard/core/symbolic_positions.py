@@ -54,8 +54,10 @@ class SelectedPositions:
 
     def indices(self, device: torch.device | None = None) -> Tensor:
         """Where in the range they are, int64."""
-        positions = torch.arange(self.among.start, self.among.stop, device=device)
-        return self.chosen.contains(positions).nonzero().flatten()
+        # Found on the CPU: how many there are is read.
+        positions = torch.arange(self.among.start, self.among.stop, device="cpu")
+        found = self.chosen.contains(positions).nonzero().flatten()
+        return found if device is None else found.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,17 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..core.tensor_memo import copy_on
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
-from .index_checks import check_has_heads, check_range, whole_numbers
+from .index_checks import check_has_heads, check_known_ranges, check_range, whole_numbers
 from .key_spans import KeySpan
 
+CPU = torch.device("cpu")
+MEND, MEND_KEYS = (
+    "pass documents() one id for each position",
+    "pass documents() one id in key_ids for each key position",
+)
 Ids: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
 
 
@@ -29,7 +35,7 @@ class Documents(Mask):
         return self.ids.shape[-2] if self.ids.ndim > 2 else 1
 
     def key_span(self) -> KeySpan | None:
-        ids = self.ids.cpu()
+        ids = copy_on(self.ids, CPU)
         if ids.ndim > 1 or (ids[1:] < ids[:-1]).any():
             return None
         first, last = torch.tensor([[0], [len(ids)]], device="cpu")
@@ -47,11 +53,13 @@ class Documents(Mask):
     def keep(self, grid: Pairs) -> Kept:
         if per_head := self.ids.ndim > 2:
             check_has_heads(self, grid)
+        length = self.ids.shape[-1]
+        check_known_ranges(repr(self), grid, (length, length), (MEND, MEND))
         return grid.by_query(self.ids_of, per_head=per_head) == grid.by_key(self.ids_of, per_head=per_head)
 
     def ids_of(self, positions: Tensor) -> Tensor:
         """The ids at positions (*batch, ·): (*batch, ·), or (*batch, heads, ·) where heads have their own."""
-        return _ids_at(self, self.ids, positions, "pass documents() one id for each position")
+        return _ids_at(self, self.ids, positions, MEND)
 
     def __repr__(self) -> str:
         return f"documents({_shown(self.ids)})"
@@ -65,7 +73,7 @@ class CrossDocuments(Mask):
     key_ids: Tensor
 
     def key_span(self) -> KeySpan | None:
-        of_queries, of_keys = self.query_ids.cpu(), self.key_ids.cpu().contiguous()
+        of_queries, of_keys = copy_on(self.query_ids, CPU), copy_on(self.key_ids, CPU).contiguous()
         if of_queries.ndim > 1 or of_keys.ndim > 1 or (of_keys[1:] < of_keys[:-1]).any():
             return None
 
@@ -76,21 +84,25 @@ class CrossDocuments(Mask):
         return span
 
     def keep(self, grid: Pairs) -> Kept:
+        lengths = self.query_ids.shape[-1], self.key_ids.shape[-1]
+        check_known_ranges(repr(self), grid, lengths, (self._mend_queries(), MEND_KEYS))
         by_query, by_key = self.query_ids.ndim > 2, self.key_ids.ndim > 2
         if by_query or by_key:
             check_has_heads(self, grid)
         return grid.by_query(self._of_queries, per_head=by_query) == grid.by_key(self._of_keys, per_head=by_key)
 
-    def _of_queries(self, positions: Tensor) -> Tensor:
+    def _mend_queries(self) -> str:
         length = self.query_ids.shape[-1]
-        mend = (
+        return (
             f"query_ids are for the query positions 0..{length - 1}: give the queries these, as query_positions="
             f"range({length}); without them they are at the last positions of the keys"
         )
-        return _ids_at(self, self.query_ids, positions, mend)
+
+    def _of_queries(self, positions: Tensor) -> Tensor:
+        return _ids_at(self, self.query_ids, positions, self._mend_queries())
 
     def _of_keys(self, positions: Tensor) -> Tensor:
-        return _ids_at(self, self.key_ids, positions, "pass documents() one id in key_ids for each key position")
+        return _ids_at(self, self.key_ids, positions, MEND_KEYS)
 
     def __repr__(self) -> str:
         return f"documents({_shown(self.query_ids)}, {_shown(self.key_ids)})"
@@ -154,7 +166,7 @@ def _ids_at(mask: Mask, ids: Tensor, positions: Tensor, mend: str) -> Tensor:
             f"{mask!r} has the batch{of_heads} {tuple(has)}, but positions have the batch{of_heads} {tuple(sits)}: "
             "they need to broadcast"
         ) from None
-    ids = ids.to(positions.device).expand(*leading, length)
+    ids = copy_on(ids, positions.device).expand(*leading, length)
     return ids.gather(-1, positions.expand(*leading, positions.shape[-1]))
 
 

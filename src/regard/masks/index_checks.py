@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..core.finite import waits
 from ..core.grid import Blocks, Grid
 from ..core.torch_modes import under_transform
 from ..errors import MaskError
@@ -50,11 +51,26 @@ def whole_numbers(mask: str, name: str, values: Tensor | Sequence, *, instead: s
 def check_range(mask: str, positions: Tensor, length: int, mend: str) -> None:
     """Raise a MaskError unless positions lie in 0..length-1, for a mask that covers this length.
 
-    Under a transform positions have no values to check; torch then refuses an index that is out of range.
+    Under a transform positions have no values to check, and on a device to read them would wait for it; torch then
+    refuses an index that is out of range. `check_known_ranges` checks what is known without.
     """
-    if under_transform():
+    if under_transform() or waits(positions):
         return
     low, high = (int(end) for end in positions.aminmax()) if positions.numel() else (0, -1)
+    _check_ends(mask, low, high, length, mend)
+
+
+def check_known_ranges(mask: str, grid: object, lengths: tuple[int, int], mends: tuple[str, str]) -> None:
+    """`check_range` of a grid's positions of queries, and of its keys, where they are ranges."""
+    pairs = grid.grid if isinstance(grid, Blocks) else grid
+    if isinstance(pairs, Grid):
+        for positions, length, mend in zip((pairs.query_range, pairs.key_range), lengths, mends, strict=True):
+            if positions:
+                low, high = min(positions[0], positions[-1]), max(positions[0], positions[-1])
+                _check_ends(mask, low, high, length, mend)
+
+
+def _check_ends(mask: str, low: int, high: int, length: int, mend: str) -> None:
     if low < 0 or high >= length:
         raise MaskError(f"{mask} is for {length} positions, from 0, but queries or keys sit at {low} to {high}: {mend}")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..core.tensor_memo import copy_on
 from ..core.torch_modes import under_transform
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
@@ -60,4 +61,4 @@ def checked_lengths(mask: str, name: str, lengths: Tensor | Sequence[int]) -> Te
 
 def keys_before(lengths: Tensor, grid: Pairs) -> Kept:
     """Key position < length, where lengths are (*batch)."""
-    return grid.key < grid.per_batch(lengths.to(grid.device)[..., None, None])
+    return grid.key < grid.per_batch(copy_on(lengths, grid.device)[..., None, None])

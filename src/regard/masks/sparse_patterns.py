@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.intervals import look_up
+from ..core.tensor_memo import copy_on
 from ..errors import MaskError
 from ..utils.numbers import whole_number
 from .base import Kept, Mask, Pairs
-from .index_checks import check_range, checked_count, head_indices, whole_numbers
+from .index_checks import check_known_ranges, check_range, checked_count, head_indices, whole_numbers
 from .parts import ListedPositions, Part, PeriodicPositions
 from .window import Window
 
@@ -217,6 +218,9 @@ def global_tokens(indices: Tensor | Sequence[int]) -> Mask:
     return GlobalTokens(tuple(numbers.tolist()))
 
 
+MEND_BLOCKS = "pass random_blocks() a greater length"
+
+
 @dataclass(frozen=True, repr=False)
 class RandomBlocks(Mask):
     """The key's block is one of those drawn for the query's block."""
@@ -237,13 +241,14 @@ class RandomBlocks(Mask):
         object.__setattr__(self, "drawn", drawn)
 
     def keep(self, grid: Pairs) -> Kept:
+        check_known_ranges(repr(self), grid, (self.length, self.length), (MEND_BLOCKS, MEND_BLOCKS))
         head = 0 if self.heads is None else head_indices(self, self.heads, grid)
         index = (head, grid.by_query(self._block), grid.by_key(self._block))
-        return cast(Kept, look_up(self.drawn.to(grid.device), index))  # a table of booleans
+        return cast(Kept, look_up(copy_on(self.drawn, grid.device), index))  # a table of booleans
 
     def _block(self, positions: Tensor) -> Tensor:
         """The block index of each position."""
-        check_range(repr(self), positions, self.length, "pass random_blocks() a greater length")
+        check_range(repr(self), positions, self.length, MEND_BLOCKS)
         return positions // self.block
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.tensor_memo import copy_on
 from ..core.torch_modes import is_causal_bias
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
@@ -23,7 +24,7 @@ class TensorMask(Mask):
         return False
 
     def keep(self, grid: Pairs) -> Kept:
-        return grid.cut(self.pairs.to(grid.device))
+        return grid.cut(copy_on(self.pairs, grid.device))
 
     def __repr__(self) -> str:
         return f"where(keep=<bool {tuple(self.pairs.shape)}>)"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..core.finite import waits
 from ..core.grid import Blocks, Grid
 from ..core.intervals import EMPTY, FULL, PARTIAL
 from ..core.problem import Problem
@@ -278,12 +279,12 @@ def _new_verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
 
 @contextmanager
 def _grid_with_values(problem: Problem) -> Iterator[Grid]:
-    """The grid of a problem, on the CPU where mask and positions are formulas without tensors.
+    """The grid of a problem, on the CPU where mask and positions are formulas without tensors of another device.
 
     So no device is waited for, and a choice can be made for fake tensors: the block is outside of dispatch modes.
     """
     positions = problem.query_positions, problem.key_positions
-    if any(isinstance(each, Tensor) for each in positions) or tree_tensors(problem.mask):
+    if any(isinstance(each, Tensor) for each in positions) or any(map(waits, tree_tensors(problem.mask))):
         yield problem.grid()
     else:
         with _disable_current_modes() if under_dispatch_mode() else nullcontext():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
+from ..core.tensor_memo import copy_on
 from ..masks import Mask
 from ..masks.base import And
 from ..masks.key_spans import Limit, earliest, latest
@@ -47,7 +48,7 @@ def device_spans(problem: Problem) -> Tensor | None:
     if (spans := key_spans(problem)) is None:
         return None
     device = problem.value.device
-    return memoize(problem, ("spans", device), lambda: spans.to(device))
+    return memoize(problem, ("spans", device), lambda: spans.to(device, non_blocking=True))
 
 
 def _key_spans(mask: Mask, problem: Problem) -> Tensor:
@@ -100,7 +101,8 @@ def _limits(mask: Mask, problem: Problem, queries: range) -> Iterator[tuple[Limi
         yield from _limits(mask.left, problem, queries)
         yield from _limits(mask.right, problem, queries)
     elif isinstance(mask, Padding):
-        yield None, mask.lengths.long().expand(problem.batch).reshape(-1, 1) if mask.lengths.ndim else mask.lengths
+        lengths = copy_on(mask.lengths, torch.device("cpu"))
+        yield None, lengths.long().expand(problem.batch).reshape(-1, 1) if lengths.ndim else lengths
     else:
         if tree_tensors(mask):  # of positions: raises what the mask's formula would where it has none for some of them
             grid = problem.grid()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.grid import Blocks, Grid
 from ...core.intervals import FULL, PARTIAL, look_up
+from ...core.tensor_memo import copy_on
 from ...core.torch_modes import under_transform
 from ...errors import MaskError
 from ..base import Kept, Mask, Pairs, as_mask
@@ -326,7 +327,7 @@ class BlockLayout(Mask):
             grid.by_query(self._row_of_blocks),
             grid.by_key(self._column_of_blocks),
         )
-        return cast(Kept, look_up(self.blocks.to(grid.device), index))  # a table of booleans
+        return cast(Kept, look_up(copy_on(self.blocks, grid.device), index))  # a table of booleans
 
     def _row_of_blocks(self, positions: Tensor) -> Tensor:
         """The row of blocks of each query position; the first query is at N - M."""
