@@ -21,6 +21,14 @@ def reasons_against(backends: Sequence[Backend], value: Tensor) -> list[str]:
     return [reason for backend in backends for reason in backend.why_not(value)]
 
 
+_NAN_SAFE = tuple(backend for backend in BACKENDS if backend.nan_safe)
+
+
 def is_nan_safe(name: str) -> bool:
     """Whether the backend of that name is, as `Backend.nan_safe` describes it."""
-    return any(backend.nan_safe for backend in BACKENDS if backend.name == name)
+    return any(backend.name == name for backend in _NAN_SAFE)
+
+
+def some_nan_safe(value: Tensor) -> bool:
+    """Whether a backend that is computes tensors of this device and dtype."""
+    return any(backend.runs(value) for backend in _NAN_SAFE)

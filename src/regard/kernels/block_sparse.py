@@ -9,7 +9,7 @@ from torch import Tensor
 from ..backends.torch.dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.grid import WHOLE
-from ..core.log_sum_exp import RunningMerge
+from ..core.log_sum_exp import RunningMerge, lse_dtype
 from ..core.problem import Problem
 from ..tiles.dense_mask import is_square_causal
 from ..tiles.diagonals import Diagonals
@@ -105,7 +105,7 @@ class BlockSparseKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """The output of each block row, merged over its runs."""
-        output, lse = batched.empty_results()
+        output, lse = batched.empty_results(lse_dtype(batched.value))
         for part in self._parts(batched.problem):
             rectangles = _Rectangles(batched.part(part.batch))
             for row in part.layout.rows:

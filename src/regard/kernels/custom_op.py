@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backends.registry import some_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import CheckedRows, all_finite, waits
 from ..core.log_sum_exp import add_exact_gradients, coarse_rows, split_float64, within_float32
@@ -70,7 +71,7 @@ def register(computation: OwnGradient, *, exact_lse: bool = False) -> None:
 def _is_nan_safe(name: str, problem: Problem, *, backward: bool) -> bool:
     """Whether nobody has to look at what a kernel gives, forward or backward."""
     kernel = _NAN_SAFE.get(name)
-    return kernel is not None and kernel.is_nan_safe(problem, backward=backward)
+    return kernel is not None and some_nan_safe(problem.value) and kernel.is_nan_safe(problem, backward=backward)
 
 
 def _lse_dtype(problem: Problem, name: str) -> torch.dtype:

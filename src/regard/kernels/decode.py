@@ -9,7 +9,7 @@ from ..backends.registry import BACKENDS, is_nan_safe
 from ..backends.torch.dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from ..backends.torch.key_parts import PART, KeyParts
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..core.finite import all_finite
+from ..core.finite import all_finite, waits
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import under_transform
@@ -129,7 +129,7 @@ class DecodeKernel:
         A step of decoding that needs nothing but a fused call is one, without what other problems need.
         """
         if self.is_one_call(problem):
-            output = _attend_step(problem, self._maker(problem.pairs.key, problem.value)[1])
+            output = _attend_step(problem, *self._maker(problem.pairs.key, problem.value))
             if output is not None:
                 return Result(output)
         return apply_kernel(problem, self)
@@ -187,7 +187,7 @@ def _is_bare_step(problem: Problem) -> bool:
     )
 
 
-def _attend_step(problem: Problem, few_queries: FewQueries) -> Tensor | None:
+def _attend_step(problem: Problem, backend: str, few_queries: FewQueries) -> Tensor | None:
     """The output of a problem that `_is_bare_step`; None where masked NaN may be in it."""
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` lets dot products alone through
     query, key, value = pairs.query, pairs.key, problem.value
@@ -201,7 +201,7 @@ def _attend_step(problem: Problem, few_queries: FewQueries) -> Tensor | None:
         query, added = query.reshape(*rows, dim), None if added is None else added.reshape(*rows, keys)
     output, _ = few_queries.forward(query, key, value, pairs.scale, added)
     output = output.view(batch, heads, queries, value_dim).to(value.dtype)
-    return None if masked and not all_finite(output) else output
+    return None if masked and not is_nan_safe(backend) and not all_finite(output) else output
 
 
 def _folded(batched: BatchedProblem, columns: slice, masked: bool) -> Rectangle:
@@ -242,7 +242,7 @@ def _causal_limits(problem: Problem) -> list[int] | None:
 def _attended_columns(batched: BatchedProblem) -> tuple[slice, bool]:
     """Columns from the first to the last key with an unmasked pair, and whether any pair in them is masked."""
     _, _, queries, keys = batched.shape
-    if batched.problem.mask is None or queries * keys > MAX_EVALUATED_PAIRS:
+    if batched.problem.mask is None or queries * keys > MAX_EVALUATED_PAIRS or waits(batched.value):
         return _columns_in_runs(batched.problem), batched.problem.mask is not None
     keep = batched.keep()
     if keep is None or not keep.numel():

@@ -15,10 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..backends.registry import some_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import CheckedRows
 from ..core.large_results import new_large
-from ..core.log_sum_exp import merge_softmax
+from ..core.log_sum_exp import lse_dtype, merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..tiles.selections import ALL, Axis, ResidueClasses, Selection, reasons_against_parts, selections
@@ -93,7 +94,9 @@ class DecomposedKernel:
         """Output and log-sum-exp of a batched problem: those of its parts, merged row by row."""
         problem, (batch, heads, queries, _) = batched.problem, batched.shape
         output = new_large(at_least_float32(batched.value), batch, heads, queries, batched.value.shape[-1])
-        lse = output.new_empty(batch, heads, queries, 1, dtype=batched.lse_dtype)
+        safe = some_nan_safe(batched.value) and self.is_nan_safe(problem, backward=True)
+        of_lse = output.dtype if safe else lse_dtype(batched.value)
+        lse = output.new_empty(batch, heads, queries, 1, dtype=of_lse)
         found = list(selections(problem))
         first = _count_of_first_part(found, queries)
         if not first:

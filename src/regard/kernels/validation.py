@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..biases import Bias, as_bias
 from ..core.dropout import Dropout
-from ..core.finite import all_finite
+from ..core.finite import all_finite, waits
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm, zero_nonfinite
 from ..core.torch_modes import is_causal_bias, under_transform
@@ -241,7 +241,7 @@ def _scored(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, m
     if (
         (masked or not key.shape[-2] or not query.shape[-2])
         and torch.is_grad_enabled()
-        and (under_transform() or not all_finite(query, key))
+        and (under_transform() or waits(query) or not all_finite(query, key))
     ):
         return _pairs_with_finite_gradients(score, query, key)
     return _pair_form(score, query, key)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.finite import waits
+from ..core.tensor_memo import copy_on, memoize_by_tensors
 from ..errors import ShapeError
 from ..masks.documents import Documents
 
@@ -18,8 +20,8 @@ class DocumentBatches:
     """The documents of a batch of sequences as rows of new batches, in each of which all have a similar length.
 
     indices: for each new batch (documents, width), the positions of its tokens in the merged axis batch · N.
-    exists: likewise bool, False after the end of a document. order: where each of the batch · N tokens is among those
-    of all new batches that exist.
+    exists: likewise bool, False after the end of a document. order: where each of the batch · N tokens is among all
+    tokens of all new batches.
     """
 
     indices: Sequence[Tensor]
@@ -44,8 +46,18 @@ class DocumentBatches:
             offsets = torch.arange(int(count.max()), device=ids.device)
             exists.append(offsets < count)
             indices.append(tokens[start + offsets.minimum(count - 1)])
-        found = [index[inside] for index, inside in zip(indices, exists, strict=True)]
-        return cls(indices, exists, torch.cat(found).argsort() if found else tokens)
+        if not indices:
+            return cls(indices, exists, tokens)
+        all_exist = torch.cat([inside.flatten() for inside in exists])
+        found = torch.cat([index.flatten() for index in indices])[all_exist]
+        return cls(indices, exists, all_exist.nonzero().squeeze(-1)[found.argsort()])
+
+    def to(self, device: torch.device) -> DocumentBatches:
+        """The same on a device, for which the host does not wait."""
+        indices, exists = (
+            [each.to(device, non_blocking=True) for each in part] for part in (self.indices, self.exists)
+        )
+        return DocumentBatches(indices, exists, self.order.to(device, non_blocking=True))
 
     def map(self, compute: Callable[..., Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
         """The result of `compute(*tensors, exists)` for each batch of documents, put back in the original order.
@@ -67,8 +79,8 @@ class DocumentBatches:
 
     def join(self, results: Sequence[Tensor], batch: int) -> Tensor:
         """Results of each batch of documents, (documents, heads, width, Dv), in the original order."""
-        rows = [result.transpose(1, 2)[exists] for result, exists in zip(results, self.exists, strict=True)]
-        return torch.cat(rows)[self.order].unflatten(0, (batch, -1)).transpose(1, 2)
+        rows = torch.cat([result.transpose(1, 2).flatten(0, 1) for result in results])
+        return rows[self.order].unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def document_batches(documents: Documents, value: Tensor) -> DocumentBatches:
@@ -78,10 +90,17 @@ def document_batches(documents: Documents, value: Tensor) -> DocumentBatches:
         ShapeError: they are for another length or batch.
     """
     batch, length = value.shape[0], value.shape[2]
-    ids = documents.ids.to(value.device)
+    ids = documents.ids
     if ids.shape[-1] != length or ids.shape[:-1].numel() not in (1, batch):
         raise ShapeError(
             f"{documents!r} is for {ids.shape[-1]} positions and a batch of {ids.shape[:-1].numel()}, but there are "
             f"{length} keys and a batch of {batch}: linear attention needs one id for each key"
         )
-    return DocumentBatches.from_ids(ids.reshape(-1, length).expand(batch, length))
+
+    def found() -> DocumentBatches:
+        on_host = copy_on(ids, torch.device("cpu")) if waits(value) else ids.to(value.device)
+        batches = DocumentBatches.from_ids(on_host.reshape(-1, length).expand(batch, length))
+        return batches.to(value.device) if waits(value) else batches
+
+    what = "document batches", batch, length, value.device
+    return memoize_by_tensors((ids,), what, found) if waits(value) else found()

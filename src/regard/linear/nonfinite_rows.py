@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.finite import all_finite
+from ..core.finite import all_finite, waits
 from ..core.torch_modes import under_dispatch_mode, under_transform
 from .document_batches import DocumentBatches
 
@@ -28,13 +28,13 @@ class NonfiniteRows:
     def find(
         cls, query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None, keep: Tensor | None
     ) -> NonfiniteRows | None:
-        """The rows of tensors (B, heads, length, ·) and beta (B, Hk, N); None where all numbers are finite.
+        """The rows of tensors (B, heads, length, ·) and beta (B, Hk, N); None where all numbers are found finite.
 
         A single row of each needs no care: no product with 0 is between them.
         """
         if query.shape[2] == key.shape[2] == 1 and keep is None:
             return None
-        finite = not is_traced() and all_finite(query, key) and all_finite(value)
+        finite = not (is_traced() or waits(query)) and all_finite(query, key) and all_finite(value)
         if finite and (beta is None or all_finite(beta)):
             return None
         key = ~(key.isfinite().all(-1) & value.isfinite().all(-1))

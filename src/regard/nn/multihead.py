@@ -15,8 +15,9 @@ from torch.nn.functional import linear, pad
 
 from ..attention import attention, attention_with_lse, observe
 from ..biases import Bias, tensor
-from ..core.finite import all_finite
+from ..core.finite import all_finite, waits
 from ..core.score_forms import zero_nonfinite
+from ..core.tensor_memo import memoize_by_tensors
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import make_problem
@@ -57,6 +58,17 @@ def convert_masks(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int, extra_keys: int
 ) -> tuple[Mask | None, Bias | None]:
     """Torch's two mask tensors as a mask and a bias; the last `extra_keys`, which the layer adds, are never masked."""
+    tensors = tuple(each for each in (attn_mask, key_padding_mask) if each is not None)
+    if not tensors or not waits(tensors[0]):
+        return _read_masks(attn_mask, key_padding_mask, heads, extra_keys)
+    what = "multihead", attn_mask is None, key_padding_mask is None, heads, extra_keys
+    return memoize_by_tensors(tensors, what, lambda: _read_masks(attn_mask, key_padding_mask, heads, extra_keys))
+
+
+def _read_masks(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int, extra_keys: int
+) -> tuple[Mask | None, Bias | None]:
+    """`convert_masks`, which has to see their numbers."""
     ignored_pairs, pair_bias = _split_mask(attn_mask, extra_keys)
     ignored_keys, key_bias = _split_mask(key_padding_mask, extra_keys)
     masks: list[Mask] = []
@@ -251,9 +263,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         extra_keys = (self.bias_k is not None) + self.add_zero_attn
         mask, bias = convert_masks(attn_mask, key_padding_mask, self.num_heads, extra_keys)
         # The gradient of a projection is a sum over all positions, the masked ones too, and 0 times NaN is NaN.
-        careful = (
-            mask is not None and torch.is_grad_enabled() and (under_transform() or not all_finite(query, key, value))
-        )
+        unread = under_transform() or waits(query)
+        careful = mask is not None and torch.is_grad_enabled() and (unread or not all_finite(query, key, value))
         q, k, v = (self._per_head(x) for x in self._project(query, key, value, careful))  # [B, H, M or N, D]
         k, v = self._with_extra_keys(k, self.bias_k), self._with_extra_keys(v, self.bias_v)
         dropped = self.dropout if self.training else 0.0

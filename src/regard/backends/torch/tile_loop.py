@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ...core.log_sum_exp import lse_dtype
 from ...core.score_forms import at_least_float32, per_head, per_key_head
 from ...tiles.mask_tiles import (
     BlockRow,
@@ -31,7 +32,7 @@ class TiledAttention:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """The online softmax over the tiles of each block row."""
-        output, lse = batched.empty_results()
+        output, lse = batched.empty_results(lse_dtype(batched.value))
         for batch, rows in block_rows(batched.problem, self.tile):
             self._forward(ScoredTiles(batched.part(batch), self.tile), rows, output[batch], lse[batch])
         return output, lse
