@@ -1,6 +1,11 @@
+import sys
+from pathlib import Path
+
 import pytest
 
 from regard.kernels.planning.rates import ZEN_4, ZEN_5
+
+sys.path.insert(0, str(Path(__file__).parent))  # for device_tensors
 
 PROCESSORS = [
     *(("AVX512", "avx512"), ("AVX512", "avx512bf16"), ("AVX2", "avx2"), ("ARM", "neon"), ("ARM", "neonbf16")),
