@@ -9,7 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ DEVICE = torch.device("cuda", 0)
 INSIDE = torch.device("lazy")
 """The device that torch is told of: one that has autograd in every build, and no code of its own."""
 aten = torch.ops.aten
+Module = TypeVar("Module", bound=nn.Module)
 READS = {
     aten._local_scalar_dense,
     aten.is_nonzero,
@@ -241,7 +242,7 @@ def recorded_waits() -> Iterator[list[str]]:
     yield _found
 
 
-def to_device(module: nn.Module) -> nn.Module:
+def to_device(module: Module) -> Module:
     """A module, whose parameters and buffers are replaced by ones on the device."""
     for each in module.modules():
         for name, parameter in each._parameters.items():

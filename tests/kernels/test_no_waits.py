@@ -4,6 +4,7 @@ The second of two calls reads nothing back and brings nothing over; where the ma
 Results and gradients are those of the CPU.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -103,7 +104,7 @@ def results(call: Callable[..., Tensor], inputs: list[Tensor], place: Place, gra
     torch.manual_seed(3)
     output = call(*leaves)
     if not gradient:
-        return [on_host(output)]
+        return [on_host(output.detach())]
     backward(output)
     return [on_host(each) for each in (output.detach(), *(leaf.grad for leaf in leaves)) if each is not None]
 
@@ -176,13 +177,24 @@ class TestAttention:
     def test_scaled_dot_product_attention(self, gradient):
         keep = on_device(KEEP)
         assert_no_waits(
-            lambda *tensors: regard.scaled_dot_product_attention(*tensors, keep, enable_gqa=True), drawn(), gradient
+            lambda q, k, v: regard.scaled_dot_product_attention(q, k, v, keep, enable_gqa=True), drawn(), gradient
         )
 
-    def test_additive_scores(self, gradient):
-        score = to_device(regard.scores.Additive(DIM, DIM, 8))
-        inputs = [tensor[:, :2] for tensor in drawn()]
-        assert_no_waits(lambda *tensors: regard.attention(*tensors, score=score), inputs, gradient)
+    @pytest.mark.parametrize("kernel", [None, "tiled"])
+    @pytest.mark.parametrize("size", [0.1, 1.0, 100.0])
+    def test_additive_scores(self, kernel, size, gradient):
+        torch.manual_seed(0)
+        score = regard.scores.Additive(DIM, DIM, 8)
+        own, (query, key, value) = to_device(copy.deepcopy(score)), (tensor[:, :2] for tensor in drawn())
+        inputs = [size * query, size * key, value]
+        options: dict[str, Any] = {"mask": masks.causal(), "kernel": kernel}
+
+        def call(*tensors: Tensor) -> Tensor:
+            return regard.attention(*tensors, score=own, **options)
+
+        assert_no_waits(call, inputs, gradient)
+        expected = results(lambda *each: regard.attention(*each, score=score, **options), inputs, host, gradient)
+        assert_equal_to_the_cpu(results(call, inputs, on_device, gradient), expected)
 
     @pytest.mark.parametrize(
         ("mask", "decay"),
@@ -194,7 +206,7 @@ class TestAttention:
         assert_no_waits(lambda *each: regard.linear_attention(*each, mask=own, decay=gate), inputs, gradient)
 
 
-OBSERVED: dict[str, lenses.Lens] = {
+OBSERVED: dict[str, Any] = {
     "entropy": lenses.Entropy(),
     "weights": lenses.Weights(),
     "received": lenses.Received(),
@@ -210,7 +222,8 @@ OBSERVED: dict[str, lenses.Lens] = {
 @pytest.mark.parametrize("lens", OBSERVED)
 def test_observe(lens):
     def call(*tensors: Tensor) -> Tensor:
-        return regard.observe(*tensors, OBSERVED[lens], mask=masks.causal()).output
+        query, key, value = tensors
+        return regard.observe(query, key, value, OBSERVED[lens], mask=masks.causal()).output
 
     assert_no_waits(call, drawn(), gradient=False)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...core.batched_problem import ProblemGradients
+from ...core.finite import waits
 from ...core.score_forms import AdditivePairs, DotPairs, PairForm, at_least_float32, per_head, per_key_head
 from ...tiles.mask_tiles import split_slice
 
@@ -63,7 +64,8 @@ class AdditiveTileScores:
 
     tanh(x + y) = 1 - 2 / (1 + e^2x · e^2y), so that exponentials are taken once for each token. Where these might leave
     the range of numbers, the sum is made first. Where all entries are within [-1, 1], where 1 - 2 / (1 + P) would lose
-    what is small, it is (tanh x + tanh y) / (1 + tanh x · tanh y).
+    what is small, it is (tanh x + tanh y) / (1 + tanh x · tanh y). On a device that would have to be waited for, to see
+    which of these holds, it is the tanh of the sum.
     """
 
     def __init__(self, pairs: AdditivePairs) -> None:
@@ -72,6 +74,11 @@ class AdditiveTileScores:
         self.group = query.shape[1] // max(key.shape[1], 1)
         if self.group > 1:
             key = key.repeat_interleave(self.group, dim=1)  # linear in the length, unlike the scores
+        self.small = self.wide = False
+        self.unread = waits(query)
+        if self.unread:
+            self.query, self.key = query, key
+            return
         largest = [float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in (query, key)]
         self.small, self.wide = max(largest) <= 1.0, not sum(largest) < 40.0
         if self.small:
@@ -111,6 +118,8 @@ class AdditiveTileScores:
 
     def _tanh(self, query: Tensor, key: Tensor) -> tuple[Tensor, int]:
         """tanh(q + k) - offset for each feature of some pairs, (B, H, m, n, A), and the offset, 0 or 1."""
+        if self.unread:
+            return torch.add(query, key).tanh_(), 0
         if self.small:
             return torch.add(query, key).div_(torch.mul(query, key).add_(1.0)), 0
         power = torch.add(query, key).exp2_() if self.wide else torch.mul(query, key)
