@@ -25,6 +25,13 @@ from regard.kernels.sdpa import SdpaKernel
 from regard.kernels.tiled import TiledKernel
 from regard.kernels.validation import make_problem
 from regard.lenses import base as lens_memory
+from regard.models.language_model import LanguageModel
+from regard.models.language_model.config import (
+    AttentionConfig,
+    GatedFeedForwardConfig,
+    LanguageModelConfig,
+    LayerConfig,
+)
 from regard.testing import assert_agrees, suite
 from regard.testing.cases import Case
 
@@ -76,8 +83,11 @@ OPTIONS: dict[str, Callable[[Place], dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A device without Triton, on which torch has no memory to speak of."""
+def a_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A device without Triton, whose memory is not known; none for the tests on CUDA."""
+    if request.node.get_closest_marker("cuda"):
+        yield
+        return
     monkeypatch.setattr(flex, "has_triton", lambda: False)
     monkeypatch.setattr(lens_memory, "device_memory", lambda device: None)
     with device():
@@ -350,19 +360,50 @@ class TestModules:
         x = on_device(torch.randn(2, 37, 32))
         self.assert_no_waits(lambda: layer(x, mask=mask))
 
-    @pytest.mark.parametrize("kind", ["growing", "static"])
+    @pytest.mark.parametrize("kind", ["growing", "static", "rolling"])
     def test_caches(self, kind):
-        layer = to_device(regard.nn.Attention(regard.nn.Projections(32, 4), mask=masks.causal()))
-        empty = regard.nn.KVCache.static(20) if kind == "static" else regard.nn.KVCache()
+        mask = masks.causal() & masks.window(before=5) if kind == "rolling" else masks.causal()
+        layer = to_device(regard.nn.Attention(regard.nn.Projections(32, 4), mask=mask))
+        makers: dict[str, Callable[[], regard.nn.KVCache]] = {
+            "growing": regard.nn.KVCache,
+            "static": lambda: regard.nn.KVCache.static(50),
+            "rolling": layer.make_cache,
+        }
+        seen = []
 
         def steps() -> Tensor:
-            cache, output = empty, torch.zeros(())
-            for length in (3, 1, 1, 1):
+            cache, output = makers[kind](), torch.zeros(())
+            for length in (31, *[1] * 15):
                 output, cache = layer.step(on_device(torch.ones(2, length, 32)), cache)
+            seen.append(cache)
             return output
 
         with torch.no_grad():
             self.assert_no_waits(steps)
+        positions = on_host(seen[-1].positions).tolist()
+        assert positions[-6:] == list(range(40, 46))
+        assert (len(positions) < 46) == (kind == "rolling")
+
+    @staticmethod
+    def language_model() -> LanguageModel:
+        rotary = regard.positions.Rotary(8)
+        config = LanguageModelConfig(
+            vocabulary_size=50,
+            dim=32,
+            layers=(LayerConfig(before=8, rotary=rotary), LayerConfig(rotary=rotary)),
+            attention=AttentionConfig(num_heads=4, num_kv_heads=2),
+            feed_forward=GatedFeedForwardConfig(48),
+        )
+        return to_device(LanguageModel(config))
+
+    def test_language_model(self):
+        model, tokens = self.language_model(), on_device(torch.arange(74).view(2, 37) % 50)
+        self.assert_no_waits(lambda: model(tokens))
+
+    @pytest.mark.parametrize("length", [5, 40])
+    def test_generation(self, length):
+        model, tokens = self.language_model(), on_device(torch.arange(2 * length).view(2, length) % 50)
+        self.assert_no_waits(lambda: list(model.generate(tokens, 4))[-1])
 
     def test_linear_attention_layer(self):
         layer = to_device(regard.nn.LinearAttention(regard.nn.Projections(32, 4), causal=True))
@@ -419,3 +460,71 @@ def test_kernels_agree_with_the_oracle_there():
     for case, able in by_case.items():
         kernel = next(each for each in (*(next(turn) for _ in kernels), *able) if each in able)
         assert_agrees(kernel, case, DEVICE)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+class TestCuda:
+    """torch raises where it waits, by its own account; the kernels are those that are chosen there."""
+
+    @staticmethod
+    def assert_no_waits(call: Callable[..., Tensor], inputs: list[Tensor], gradient: bool) -> None:
+        def run(mode: str) -> None:
+            leaves = [tensor.cuda().requires_grad_(gradient) for tensor in inputs]
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                output = call(*leaves)
+                if gradient:
+                    output.backward(torch.ones_like(output))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        for mode in ("default", "default", "error"):  # in the first calls code is compiled, too
+            run(mode)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("gradient", [False, True], ids=["output", "gradient"])
+    @pytest.mark.parametrize("mask", [*FORMULAS, *TENSORS])
+    def test_masks(self, mask, gradient, dtype):
+        own, inputs = {**FORMULAS, **TENSORS}[mask](Tensor.cuda), [tensor.to(dtype) for tensor in drawn()]
+        self.assert_no_waits(lambda *tensors: regard.attention(*tensors, mask=own), inputs, gradient)
+
+    @pytest.mark.parametrize("gradient", [False, True], ids=["output", "gradient"])
+    @pytest.mark.parametrize("options", OPTIONS)
+    def test_options(self, options, gradient):
+        own = OPTIONS[options](Tensor.cuda)
+        self.assert_no_waits(lambda *tensors: regard.attention(*tensors, **own), drawn(), gradient)
+
+    @pytest.mark.parametrize("queries", [1, 4])
+    @pytest.mark.parametrize("mask", ["none", "causal", "causal padding"])
+    def test_decoding(self, mask, queries):
+        own = {**FORMULAS, **TENSORS}[mask](Tensor.cuda)
+        self.assert_no_waits(lambda *tensors: regard.attention(*tensors, mask=own), drawn(queries), gradient=False)
+
+    @pytest.mark.parametrize("gradient", [False, True], ids=["output", "gradient"])
+    @pytest.mark.parametrize("mask", ["none", "causal", "causal padding", "documents"])
+    def test_linear_attention(self, mask, gradient):
+        own = {**FORMULAS, **TENSORS}[mask](Tensor.cuda)
+        self.assert_no_waits(lambda *tensors: regard.linear_attention(*tensors, mask=own), drawn(), gradient)
+
+    @pytest.mark.parametrize("lens", OBSERVED)
+    def test_observe(self, lens):
+        def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return regard.observe(query, key, value, OBSERVED[lens], mask=masks.causal()).output
+
+        self.assert_no_waits(call, drawn(), gradient=False)
+
+    @pytest.mark.parametrize("options", NAN_CALLS)
+    def test_nan_reaches_the_rows_that_it_reaches_on_the_cpu(self, options):
+        own = {name: of.cuda() if isinstance(of, Tensor) else of for name, of in NAN_CALLS[options].items()}
+        found = regard.attention(*(tensor.cuda() for tensor in poisoned("queries too")), **own)
+        expected = regard.attention(*poisoned("queries too"), kernel="reference", **NAN_CALLS[options])
+        assert torch.equal(found.cpu().isnan(), expected.isnan())
+
+    def test_nan_of_few_keys_is_not_lost(self):
+        query, key, value = (tensor.cuda() for tensor in drawn(5, 7))
+        key[0, 0, 3, 2] = math.nan
+        found = regard.attention(query, key, value)
+        assert found[0, :2].isnan().all()
+        assert not found[0, 2:].isnan().any()

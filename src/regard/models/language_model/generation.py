@@ -89,7 +89,7 @@ def generated(
         )
     count = whole_number("max_new_tokens", max_new_tokens, least=0)
     size = tokens.shape[1] if chunk is None else whole_number("chunk", chunk)
-    stops = torch.tensor(stop, dtype=tokens.dtype, device=tokens.device)
+    stops = torch.tensor(stop, dtype=tokens.dtype, device="cpu").to(tokens.device, non_blocking=True)
     mask, positions = _left_padded(tokens, lengths)
     choose = _choosing(sampling, generator)
 

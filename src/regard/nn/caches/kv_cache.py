@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ...core.finite import waits
 from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, as_mask
 from ...utils.numbers import whole_number
@@ -227,7 +228,16 @@ class KVCache(Cache):
             buffers = cache.contents.buffers.extend(len(cache), keys, values, new_positions, capacity)
             evict_at = cache.contents.evict_at
         default = cache.has_default_positions and positions is None
-        return replace(cache, contents=Contents(buffers, length, next_position, default, evict_at))
+        known = cache._known_positions(added) if positions is None and waits(keys) else None
+        return replace(cache, contents=Contents(buffers, length, next_position, default, evict_at, known))
+
+    def _known_positions(self, added: int) -> Tensor | None:
+        """The positions, with `added` more, on the host; None where they are not known there, or never read."""
+        first, contents = self.next_position, self.contents
+        known = torch.zeros(0, dtype=torch.int64, device="cpu") if contents is None else contents.known_positions
+        if not isinstance(self.policy, Rolling) or known is None or isinstance(first, Tensor):
+            return None
+        return torch.cat([known, torch.arange(first, first + added, device="cpu")])
 
     def evict(self) -> KVCache:
         """This cache without keys that no future query can attend to; evaluated once it is as long as `evict_at`.
@@ -239,14 +249,16 @@ class KVCache(Cache):
             return self
         if contents.length < contents.evict_at or not contents.buffers.keys.shape[0]:
             return self
-        policy, next_position = self.policy, contents.next_position
-        retained = keys_to_retain(policy.mask, self.positions, next_position, policy.max_length)
+        policy, next_position, known = self.policy, contents.next_position, contents.known_positions
+        positions = self.positions if known is None else known
+        retained = keys_to_retain(policy.mask, positions, next_position, policy.max_length)
         columns = retained.nonzero().squeeze(-1)
         length, evict_at = len(columns), with_spare(len(columns))
         if length == contents.length:
             return replace(self, contents=replace(contents, evict_at=evict_at))
-        buffers = contents.buffers.take_columns(columns, evict_at)
-        return replace(self, contents=Contents(buffers, length, next_position, False, evict_at))
+        known = None if known is None else known[columns]
+        buffers = contents.buffers.take_columns(columns.to(self.keys.device, non_blocking=True), evict_at)
+        return replace(self, contents=Contents(buffers, length, next_position, False, evict_at, known))
 
     def reorder(self, rows: Tensor) -> KVCache:
         """The cache for these rows of the batch, in this order; rows may repeat, as in beam search.
@@ -288,6 +300,7 @@ class Contents:
     """The contents of a non-empty cache: the first `length` positions of buffers that other caches may share.
 
     next_position, has_default_positions: see `KVCache`. evict_at: the length from which eviction is tried again.
+    known_positions: of a cache that evicts, on the host, where they follow from numbers and reading them would wait.
     """
 
     buffers: Buffers
@@ -295,6 +308,7 @@ class Contents:
     next_position: int | Tensor
     has_default_positions: bool
     evict_at: int
+    known_positions: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
