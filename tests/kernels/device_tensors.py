@@ -131,12 +131,6 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> De
     return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype))
 
 
-_library = torch.library.Library("aten", "IMPL")
-"""What makes memory on the device: all that torch makes there, for itself too, begins with one of these."""
-_library.impl("empty.memory_format", _empty, "Lazy")
-_library.impl("empty_strided", _empty_strided, "Lazy")
-
-
 READERS: dict[Any, Callable] = {
     Tensor.tolist: Tensor.tolist,
     Tensor.numpy: Tensor.numpy,
@@ -231,8 +225,12 @@ def on_host(tensor: Tensor) -> Tensor:
 @contextmanager
 def device() -> Iterator[None]:
     """Tensors can be made on the device, and autograd stays in this thread."""
-    with torch.autograd.set_multithreading_enabled(False), _Calls():
-        yield
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        # All that torch makes there, for itself too, begins with one of these.
+        library.impl("empty.memory_format", _empty, "Lazy")
+        library.impl("empty_strided", _empty_strided, "Lazy")
+        with torch.autograd.set_multithreading_enabled(False), _Calls():
+            yield
 
 
 @contextmanager

@@ -143,7 +143,8 @@ class ShardGradients:
         if in_place and not self.needs_bias and isinstance(computation, InPlaceKernel) and lse.dtype == torch.float32:
             own = BatchedProblem.from_problem(problem)
             flat = own.flatten_batch
-            saved = Saved(flat(output), flat(lse), flat(grad_output), flat(grad_lse))
+            has_lse_grad = bool(grad_lse.any())
+            saved = Saved(flat(output), flat(lse), flat(grad_output), flat(grad_lse), has_lse_grad=has_lse_grad)
             into = ProblemGradients(flat(query), flat(key), flat(value))
             computation.backward_into(own, saved, into, accumulate=True)
             return

@@ -21,7 +21,7 @@ from ...masks.causal import Causal
 from ...tiles.dense_mask import is_one_causal_query, is_square_causal
 from ...tiles.memo import within_choice
 from ..additive import AdditiveKernel
-from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, OwnGradient, Result
+from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, NanSafeKernel, OwnGradient, Result
 from ..block_sparse import BlockSparseKernel
 from ..custom_op import apply_kernel, register
 from ..decode import DecodeKernel
@@ -302,6 +302,12 @@ class _DeferredChoice:
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         return EVERY_GRADIENT
+
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        kernels = [fastest_own_gradient(problem)]
+        if backward and problem.bias is not None:
+            kernels.append(fastest_own_gradient(problem, bias=True))
+        return all(isinstance(each, NanSafeKernel) and each.is_nan_safe(problem, backward=backward) for each in kernels)
 
     def run(self, problem: Problem) -> Result:
         return apply_kernel(problem, self)
