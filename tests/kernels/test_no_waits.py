@@ -164,6 +164,22 @@ class TestAttention:
         mask, inputs = masks.strided(8), drawn(queries)
         assert_no_waits(lambda *tensors: regard.attention(*tensors, mask=mask, kernel=kernel), inputs, gradient)
 
+    @pytest.mark.parametrize("shape", ["(M,)", "(batch, M)"])
+    @pytest.mark.parametrize("kernel", [None, "decode", "block_sparse", "tiled"])
+    def test_tensors_of_positions(self, kernel, shape, gradient):
+        queries = 4 if kernel == "decode" else LENGTH
+        of_keys = torch.arange(LENGTH) if shape == "(M,)" else torch.arange(LENGTH) - torch.tensor([[0], [9]])
+        keys, own = on_device(of_keys), on_device(of_keys[..., -queries:])
+        options: dict[str, Any] = {"mask": masks.causal(), "kernel": kernel}
+
+        def call(*tensors: Tensor) -> Tensor:
+            return regard.attention(*tensors, query_positions=own, key_positions=keys, **options)
+
+        inputs = drawn(queries)
+        assert_no_waits(call, inputs, gradient)
+        expected = results(lambda *each: regard.attention(*each, **options), inputs, host, gradient)
+        assert_equal_to_the_cpu(results(call, inputs, on_device, gradient), expected)
+
     def test_few_keys(self, gradient):
         assert_no_waits(regard.attention, drawn(5, 7), gradient, first=True)
 

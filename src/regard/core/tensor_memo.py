@@ -29,11 +29,16 @@ MAX_VALUES = 64
 """Number of values memoized for each tensor before all are cleared."""
 
 
-def memoize_by_tensors(tensors: tuple[Tensor, ...], what: Hashable, compute: Callable[[], Found]) -> Found:
+def memoize_by_tensors(
+    tensors: tuple[Tensor, ...],
+    what: Hashable,
+    compute: Callable[[], Found],
+    when: Callable[[Found], bool] = lambda _: True,
+) -> Found:
     """A value that follows from the numbers of some tensors, computed again after a write to one of them.
 
-    It lives as long as the first of them. Of a tensor with a gradient, and of one whose writes torch does not count, it
-    is computed each time.
+    `when` decides whether it is stored. It lives as long as the first of them. Of a tensor with a gradient, and of one
+    whose writes torch does not count, it is computed each time.
 
     >>> lengths = torch.tensor([1, 3])
     >>> memoize_by_tensors((lengths,), "most", lambda: int(lengths.max()))
@@ -51,9 +56,10 @@ def memoize_by_tensors(tensors: tuple[Tensor, ...], what: Hashable, compute: Cal
         return found.value
     with torch.inference_mode(False):
         value = compute()
-    if len(known) >= MAX_VALUES:
-        known.clear()
-    known[key] = _Memoized(value, versions, tuple(map(weakref.ref, others)))
+    if when(value):
+        if len(known) >= MAX_VALUES:
+            known.clear()
+        known[key] = _Memoized(value, versions, tuple(map(weakref.ref, others)))
     return value
 
 

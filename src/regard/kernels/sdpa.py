@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..backends.torch.dense_block import EXPONENTIAL, LONG_ROW, NARROW, Rectangle, without_single_row
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved, separate_rows
-from ..core.finite import all_finite
+from ..core.finite import all_finite, waits
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..core.torch_modes import functorch_active, maps_nothing, under_transform
@@ -34,6 +34,7 @@ from .planning.unit_prices import price
 
 BIAS_CALLS = price("sdpa.bias_calls")
 BIAS_GRADIENT = price("sdpa.bias_gradient")
+UNREAD = price("sdpa.unread")
 
 
 class SdpaKernel:
@@ -72,6 +73,8 @@ class SdpaKernel:
         masks, biases = (0, 0) if causal else distinct_matrices(problem)
         one, size = problem.queries * problem.keys, problem.value.element_size()
         flash = torch_flash_cost(problem, causal=causal)
+        unread = problem.mask is not None and not is_one_causal_query(problem) and waits(problem.value)
+        numbers = problem.pairs.query.numel() + problem.pairs.key.numel() + problem.value.numel()
         if problem.queries == 1 and problem.keys > LONG_ROW and (group := heads_per_key(problem)) > 1:
             work = torch_flash_work(problem, pairs, group)  # as `Rectangle` computes a long row
             flash = replace(flash, flash={"torch": work}, moved=bytes_read(problem))
@@ -79,6 +82,7 @@ class SdpaKernel:
             flash,
             bytes=flash.bytes + one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
             passes=flash.passes
+            + UNREAD * numbers * unread
             + WEIGHTS * pairs * bool(refusal)
             + evaluated(problem, one * (MASK * masks + bias_passes(problem) * biases)),
             calls=10.0 + 10.0 * bool(masks) + BIAS_CALLS * bool(biases) + 10.0 * bool(refusal),
@@ -102,8 +106,8 @@ class SdpaKernel:
             return apply_kernel(problem, self)
         if problem.mask is not None and is_one_causal_query(problem):
             problem = replace(problem, mask=None)
-        # An exported program is for all lengths: it compares none.
-        propagates_nan = not torch.compiler.is_exporting() and problem.keys >= NARROW
+        # An exported program is for all lengths: it compares none. NaN is lost over few keys on the CPU alone.
+        propagates_nan = not torch.compiler.is_exporting() and (waits(value) or problem.keys >= NARROW)
         return run_nan_safe(problem, _attend, propagates_nan=propagates_nan)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..biases import Bias
+from ..core.finite import waits
 from ..core.problem import Problem
 from ..core.state import State, is_constant, state_of_tensors
 from ..core.state_search import state_of
+from ..core.tensor_memo import memoize_by_tensors
 from ..errors import ModifiedError
 from ..masks import Mask
 from ..utils.pytree import tree_tensors
@@ -158,13 +160,19 @@ def memoize(
 ) -> Found:
     """Memoize a value that depends on the problem's mask and sizes alone; `when` decides whether it is stored.
 
-    Nothing is memoized where positions are a tensor.
+    Where positions are tensors, it is memoized with them if to read them would wait, and otherwise not.
     """
     memo, positions = memo_of(problem.mask), (problem.query_positions, problem.key_positions)
     known, key = memo.values, (what, problem.weights_shape, problem.heads, positions)
     if memo.state is None:
         known, key = _in_choice.get(None), (memo.number, *key)
-    if known is None or any(isinstance(each, Tensor) for each in positions):
+    if known is not None and any(isinstance(each, Tensor) for each in positions):
+        if memo.state is None or not waits(problem.value):
+            return compute()
+        tensors = tuple(each for each in positions if isinstance(each, Tensor))
+        others = tuple("a tensor" if isinstance(each, Tensor) else each for each in positions)
+        return memoize_by_tensors(tensors, (memo.state_number, *key[:-1], others), compute, when)
+    if known is None:
         return compute()
     if key in known:
         return known[key]
