@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks, native
-from regard.kernels import custom_op, nan_safety
+from regard.backends.torch.tile_loop import TiledAttention
+from regard.core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from regard.core.finite import CheckedRows
+from regard.core.problem import Problem
+from regard.kernels import Result, custom_op, nan_safety
+from regard.kernels.base import EVERY_GRADIENT
+from regard.kernels.reference import ReferenceKernel
+from regard.kernels.validation import make_problem
 from regard.masks import Mask
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
@@ -114,3 +122,66 @@ def test_finite_results_are_not_read_for_nan(monkeypatch, pattern, option):
             leaves,
             above.index_fill(-2, torch.tensor(3), math.nan),
         )
+
+
+class NeverMultiplied:
+    """A kernel that says it never multiplies what is masked; in truth its inputs are made finite before."""
+
+    name = "nan-safe for a test"
+
+    def __init__(self) -> None:
+        self.tiles = TiledAttention(64)
+        custom_op.register(self)
+
+    def why_not(self, problem: Problem) -> list[str]:
+        return []
+
+    def gradients(self, problem: Problem) -> frozenset[str]:
+        return EVERY_GRADIENT
+
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        return True
+
+    def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
+        def compute(clean: Problem) -> Result:
+            return Result(*self.tiles.forward(BatchedProblem.from_problem(clean)))
+
+        problem = replace(batched.problem, sinks=None, wants_lse=True)
+        result = nan_safety.run_nan_safe(problem, compute)
+        return CheckedRows((result.output, custom_op.require_lse(result.lse)))
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        bad, bad_row = saved.output.isnan(), saved.lse.isnan()
+        saved = replace(
+            saved,
+            output=saved.output.masked_fill(bad, 0.0),
+            grad_output=saved.grad_output.masked_fill(bad, 0.0),
+            lse=saved.lse.masked_fill(bad_row | saved.lse.isinf(), math.inf),
+            grad_lse=saved.grad_lse.masked_fill(bad_row, 0.0),
+        )
+        clean = BatchedProblem.from_problem(nan_safety.zero_nonfinite_inputs(batched.problem))
+        return self.tiles.backward(clean, saved)
+
+
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_nobody_looks_at_results_of_a_kernel_that_is_safe(monkeypatch, sinks):
+    """Neither at its output nor at gradients and log-sum-exps, and rows with NaN have no part in those of the sinks."""
+    seen = []
+    monkeypatch.setattr(custom_op, "some_nan_safe", lambda value: True)
+    monkeypatch.setattr(custom_op, "all_finite", lambda *read: seen.append(read))
+    monkeypatch.setattr(custom_op, "within_float32", lambda lse: seen.append(lse))
+    mask, (query, key, value, above) = masks.causal() & masks.window(before=9), tensors()
+    key[0, 0, 40, 3], value[0, 1, 90, 5] = math.nan, math.nan
+    found = []
+    for name in ("safe", "reference"):
+        leaves = [leaf.clone().requires_grad_() for leaf in (query, key, value)]
+        if sinks:
+            leaves.append(torch.linspace(-1, 1, query.shape[1]).requires_grad_())
+        problem = make_problem(*leaves[:3], mask=mask, sinks=leaves[3] if sinks else None)
+        result = (
+            custom_op.apply_kernel(problem, NeverMultiplied()) if name == "safe" else ReferenceKernel().run(problem)
+        )
+        found.append([result.output.detach(), *torch.autograd.grad(result.output, leaves, above)])
+        assert seen == []
+    assert found[1][0].isnan().any()
+    agree(*found)

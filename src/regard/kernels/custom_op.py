@@ -243,6 +243,8 @@ def _gradients(
         # The usual case without another problem: query, key and value are the first tensors, no other has a gradient.
         dots = (batched.unflatten_batch(each) for each in (gradients.query, gradients.key, gradients.value))
         return [*dots, *tree_tensors(problem)[3:]], gradients.checked
+    if nan_safe and problem.sinks is not None:  # whose gradient is computed here
+        saved = _without_nan(saved)
     as_problem = _gradients_as_problem(problem, batched, gradients, saved)
     if coarse is not None:
         tensors, form = tree_flatten(as_problem)
@@ -265,6 +267,18 @@ def _gradients_as_problem(
     sinks = None if problem.sinks is None else sinks_gradient(problem.sinks, saved)
     bias = problem.bias.with_parameters(gradients.bias) if problem.bias is not None and gradients.bias else problem.bias
     return replace(problem, pairs=pairs, value=batched.unflatten_batch(gradients.value), bias=bias, sinks=sinks)
+
+
+def _without_nan(saved: Saved) -> Saved:
+    """The same, where no gradient comes from entries of the output that are not finite, and from rows of NaN."""
+    bad, bad_row = ~saved.output.isfinite(), saved.lse.isnan()
+    return replace(
+        saved,
+        output=saved.output.masked_fill(bad, 0.0),
+        lse=saved.lse.masked_fill(bad_row, float("inf")),
+        grad_output=saved.grad_output.masked_fill(bad, 0.0),
+        grad_lse=saved.grad_lse.masked_fill(bad_row, 0.0),
+    )
 
 
 def sinks_gradient(sinks: Tensor, saved: Saved) -> Tensor:
