@@ -23,12 +23,17 @@ from .score_forms import AdditivePairs, at_least_float32, per_head
 INFINITY = float("inf")
 
 
+WITHOUT_FLOAT64 = ("mps",)
+"""Types of devices that have no numbers of 64 bits."""
+
+
 def lse_dtype(value: Tensor) -> torch.dtype:
     """The dtype in which torch's operators compute log-sum-exps, by a problem's value: float32 at least.
 
     On a device where to see whether float32 is enough would wait for it, that is float64: of each row one number.
     """
-    return torch.float64 if waits(value) else torch.promote_types(value.dtype, torch.float32)
+    exact = waits(value) and value.device.type not in WITHOUT_FLOAT64
+    return torch.float64 if exact else torch.promote_types(value.dtype, torch.float32)
 
 
 def merge_softmax(outputs: Tensor, lses: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..backends.registry import some_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import CheckedRows, all_finite, waits
-from ..core.log_sum_exp import add_exact_gradients, coarse_rows, split_float64, within_float32
+from ..core.log_sum_exp import add_exact_gradients, coarse_rows, lse_dtype, split_float64, within_float32
 from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
@@ -76,9 +76,8 @@ def _is_nan_safe(name: str, problem: Problem, *, backward: bool) -> bool:
 
 def _lse_dtype(problem: Problem, name: str) -> torch.dtype:
     """The dtype of the log-sum-exp that is kept for the gradient."""
-    exact = name in _WITH_EXACT_LSE and problem.operator == "softmax" and waits(problem.value)
-    if exact and not _is_nan_safe(name, problem, backward=True):
-        return torch.float64
+    if name in _WITH_EXACT_LSE and problem.operator == "softmax":
+        return lse_dtype(problem.value)
     return torch.promote_types(problem.value.dtype, torch.float32)
 
 
@@ -218,8 +217,10 @@ def _gradients(
     """
     has_lse_grad = grad_lse is not None and (waits(grad_lse) or bool(grad_lse.any()))
     grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
+    if nan_safe:
+        lse = lse.to(torch.promote_types(problem.value.dtype, torch.float32))
     exact = waits(lse) and (lse.dtype == torch.float64 or problem.operator != "softmax")
-    if exact and problem.value.dtype != torch.float64:
+    if exact and lse.dtype == torch.float64 and problem.value.dtype != torch.float64:
         lse, share = split_float64(lse)
         grad_output, grad_lse = grad_output * share.unsqueeze(-1).to(grad_output.dtype), grad_lse * share
     usual, upstream = nan_safe or (not exact and within_float32(lse)), (grad_output, grad_lse)
