@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import regard
 from regard import biases, lenses, masks
+from regard.backends.registry import some_nan_safe
+from regard.backends.triton import jit_runtime
 from regard.kernels import KERNELS, Kernel, flex
 from regard.kernels.block_sparse import BlockSparseKernel
 from regard.kernels.decode import DecodeKernel
@@ -85,9 +87,12 @@ def a_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         yield
         return
     monkeypatch.setattr(flex, "has_triton", lambda: False)
+    monkeypatch.setattr(jit_runtime, "DEVICE", "no device")
+    some_nan_safe.cache_clear()
     monkeypatch.setattr(lens_memory, "device_memory", lambda device: None)
     with device():
         yield
+    some_nan_safe.cache_clear()
 
 
 def drawn(queries: int = LENGTH, keys: int = LENGTH, seed: int = 0) -> list[Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
+import torch
 from torch import Tensor
 
 from .base import Backend
@@ -29,6 +31,7 @@ def is_nan_safe(name: str) -> bool:
     return any(backend.name == name for backend in _NAN_SAFE)
 
 
-def some_nan_safe(value: Tensor) -> bool:
+@cache
+def some_nan_safe(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a backend that is computes tensors of this device and dtype."""
-    return any(backend.runs(value) for backend in _NAN_SAFE)
+    return any(backend.runs(torch.empty(0, device=device, dtype=dtype)) for backend in _NAN_SAFE)

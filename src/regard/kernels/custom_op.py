@@ -70,8 +70,10 @@ def register(computation: OwnGradient, *, exact_lse: bool = False) -> None:
 
 def _is_nan_safe(name: str, problem: Problem, *, backward: bool) -> bool:
     """Whether nobody has to look at what a kernel gives, forward or backward."""
-    kernel = _NAN_SAFE.get(name)
-    return kernel is not None and some_nan_safe(problem.value) and kernel.is_nan_safe(problem, backward=backward)
+    kernel, value = _NAN_SAFE.get(name), problem.value
+    if kernel is None or not some_nan_safe(value.device, value.dtype):
+        return False
+    return kernel.is_nan_safe(problem, backward=backward)
 
 
 def _lse_dtype(problem: Problem, name: str) -> torch.dtype:
@@ -160,7 +162,7 @@ def compute_gradients(
         needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}
         nan_safe = _is_nan_safe(name, problem, backward=True)
         compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids, nan_safe=nan_safe)
-        if waits(output) and not nan_safe:
+        if not (nan_safe or output.is_cpu):  # as `waits` says, a file further
             gradients, _ = compute(*_without_nonfinite(problem, output, lse, grad_output, grad_lse))
         else:
             gradients, checked = compute(problem, output, lse, grad_output, grad_lse)

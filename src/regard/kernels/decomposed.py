@@ -94,7 +94,8 @@ class DecomposedKernel:
         """Output and log-sum-exp of a batched problem: those of its parts, merged row by row."""
         problem, (batch, heads, queries, _) = batched.problem, batched.shape
         output = new_large(at_least_float32(batched.value), batch, heads, queries, batched.value.shape[-1])
-        safe = some_nan_safe(batched.value) and self.is_nan_safe(problem, backward=True)
+        value = batched.value
+        safe = some_nan_safe(value.device, value.dtype) and self.is_nan_safe(problem, backward=True)
         of_lse = output.dtype if safe else lse_dtype(batched.value)
         lse = output.new_empty(batch, heads, queries, 1, dtype=of_lse)
         found = list(selections(problem))
