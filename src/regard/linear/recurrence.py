@@ -62,8 +62,10 @@ def recurrence(
 def _maker(problem: RecurrenceProblem) -> Recurrences | None:
     """The methods of the backend that computes the problem; None where `advance` has to."""
     for backend in BACKENDS:
+        if not backend.runs(problem.query, problem.key, problem.value):
+            continue
         found = backend.recurrences
-        if found is not None and backend.runs(problem.query, problem.key, problem.value) and not found.why_not(problem):
+        if found is not None and not found.why_not(problem):
             return found
     return None
 

@@ -67,7 +67,7 @@ def single_token(
         or step.scale != scale
         or not step.takes(query, key, value, decay, beta)
     ):
-        groups = [each.recurrences for each in BACKENDS if each.recurrences and each.runs(query, key, value)]
+        groups = [each.recurrences for each in BACKENDS if each.runs(query, key, value) and each.recurrences]
         maker = next(iter(groups), None)
         if maker is None or (normalize and beta is not None) or not -math.inf < scale < math.inf:
             return None

@@ -31,6 +31,18 @@ def product(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def rounded(x, T: tl.constexpr):
+    """x in the dtype T, rounded to the nearest.
+
+    The interpreter would cut float32 off to bfloat16: there the bits are rounded before.
+    """
+    if INTERPRETED and (T == tl.bfloat16 and x.dtype == tl.float32):
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(T)
+
+
+@triton.jit
 def load_rows(POINTER, first, count, stride, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr):
     """Rows first, first + 1, … of a head with `count` rows of D numbers, as a tile (B, BD); 0 beyond both ends."""
     row, number = tl.arange(0, B), tl.arange(0, BD)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from torch import Tensor, dtype
 
 from . import jit_runtime
+
+if TYPE_CHECKING:
+    from .recurrence_launch import RecurrencesInTriton
 
 
 class TritonBackend:
@@ -18,8 +24,16 @@ class TritonBackend:
     short = None
     additive = None
     weights = None
-    recurrences = None
     timed_flash = None
+
+    @cached_property
+    def recurrences(self) -> RecurrencesInTriton | None:
+        """The linear recurrence in chunks of tokens."""
+        if jit_runtime.missing():
+            return None
+        from .recurrence_launch import RecurrencesInTriton
+
+        return RecurrencesInTriton()
 
     def arithmetic(self, dtype: dtype) -> None:
         """Nothing to tell."""
