@@ -73,38 +73,24 @@ def load_shares(ROW_TOTAL, first, count, C: tl.constexpr):
 
 
 @triton.jit
-def load_raw(ROWS, first, count, column, D: tl.constexpr, ELU: tl.constexpr, C: tl.constexpr, BD: tl.constexpr):
-    """Queries or keys of a chunk before φ, (C, BD), float32; beyond the ends, what has features of 0."""
+def load_features(
+    ROWS, first, count, column, D: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr, C: tl.constexpr, BD: tl.constexpr
+):
+    """φ of queries or keys of a chunk, (C, BD), float32, rounded to T; 0 beyond the ends."""
     if ELU:
-        return load_block(ROWS, first, count, column, D, -float("inf"), C, BD).to(tl.float32)
+        raw = load_block(ROWS, first, count, column, D, -float("inf"), C, BD).to(tl.float32)
+        return rounded(tl.where(raw > 0, raw + 1.0, tl.exp(tl.minimum(raw, 0.0))), T).to(tl.float32)
     else:
         return load_block(ROWS, first, count, column, D, 0.0, C, BD).to(tl.float32)
 
 
 @triton.jit
-def features(raw, ELU: tl.constexpr, T: tl.constexpr):
-    """φ of queries or keys, elu + 1 or themselves, rounded to T: all products have the same."""
+def times_slopes(grad, features, ELU: tl.constexpr):
+    """The gradient of queries or keys from that of their features: that of elu + 1 is 1, or the feature below 1."""
     if ELU:
-        return rounded(tl.where(raw > 0, raw + 1.0, tl.exp(tl.minimum(raw, 0.0))), T).to(tl.float32)
+        return grad * tl.minimum(features, 1.0)
     else:
-        return raw
-
-
-@triton.jit
-def slopes(raw, ELU: tl.constexpr):
-    """The derivative of φ."""
-    if ELU:
-        return tl.exp(tl.minimum(raw, 0.0))
-    else:
-        return tl.full(raw.shape, 1.0, tl.float32)
-
-
-@triton.jit
-def load_features(
-    ROWS, first, count, column, D: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr, C: tl.constexpr, BD: tl.constexpr
-):
-    """φ of queries or keys of a chunk, (C, BD), float32; 0 beyond the ends."""
-    return features(load_raw(ROWS, first, count, column, D, ELU, C, BD), ELU, T)
+        return grad
 
 
 @triton.jit
@@ -126,8 +112,13 @@ def load_feature_decays(
 
 @triton.jit
 def summed(keep, x):
-    """Rows that are sums of those rows of x, (C, BD), for which keep, (C, C), is true."""
-    return product(keep.to(tl.float32), x, None, EXACT)
+    """Rows that are sums of those rows of x, (C, BD), for which keep, (C, C), is true: float32 as three bfloat16."""
+    ones = keep.to(tl.float32).to(tl.bfloat16)
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    return product(ones, high, product(ones, middle, product(ones, low, None, EXACT), EXACT), EXACT)
 
 
 @triton.jit
@@ -165,21 +156,21 @@ def pair_factors(DECAY, first, count, PER_FEATURE: tl.constexpr, C: tl.constexpr
 
 
 @triton.jit
-def middle_factors(decays, LEVEL: tl.constexpr, C: tl.constexpr):
-    """The factors by which tokens decay to the middle of their block of 2^(LEVEL + 1), (C, BD).
+def middle_factors(decays, level, C: tl.constexpr):
+    """The factors by which tokens decay to the middle of their block of 2^(level + 1), (C, BD).
 
     A token t of the later half has e^{g_m + ... + g_t}, one of the earlier half e^{g_{t+1} + ... + g_{m-1}}.
     """
     row, token = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    later = ((row >> LEVEL) & 1) == 1
-    return tl.exp(summed(((row >> LEVEL) == (token >> LEVEL)) & (later == (token <= row)), decays))
+    later = ((row >> level) & 1) == 1
+    return tl.exp(summed(((row >> level) == (token >> level)) & (later == (token <= row)), decays))
 
 
 @triton.jit
-def in_block(x, LEVEL: tl.constexpr, C: tl.constexpr):
-    """x, (C, C), for the pairs j < t whose smallest common block has 2^(LEVEL + 1) tokens, else 0."""
+def in_block(x, level, C: tl.constexpr):
+    """x, (C, C), for the pairs j < t whose smallest common block has 2^(level + 1) tokens, else 0."""
     row, token = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return tl.where((row > token) & (((row ^ token) >> LEVEL) == 1), x, 0.0)
+    return tl.where((row > token) & (((row ^ token) >> level) == 1), x, 0.0)
 
 
 @triton.jit
@@ -200,7 +191,7 @@ def add_products(
     if decays is None:
         return product(rounded(rows, T), tl.trans(rounded(keys, T)), acc, PRECISION)
     else:
-        for level in tl.static_range(LEVELS):
+        for level in range(LEVELS):
             factors = middle_factors(decays, level, C)
             left, right = rounded(rows * factors, T), rounded(keys * factors, T)
             acc += in_block(product(left, tl.trans(right), None, PRECISION), level, C)
@@ -208,27 +199,30 @@ def add_products(
 
 
 @triton.jit
-def pair_gradients(
-    above, pairs, rows, keys, decays,
-    T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
-):  # fmt: skip
-    """The gradients of rows and keys by the pairs j < t of `add_products`, times `pair_factors`, given that of its sum.
-
-    Shapes: above and pairs (C, C); the others (C, BD).
-    """
+def row_gradients(weights, keys, decays, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr):
+    """Σ_j weights_tj keys_j, times e^{a_t - a_j} where features have decays, and then for j < t: (C, BD)."""
     if decays is None:
-        row, token = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-        weights = rounded(tl.where(token < row, above * pairs, 0.0), T)
-        of_rows = product(weights, rounded(keys, T), None, PRECISION)
-        of_keys = product(tl.trans(weights), rounded(rows, T), None, PRECISION)
+        return product(weights, rounded(keys, T), None, PRECISION)
     else:
-        of_rows = tl.zeros(rows.shape, tl.float32)
-        of_keys = of_rows
-        for level in tl.static_range(LEVELS):
-            factors, weights = middle_factors(decays, level, C), rounded(in_block(above, level, C), T)
-            of_rows += factors * product(weights, rounded(keys * factors, T), None, PRECISION)
-            of_keys += factors * product(tl.trans(weights), rounded(rows * factors, T), None, PRECISION)
-    return of_rows, of_keys
+        grad = tl.zeros(keys.shape, tl.float32)
+        for level in range(LEVELS):
+            factors = middle_factors(decays, level, C)
+            grad += factors * product(in_block(weights, level, C), rounded(keys * factors, T), None, PRECISION)
+        return grad
+
+
+@triton.jit
+def key_gradients(weights, rows, decays, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr):
+    """Σ_t weights_tj rows_t, times e^{a_t - a_j} where features have decays, and then for t > j: (C, BD)."""
+    if decays is None:
+        return product(tl.trans(weights), rounded(rows, T), None, PRECISION)
+    else:
+        grad = tl.zeros(rows.shape, tl.float32)
+        for level in range(LEVELS):
+            factors = middle_factors(decays, level, C)
+            part = tl.trans(in_block(weights, level, C))
+            grad += factors * product(part, rounded(rows * factors, T), None, PRECISION)
+        return grad
 
 
 @triton.jit
@@ -238,7 +232,7 @@ def inverse_of_unit_lower(system, C: tl.constexpr, LEVELS: tl.constexpr):
     That of [[A, 0], [B, D]] has A⁻¹ and D⁻¹ in its diagonal, and -D⁻¹ B A⁻¹ below.
     """
     inverse = diagonal(tl.full((C, C), 1.0, tl.float32), C) - in_block(system, 0, C)
-    for level in tl.static_range(1, LEVELS):
+    for level in range(1, LEVELS):
         right = product(in_block(system, level, C), inverse, None, EXACT)
         inverse -= product(inverse, right, None, EXACT)
     return inverse

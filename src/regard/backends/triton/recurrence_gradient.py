@@ -30,39 +30,50 @@ from .decayed_chunk import (
     at_head,
     chunk_factors,
     diagonal,
-    features,
+    key_gradients,
     load_block,
     load_each,
     load_feature_decays,
     load_features,
-    load_raw,
     load_shares,
     pair_factors,
-    pair_gradients,
-    slopes,
+    row_gradients,
     store_block,
     summed,
+    times_slopes,
 )
 from .score_tile import product, rounded
 
 
 @triton.jit
-def total_gradients(
-    GRAD_OUTPUT, OUTPUT, ROW_TOTAL, GRAD_ROW_TOTAL, key_heads, group, count, chunks,
-    DV: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+def weight_gradients(
+    U, DECAY, GRAD_OUTPUT, OUTPUT, ROW_TOTAL, WEIGHTS, GRAD_ROW_TOTAL, key_heads, group, count, chunks,
+    DV: tl.constexpr, BV: tl.constexpr, PER_FEATURE: tl.constexpr,
+    T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """-(do · o) / total, the gradient of the totals of the rows of a chunk of a query head, (B, H, N), float32."""
-    head, first = tl.cast(tl.program_id(0) // chunks, tl.int64), tl.program_id(0) % chunks * C
-    batch, number = head // (key_heads * group), head % (key_heads * group)
-    above_rows, output_rows = at_head(GRAD_OUTPUT, batch, number), at_head(OUTPUT, batch, number)
-    products = tl.zeros((C,), tl.float32)
+    """dA of a chunk of a query head, times e^{a_t - a_j} of one decay for all features: (B, H, chunks, C, C), of T.
+
+    Where outputs are normalised, also the gradients of the totals of their rows, -(do · o) / total, (B, H, N).
+    """
+    place = tl.cast(tl.program_id(0), tl.int64)
+    head, first = place // chunks, tl.program_id(0) % chunks * C
+    key_head = head // group
+    batch, number, row = key_head // key_heads, key_head % key_heads, head % (key_heads * group)
+    above_rows, u_rows = at_head(GRAD_OUTPUT, batch, row), at_head(U, batch, number)
+    weights, products = tl.zeros((C, C), tl.float32), tl.zeros((C,), tl.float32)
     for column in range(0, DV, BV):
-        above = load_block(above_rows, first, count, column, DV, 0.0, C, BV).to(tl.float32)
-        output = load_block(output_rows, first, count, column, DV, 0.0, C, BV).to(tl.float32)
-        products += tl.sum(above * output, 1)
-    token = first + tl.arange(0, C)
-    grad = -products * load_shares(ROW_TOTAL + head * count, first, count, C)
-    tl.store(GRAD_ROW_TOTAL + head * count + token, grad, mask=token < count)
+        above = load_block(above_rows, first, count, column, DV, 0.0, C, BV)
+        u = load_block(u_rows, first, count, column, DV, 0.0, C, BV)
+        weights = product(rounded(above, T), tl.trans(rounded(u, T)), weights, PRECISION)
+        if ROW_TOTAL is not None:
+            output = load_block(at_head(OUTPUT, batch, row), first, count, column, DV, 0.0, C, BV)
+            products += tl.sum(above.to(tl.float32) * output.to(tl.float32), 1)
+    if ROW_TOTAL is not None:
+        shares, token = load_shares(ROW_TOTAL + head * count, first, count, C), first + tl.arange(0, C)
+        tl.store(GRAD_ROW_TOTAL + head * count + token, -products * shares, mask=token < count)
+        weights = (weights - products[:, None]) * shares[:, None]
+    weights *= pair_factors(at_head(DECAY, batch, number), first, count, PER_FEATURE, C)
+    store_block((WEIGHTS + place * C * C, C), weights, 0, C, 0, C, C, C)
 
 
 @triton.jit
@@ -179,48 +190,90 @@ def state_gradients(
 
 
 @triton.jit
-def load_state_products(
-    U, X, V, STATES, GRAD_STATES, row, first, count,
-    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DECAYS: tl.constexpr,
-    T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Sums over the values: u dS'ᵀ and -x Sᵀ, (C, BD); -x uᵀ, (C, C); x · v, (C,); and S · dS', (BD,).
-
-    Of X None and without decays, zeros.
-    """
-    of_keys = tl.zeros((C, BD), tl.float32)
-    of_rows, of_pairs = of_keys, tl.zeros((C, C), tl.float32)
-    of_beta, of_states = tl.zeros((C,), tl.float32), tl.zeros((BD,), tl.float32)
-    for column in range(0, DV, BV):
-        u = load_block(U, first, count, column, DV, 0.0, C, BV)
-        above = load_block((GRAD_STATES, DV), row, D, column, DV, 0.0, BD, BV)
-        of_keys = product(rounded(u, T), tl.trans(rounded(above, T)), of_keys, PRECISION)
-        if DECAYS or X is not None:
-            state = load_block((STATES, DV), row, D, column, DV, 0.0, BD, BV)
-            of_states += tl.sum(state * above, 1)
-        if X is not None:
-            x = load_block((X, DV), first, count, column, DV, 0.0, C, BV).to(tl.float32)
-            of_rows = product(rounded(-x, T), tl.trans(rounded(state, T)), of_rows, PRECISION)
-            of_pairs = product(rounded(-x, T), tl.trans(rounded(u, T)), of_pairs, PRECISION)
-            of_beta += tl.sum(x * load_block(V, first, count, column, DV, 0.0, C, BV).to(tl.float32), 1)
-    return of_keys, of_rows, of_pairs, of_beta, of_states
+def load_weights(WEIGHTS, STRICT: tl.constexpr, C: tl.constexpr):
+    """What `weight_gradients` stored of a chunk, (C, C); STRICT: without its diagonal."""
+    weights = load_block((WEIGHTS, C), 0, C, 0, C, 0.0, C, C)
+    if STRICT:
+        weights -= diagonal(weights, C)
+    return weights
 
 
 @triton.jit
-def load_row_products(
-    GRAD_OUTPUT, U, STATES, row, first, count,
+def of_gate(x, PER_FEATURE: tl.constexpr):
+    """The sum of x, (C, BD), over what shares a decay: (C,), or x where each feature has its own."""
+    if PER_FEATURE:
+        return x
+    else:
+        return tl.sum(x, 1)
+
+
+@triton.jit
+def query_gradients(
+    Q, K, DECAY, STATES, TOTALS, GRAD_OUTPUT, ROW_TOTAL, GRAD_ROW_TOTAL, WEIGHTS, GRAD_Q, FROM_ROWS,
+    key_heads, group, rows, count, chunks,
+    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, PER_FEATURE: tl.constexpr,
+    ELU: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
+):  # fmt: skip
+    """dq of a chunk of a query head and BD features, and for decays q · dq without the pairs j = t.
+
+    The latter is (B, H, N, D), or of one decay for all features a sum over these BD, (blocks, B, H, N).
+    """
+    place, block = tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
+    head, first, row = place // chunks, tl.program_id(0) % chunks * C, block * BD
+    key_head = head // group
+    batch, number, query_number = key_head // key_heads, key_head % key_heads, head % (key_heads * group)
+    before = key_head * chunks + first // C
+    decay_rows, above_rows = at_head(DECAY, batch, number), at_head(GRAD_OUTPUT, batch, query_number)
+    grad = tl.zeros((C, BD), tl.float32)
+    for column in range(0, DV, BV):
+        above = load_block(above_rows, first, count, column, DV, 0.0, C, BV)
+        state = load_block((STATES + before * D * DV, DV), row, D, column, DV, 0.0, BD, BV)
+        grad = product(rounded(above, T), tl.trans(rounded(state, T)), grad, PRECISION)
+    if ROW_TOTAL is not None:
+        feature = row + tl.arange(0, BD)
+        total = tl.load(TOTALS + before * D + feature, mask=feature < D, other=0.0)
+        above_total = load_each((GRAD_ROW_TOTAL + head * count, 1), first, count, C)
+        grad *= load_shares(ROW_TOTAL + head * count, first, count, C)[:, None]
+        grad += above_total[:, None] * total[None, :]
+    grad *= chunk_factors(decay_rows, first, count, row, D, PER_FEATURE, C, BD)[0]
+    q = load_features(at_head(Q, batch, query_number), first, count, row, D, ELU, T, C, BD)
+    k = load_features(at_head(K, batch, number), first, count, row, D, ELU, T, C, BD)
+    decays = load_feature_decays(decay_rows, first, count, row, D, PER_FEATURE, C, BD)
+    weights = load_weights(WEIGHTS + place * C * C, DECAY is not None, C)
+    grad += row_gradients(weights, k, decays, T, PRECISION, C, LEVELS)
+    if DECAY is not None:
+        products, token = of_gate(q * grad, PER_FEATURE), first + tl.arange(0, C)
+        if PER_FEATURE:
+            store_block((FROM_ROWS + head * count * D, D), products, first, count, row, D, C, BD)
+        else:
+            tl.store(FROM_ROWS + (block * rows * group + head) * count + token, products, mask=token < count)
+        grad += k * load_each((WEIGHTS + place * C * C, C + 1), 0, C, C)[:, None].to(tl.float32)
+    store_block((GRAD_Q + head * count * D, D), times_slopes(grad, q, ELU), first, count, row, D, C, BD)
+
+
+@triton.jit
+def load_key_products(
+    ROWS, MATRICES, row, first, count,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the values: do Sᵀ, (C, BD), and do uᵀ, (C, C)."""
-    of_rows, of_pairs = tl.zeros((C, BD), tl.float32), tl.zeros((C, C), tl.float32)
+    """Sums over the values, (C, BD), of rows (N, DV) and a state or its gradient, (D, DV)."""
+    sums = tl.zeros((C, BD), tl.float32)
     for column in range(0, DV, BV):
-        above = load_block(GRAD_OUTPUT, first, count, column, DV, 0.0, C, BV)
-        u = load_block(U, first, count, column, DV, 0.0, C, BV)
-        state = load_block((STATES, DV), row, D, column, DV, 0.0, BD, BV)
-        of_rows = product(rounded(above, T), tl.trans(rounded(state, T)), of_rows, PRECISION)
-        of_pairs = product(rounded(above, T), tl.trans(rounded(u, T)), of_pairs, PRECISION)
-    return of_rows, of_pairs
+        x = load_block(ROWS, first, count, column, DV, 0.0, C, BV)
+        matrix = load_block((MATRICES, DV), row, D, column, DV, 0.0, BD, BV)
+        sums = product(rounded(x, T), tl.trans(rounded(matrix, T)), sums, PRECISION)
+    return sums
+
+
+@triton.jit
+def load_sums_of_products(X, Y, first, count, DV: tl.constexpr, R: tl.constexpr, BV: tl.constexpr):
+    """The sums of the products of rows of X and Y, (R,)."""
+    sums = tl.zeros((R,), tl.float32)
+    for column in range(0, DV, BV):
+        x = load_block(X, first, count, column, DV, 0.0, R, BV).to(tl.float32)
+        sums += tl.sum(x * load_block(Y, first, count, column, DV, 0.0, R, BV).to(tl.float32), 1)
+    return sums
 
 
 @triton.jit
@@ -228,25 +281,25 @@ def store_decay_gradients(
     GRAD_DECAY, from_rows, from_keys, from_states, row, first, count,
     D: tl.constexpr, PER_FEATURE: tl.constexpr, C: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Σ_{t >= s} from_rows_t + Σ_{j < s} from_keys_j + from_states, of each feature or their sum over these features."""
+    """Σ_{t >= s} from_rows_t + Σ_{j < s} from_keys_j + from_states, (C, BD), or (C,) of one decay for all features."""
     s, token = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     if PER_FEATURE:
         grad = summed(token >= s, from_rows) + summed(token < s, from_keys) + from_states[None, :]
         store_block((GRAD_DECAY, D), grad, first, count, row, D, C, BD)
     else:
-        each = tl.where(token >= s, tl.sum(from_rows, 1)[None, :], tl.sum(from_keys, 1)[None, :])
+        grad = tl.sum(tl.where(token >= s, from_rows[None, :], from_keys[None, :]), 1) + tl.sum(from_states, 0)
         at = first + tl.arange(0, C)
-        tl.store(GRAD_DECAY + at, tl.sum(each, 1) + tl.sum(from_states, 0), mask=at < count)
+        tl.store(GRAD_DECAY + at, grad, mask=at < count)
 
 
 @triton.jit
-def query_key_gradients(
-    Q, K, V, U, X, DECAY, BETA, STATES, TOTALS, GRAD_OUTPUT, ROW_TOTAL, GRAD_ROW_TOTAL, GRAD_STATES, GRAD_TOTALS,
-    GRAD_Q, GRAD_K, GRAD_DECAY, GRAD_BETA, key_heads, group, rows, count, chunks,
+def key_and_gate_gradients(
+    Q, K, V, U, X, DECAY, BETA, STATES, TOTALS, WEIGHTS, SYSTEM_WEIGHTS, FROM_ROWS, GRAD_STATES, GRAD_TOTALS,
+    GRAD_K, GRAD_DECAY, GRAD_BETA, key_heads, group, rows, count, chunks,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, PER_FEATURE: tl.constexpr,
     ELU: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk and the gradients of the gates, of a chunk of a key head and BD features.
+    """dk and the gradients of the gates, of a chunk of a key head and BD features.
 
     The gradients of gates with one number for all features are sums over these BD: (blocks, B, Hk, N).
     """
@@ -254,54 +307,50 @@ def query_key_gradients(
     head, first, row = place // chunks, tl.program_id(0) % chunks * C, block * BD
     batch, number = head // key_heads, head % key_heads
     feature, token = row + tl.arange(0, BD), first + tl.arange(0, C)
-    decay_rows, u_rows = at_head(DECAY, batch, number), at_head(U, batch, number)
-    x_rows, STATES, GRAD_STATES = X, STATES + place * D * DV, GRAD_STATES + place * D * DV
-    if X is not None:
-        x_rows = X + head * count * DV
-    raw = load_raw(at_head(K, batch, number), first, count, row, D, ELU, C, BD)
-    k, slope = features(raw, ELU, T), slopes(raw, ELU)
+    decay_rows, matrix = at_head(DECAY, batch, number), place * D * DV
+    k = load_features(at_head(K, batch, number), first, count, row, D, ELU, T, C, BD)
     decays = load_feature_decays(decay_rows, first, count, row, D, PER_FEATURE, C, BD)
     start, end, factor = chunk_factors(decay_rows, first, count, row, D, PER_FEATURE, C, BD)
-    pairs = pair_factors(decay_rows, first, count, PER_FEATURE, C)
-    grad_k, above_k, above_pairs, grad_beta, from_states = load_state_products(
-        u_rows, x_rows, at_head(V, batch, number), STATES, GRAD_STATES, row, first, count,
-        D, DV, BD, BV, DECAY is not None, T, PRECISION, C,
-    )  # fmt: skip
-    total = tl.zeros((BD,), tl.float32)
-    if ROW_TOTAL is not None:
-        total = tl.load(TOTALS + place * D + feature, mask=feature < D, other=0.0)
-        grad_total = tl.load(GRAD_TOTALS + place * D + feature, mask=feature < D, other=0.0)
-        grad_k, from_states = grad_k + grad_total[None, :], from_states + grad_total * total
-    grad_k *= end
-    from_keys, from_rows = k * grad_k, tl.zeros((C, BD), tl.float32)
+    u_rows, above = at_head(U, batch, number), GRAD_STATES + matrix
+    grad = load_key_products(u_rows, above, row, first, count, D, DV, BD, BV, T, PRECISION, C)
+    if TOTALS is not None:
+        grad += tl.load(GRAD_TOTALS + place * D + feature, mask=feature < D, other=0.0)[None, :]
+    grad *= end
+    from_keys, from_rows = of_gate(k * grad, PER_FEATURE), tl.zeros((C,), tl.float32)
+    if PER_FEATURE:
+        from_rows = tl.zeros((C, BD), tl.float32)
     if BETA is not None:
         beta = load_each(at_head(BETA, batch, number), first, count, C)
-        of_rows, of_keys = pair_gradients(above_pairs, pairs, k * beta[:, None], k, decays, T, PRECISION, C, LEVELS)
-        of_rows += start * above_k
-        grad_beta = tl.where(block == 0, grad_beta, 0.0) + tl.sum(k * of_rows, 1)
+        x_rows = (X + head * count * DV, DV)
+        of_rows = start * load_key_products(x_rows, STATES + matrix, row, first, count, D, DV, BD, BV, T, PRECISION, C)
+        weights = load_weights(SYSTEM_WEIGHTS + place * C * C, True, C)
+        of_rows += row_gradients(weights, k, decays, T, PRECISION, C, LEVELS)
+        of_keys = key_gradients(weights, k * beta[:, None], decays, T, PRECISION, C, LEVELS)
+        grad_beta = -tl.sum(k * of_rows, 1)
+        if block == 0:
+            grad_beta += load_sums_of_products(x_rows, at_head(V, batch, number), first, count, DV, C, BV)
         tl.store(GRAD_BETA + (block * rows + head) * count + token, grad_beta, mask=token < count)
         of_rows *= beta[:, None]
-        grad_k += of_rows + of_keys
-        from_rows = k * (of_rows - of_keys)
+        grad -= of_rows + of_keys
+        from_rows += of_gate(k * (of_keys - of_rows), PER_FEATURE)
     for member in range(group):
         offset = head * group + member
-        above_rows = at_head(GRAD_OUTPUT, batch, number * group + member)
-        raw_q = load_raw(at_head(Q, batch, number * group + member), first, count, row, D, ELU, C, BD)
-        q = features(raw_q, ELU, T)
-        above_q, above_pairs = load_row_products(
-            above_rows, u_rows, STATES, row, first, count, D, DV, BD, BV, T, PRECISION, C
-        )
-        if ROW_TOTAL is not None:
-            shares = load_shares(ROW_TOTAL + offset * count, first, count, C)
-            above_total = load_each((GRAD_ROW_TOTAL + offset * count, 1), first, count, C)[:, None]
-            above_q = above_q * shares[:, None] + above_total * total[None, :]
-            above_pairs = above_pairs * shares[:, None] + above_total
-        of_rows, of_keys = pair_gradients(above_pairs, pairs, q, k, decays, T, PRECISION, C, LEVELS)
-        grad_q, itself = start * above_q + of_rows, tl.sum(diagonal(above_pairs, C), 1)[:, None]
-        from_rows += q * grad_q - k * of_keys
-        grad_q, grad_k = (grad_q + itself * k) * slopes(raw_q, ELU), grad_k + of_keys + itself * q
-        store_block((GRAD_Q + offset * count * D, D), grad_q, first, count, row, D, C, BD)
-    store_block((GRAD_K + head * count * D, D), grad_k * slope, first, count, row, D, C, BD)
+        q = load_features(at_head(Q, batch, number * group + member), first, count, row, D, ELU, T, C, BD)
+        at = WEIGHTS + (offset * chunks + first // C) * C * C
+        of_keys = key_gradients(load_weights(at, DECAY is not None, C), q, decays, T, PRECISION, C, LEVELS)
+        grad += of_keys
+        if DECAY is not None:
+            if PER_FEATURE:
+                from_rows += load_block((FROM_ROWS + offset * count * D, D), first, count, row, D, 0.0, C, BD)
+            else:
+                from_rows += load_each((FROM_ROWS + (block * rows * group + offset) * count, 1), first, count, C)
+            from_rows -= of_gate(k * of_keys, PER_FEATURE)
+            grad += q * load_each((at, C + 1), 0, C, C)[:, None].to(tl.float32)
+    store_block((GRAD_K + head * count * D, D), times_slopes(grad, k, ELU), first, count, row, D, C, BD)
     if DECAY is not None:
+        from_states = load_sums_of_products((STATES + matrix, DV), (above, DV), row, D, DV, BD, BV)
+        if TOTALS is not None:
+            total = tl.load(TOTALS + place * D + feature, mask=feature < D, other=0.0)
+            from_states += total * tl.load(GRAD_TOTALS + place * D + feature, mask=feature < D, other=0.0)
         at = GRAD_DECAY + (head * count * D if PER_FEATURE else (block * rows + head) * count)
         store_decay_gradients(at, from_rows, from_keys, from_states * factor, row, first, count, D, PER_FEATURE, C, BD)

@@ -14,10 +14,11 @@ from . import jit_runtime
 from .chunked_recurrence import chunk_inverses, chunk_outputs, chunk_states
 from .recurrence_gradient import (
     chunk_writes,
-    query_key_gradients,
+    key_and_gate_gradients,
+    query_gradients,
     state_gradients,
-    total_gradients,
     value_gradients,
+    weight_gradients,
 )
 
 CHUNK, LEVELS = 64, 6
@@ -122,11 +123,12 @@ TILES = {
     chunk_inverses: Tile(64, 16, 4, 1),
     chunk_states: Tile(64, 32, 4, 2),
     chunk_outputs: Tile(64, 64, 4, 2),
-    total_gradients: Tile(16, 64, 4, 1),
     chunk_writes: Tile(256, 32, 4, 1),
     value_gradients: Tile(64, 64, 4, 2),
     state_gradients: Tile(64, 32, 4, 2),
-    query_key_gradients: Tile(64, 64, 8, 1),
+    weight_gradients: Tile(16, 64, 4, 2),
+    query_gradients: Tile(64, 64, 4, 2),
+    key_and_gate_gradients: Tile(64, 64, 4, 2),
 }
 
 
@@ -245,71 +247,84 @@ class RecurrenceLaunches:
 
     def gradients(self, output: Tensor | None) -> RecurrenceGradients:
         """The gradients, where the arguments have the states before each chunk and what comes from above."""
-        problem, beta = self.problem, self.problem.beta
+        problem, beta, heads = self.problem, self.problem.beta, self.key_heads
+        written, dtype = problem.value, problem.value.dtype if beta is None else self.factor_dtype
         self.arguments |= {
             "INVERSE": self.inverses(),
-            "GRAD_ROW_TOTAL": self._total_gradients(output),
-            "GRAD_STATES": self.new(self.key_heads, self.chunks, self.dim, self.value_dim),
-            "GRAD_TOTALS": self.new(self.key_heads, self.chunks, self.dim) if problem.normalize else None,
+            "GRAD_ROW_TOTAL": self.new(self.heads, self.count) if problem.normalize else None,
+            "GRAD_STATES": self.new(heads, self.chunks, self.dim, self.value_dim),
+            "GRAD_TOTALS": self.new(heads, self.chunks, self.dim) if problem.normalize else None,
+            "SYSTEM_WEIGHTS": None,
+            "X": None,
         }
-        written, dtype = problem.value, problem.value.dtype if beta is None else self.factor_dtype
         if beta is not None:
-            written = self.new(self.key_heads, self.count, self.value_dim, dtype=dtype)
+            written = self.new(heads, self.count, self.value_dim, dtype=dtype)
             self.by_values(chunk_writes, U=written)
-        value = self.new(self.key_heads, self.count, self.value_dim, dtype=dtype)
-        if beta is None:
-            state, total = self._state_gradients(value)
-            self.by_values(value_gradients, GRAD_U=value)
-        else:
-            self.by_values(value_gradients, GRAD_U=value)
-            state, total = self._state_gradients(value)
-        query, key, decay, of_beta = self._feature_gradients(written, None if beta is None else value)
+        self.arguments |= {"U": _strided(written), "OUTPUT": _strided(output)}
+        self.arguments["WEIGHTS"] = self._weight_gradients(self.heads)
+        value = self.new(heads, self.count, self.value_dim, dtype=dtype)
+        state, total = self._value_and_state_gradients(value)
+        if beta is not None:
+            right = {"GRAD_OUTPUT": _strided(value), "ROW_TOTAL": None, "group": 1}
+            self.arguments |= {"X": value, "SYSTEM_WEIGHTS": self._weight_gradients(heads, **right)}
+        query, decay = self._query_gradients()
+        key, decay, of_beta = self._key_gradients(decay)
         if beta is not None:
             value = (beta.unsqueeze(-1) * value).to(problem.value.dtype)
         return RecurrenceGradients(query, key, value, decay, of_beta, state, total)
 
-    def _total_gradients(self, output: Tensor | None) -> Tensor | None:
-        """The gradients of the totals of rows, (B, H, N); None where nothing is normalised."""
-        if not self.problem.normalize:
-            return None
-        grad = self.new(self.heads, self.count)
-        programs = self.batch * self.heads * self.chunks
-        self.launch(total_gradients, programs, OUTPUT=_strided(output), GRAD_ROW_TOTAL=grad)
-        return grad
+    def _weight_gradients(self, heads: int, **own: Any) -> Tensor:
+        """The gradients of the weights in each chunk of so many heads, (B, heads, chunks, C, C)."""
+        weights = self.new(heads, self.chunks, CHUNK, CHUNK, dtype=self.factor_dtype)
+        self.launch(weight_gradients, self.batch * heads * self.chunks, WEIGHTS=weights, **own)
+        return weights
 
-    def _state_gradients(self, of_values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gradients of the first state and total.
+    def _value_and_state_gradients(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Write the gradient of u into `value`; those of the first state and total.
 
-        of_values: u's, which with the delta rule becomes that of the right side of its system.
+        With the delta rule it becomes that of the right side of its system.
         """
         state = self.new(self.key_heads, self.dim, self.value_dim)
         total = self.new(self.key_heads, self.dim) if self.problem.normalize else None
-        self.over_chunks(state_gradients, GRAD_U=of_values, GRAD_STATE=state, GRAD_TOTAL=total)
+        if self.problem.beta is not None:
+            self.by_values(value_gradients, GRAD_U=value)
+        self.over_chunks(state_gradients, GRAD_U=value, GRAD_STATE=state, GRAD_TOTAL=total)
+        if self.problem.beta is None:
+            self.by_values(value_gradients, GRAD_U=value)
         return state, total
 
-    def _feature_gradients(self, written: Tensor, right: Tensor | None) -> tuple[Tensor, Tensor, Any, Any]:
-        """The gradients of query, key, decay and beta; right: that of the right side of the delta rule's system."""
-        problem, heads = self.problem, self.key_heads
-        blocks = -(-self.dim // self.tile(query_key_gradients).features)
-        query, key = (problem.query.new_empty(tensor.shape) for tensor in (problem.query, problem.key))
-        parts = problem.query.new_empty(blocks, self.batch, heads, self.count, dtype=torch.float32)
-        decay, beta = problem.decay, problem.beta
-        if decay is not None:
-            decay = parts if decay.ndim == 3 else self.new(heads, self.count, self.dim)
-        if beta is not None:
-            beta = torch.empty_like(parts)
+    def _query_gradients(self) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the queries, and what they contribute to that of the decay; None without one."""
+        blocks = -(-self.dim // self.tile(query_gradients).features)
+        query = self.new(self.heads, self.count, self.dim, dtype=self.problem.query.dtype)
+        decay = self._for_decay(self.heads, blocks)
         self.launch(
-            query_key_gradients,
-            self.batch * heads * self.chunks,
-            blocks,
-            U=_strided(written),
-            X=right,
-            GRAD_Q=query,
-            GRAD_K=key,
-            GRAD_DECAY=decay,
-            GRAD_BETA=beta,
+            query_gradients, self.batch * self.heads * self.chunks, blocks, GRAD_Q=query, FROM_ROWS=decay
         )
-        return query, key, parts.sum(0) if decay is parts else decay, None if beta is None else beta.sum(0)
+        return query, decay
+
+    def _key_gradients(self, from_rows: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The gradients of the keys, the decay and the beta."""
+        problem, heads = self.problem, self.key_heads
+        blocks = -(-self.dim // self.tile(key_and_gate_gradients).features)
+        key, decay = self.new(heads, self.count, self.dim, dtype=problem.key.dtype), self._for_decay(heads, blocks)
+        beta = None if problem.beta is None else self._in_blocks(heads, blocks)
+        given = {"GRAD_K": key, "FROM_ROWS": from_rows, "GRAD_DECAY": decay, "GRAD_BETA": beta}
+        self.launch(key_and_gate_gradients, self.batch * heads * self.chunks, blocks, **given)
+        if problem.decay is not None and decay is not None and problem.decay.ndim == 3:
+            decay = decay.sum(0)
+        return key, decay, None if beta is None else beta.sum(0)
+
+    def _for_decay(self, heads: int, blocks: int) -> Tensor | None:
+        """Memory for gradients of the decays of so many heads, by block of features where they share one."""
+        decay = self.problem.decay
+        if decay is None:
+            return None
+        return self._in_blocks(heads, blocks) if decay.ndim == 3 else self.new(heads, self.count, self.dim)
+
+    def _in_blocks(self, heads: int, blocks: int) -> Tensor:
+        """Memory for a number of each token and block of features, (blocks, B, heads, N)."""
+        return self.problem.query.new_empty(blocks, self.batch, heads, self.count, dtype=torch.float32)
 
 
 def _block(size: int) -> int:
