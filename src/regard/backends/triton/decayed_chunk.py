@@ -199,7 +199,9 @@ def add_products(
 
 
 @triton.jit
-def row_gradients(weights, keys, decays, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr):
+def row_gradients(
+    weights, keys, decays, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr
+):
     """Σ_j weights_tj keys_j, times e^{a_t - a_j} where features have decays, and then for j < t: (C, BD)."""
     if decays is None:
         return product(weights, rounded(keys, T), None, PRECISION)
@@ -212,7 +214,9 @@ def row_gradients(weights, keys, decays, T: tl.constexpr, PRECISION: tl.constexp
 
 
 @triton.jit
-def key_gradients(weights, rows, decays, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr):
+def key_gradients(
+    weights, rows, decays, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr
+):
     """Σ_t weights_tj rows_t, times e^{a_t - a_j} where features have decays, and then for t > j: (C, BD)."""
     if decays is None:
         return product(tl.trans(weights), rounded(rows, T), None, PRECISION)

@@ -117,7 +117,10 @@ def value_gradients(
             above = load_block((GRAD_STATES + place * D * DV, DV), row, D, column, DV, 0.0, BD, BV)
             grad = product(rounded(k, T), rounded(above, T), grad, PRECISION)
     for member in range(group):
-        q_rows, above_rows = at_head(Q, batch, number * group + member), at_head(GRAD_OUTPUT, batch, number * group + member)
+        q_rows, above_rows = (
+            at_head(Q, batch, number * group + member),
+            at_head(GRAD_OUTPUT, batch, number * group + member),
+        )
         weights = tl.zeros((C, C), tl.float32)
         for row in range(0, D, BD):
             q = load_features(q_rows, first, count, row, D, ELU, T, C, BD)
@@ -343,7 +346,7 @@ def key_and_gate_gradients(
             if PER_FEATURE:
                 from_rows += load_block((FROM_ROWS + offset * count * D, D), first, count, row, D, 0.0, C, BD)
             else:
-                from_rows += load_each((FROM_ROWS + (block * rows * group + offset) * count, 1), first, count, C)
+                from_rows += load_each((FROM_ROWS + offset * count, 1), first, tl.where(block == 0, count, 0), C)
             from_rows -= of_gate(k * of_keys, PER_FEATURE)
             grad += q * load_each((at, C + 1), 0, C, C)[:, None].to(tl.float32)
     store_block((GRAD_K + head * count * D, D), times_slopes(grad, k, ELU), first, count, row, D, C, BD)

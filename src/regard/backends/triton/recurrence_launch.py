@@ -20,9 +20,10 @@ from .recurrence_gradient import (
     value_gradients,
     weight_gradients,
 )
+from .recurrence_step import prepare_step
 
-CHUNK, LEVELS = 64, 6
-"""Tokens of a chunk, 2 to the power of LEVELS."""
+CHUNK = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
+"""Tokens of a chunk, by dtype: a power of 2, and as many as the registers of a program hold."""
 FEATURE_MAPS = ("identity", "elu")
 """Those that the kernels have."""
 MOST_FEATURES = 256
@@ -30,7 +31,9 @@ MOST_FEATURES = 256
 
 
 class RecurrencesInTriton:
-    """The linear recurrence in chunks of tokens."""
+    """The linear recurrence in chunks of tokens, and one token of it."""
+
+    prepare_step = staticmethod(prepare_step)
 
     def why_not(self, problem: RecurrenceProblem) -> list[str]:
         """Sums that are not float32 on the device, and what kernels have no code for."""
@@ -57,7 +60,7 @@ class RecurrencesInTriton:
 
     def segments(self, problem: RecurrenceProblem) -> int:
         """The number of states that `forward` stores for `backward`, of each key head: one for each chunk."""
-        return -(-problem.key.shape[2] // CHUNK)
+        return -(-problem.key.shape[2] // CHUNK[problem.query.dtype])
 
     def forward(self, problem: RecurrenceProblem, *, stores_borders: bool = False) -> RecurrenceResult:
         """The outputs and the final state; stores_borders: with the states before each chunk."""
@@ -119,17 +122,44 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILES = {
+NARROW_TILES = {
     chunk_inverses: Tile(64, 16, 4, 1),
     chunk_states: Tile(64, 32, 4, 2),
     chunk_outputs: Tile(64, 64, 4, 2),
-    chunk_writes: Tile(256, 32, 4, 1),
+    chunk_writes: Tile(64, 32, 4, 1),
+    weight_gradients: Tile(16, 64, 4, 2),
     value_gradients: Tile(64, 64, 4, 2),
     state_gradients: Tile(64, 32, 4, 2),
-    weight_gradients: Tile(16, 64, 4, 2),
     query_gradients: Tile(64, 64, 4, 2),
-    key_and_gate_gradients: Tile(64, 64, 4, 2),
+    key_and_gate_gradients: Tile(32, 64, 4, 2),
 }
+"""Of each kernel, where factors of products are bfloat16."""
+WIDE_TILES = {
+    chunk_inverses: Tile(32, 16, 4, 1),
+    chunk_states: Tile(64, 16, 4, 1),
+    chunk_outputs: Tile(32, 32, 4, 1),
+    chunk_writes: Tile(64, 16, 4, 1),
+    weight_gradients: Tile(16, 32, 4, 1),
+    value_gradients: Tile(32, 32, 4, 1),
+    state_gradients: Tile(64, 16, 4, 1),
+    query_gradients: Tile(32, 32, 4, 1),
+    key_and_gate_gradients: Tile(16, 32, 4, 1),
+}
+"""The same where they are float32."""
+ALL_FEATURES = (chunk_states, chunk_writes, state_gradients)
+"""The kernels that have all features in one block with the delta rule."""
+
+
+def tile_of(kernel: Any, problem: RecurrenceProblem) -> Tile:
+    """The tile of a kernel, whose blocks are no larger than the dims of the problem."""
+    narrow = problem.query.dtype == torch.bfloat16
+    features, values, warps, stages = (NARROW_TILES if narrow else WIDE_TILES)[kernel]
+    dim, value_dim = _block(problem.key.shape[3]), _block(problem.value.shape[3])
+    if problem.decay is not None and problem.decay.ndim == 4:  # their factors take registers, too
+        features = max(16, features // 2)
+    if problem.beta is not None and kernel in ALL_FEATURES:
+        features, warps = dim, 4 if dim <= 64 else 8
+    return Tile(min(features, dim), min(values, value_dim), warps, stages)
 
 
 class RecurrenceLaunches:
@@ -139,7 +169,8 @@ class RecurrenceLaunches:
         query, key, value = problem.query, problem.key, problem.value
         self.heads, self.dim, self.value_dim = query.shape[1], key.shape[3], value.shape[3]
         self.batch, self.key_heads, self.count = key.shape[:3]
-        self.chunks, self.problem = -(-self.count // CHUNK), problem
+        self.chunk, self.problem = CHUNK[query.dtype], problem
+        self.chunks = -(-self.count // self.chunk)
         narrow = query.dtype == torch.bfloat16  # sums may overflow float16
         self.factor_dtype = torch.bfloat16 if narrow else torch.float32
         """What factors of products are rounded to."""
@@ -162,24 +193,17 @@ class RecurrenceLaunches:
             "ELU": problem.feature_map == "elu",
             "T": language.bfloat16 if narrow else language.float32,
             "PRECISION": "tf32" if query.dtype == torch.float16 else jit_runtime.float32_products(),
-            "C": CHUNK,
-            "LEVELS": LEVELS,
+            "C": self.chunk,
+            "LEVELS": self.chunk.bit_length() - 1,
         }
 
     def new(self, *sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory (B, ...) for results."""
         return self.problem.query.new_empty(self.batch, *sizes, dtype=dtype)
 
-    def tile(self, kernel: Any) -> Tile:
-        """The tile of a kernel, its blocks no larger than the dims; with the delta rule states have one for all features."""
-        features, values, warps, stages = TILES[kernel]
-        if self.problem.beta is not None and kernel in (chunk_states, chunk_writes, state_gradients):
-            features = MOST_FEATURES
-        return Tile(min(features, _block(self.dim)), min(values, _block(self.value_dim)), warps, stages)
-
     def launch(self, kernel: Any, programs: int, blocks: int = 1, **own: Any) -> None:
         """Launch a kernel with the arguments that it names."""
-        tile = self.tile(kernel)
+        tile = tile_of(kernel, self.problem)
         known = {**self.arguments, "BD": tile.features, "BV": tile.values, **own}
         given = {name: known[name] for name in kernel.arg_names}
         with torch.cuda.device_of(self.problem.query):
@@ -187,12 +211,12 @@ class RecurrenceLaunches:
 
     def by_values(self, kernel: Any, **own: Any) -> None:
         """Launch a kernel whose programs have a chunk of a key head and a block of values each."""
-        blocks = -(-self.value_dim // self.tile(kernel).values)
+        blocks = -(-self.value_dim // tile_of(kernel, self.problem).values)
         self.launch(kernel, self.batch * self.key_heads * self.chunks, blocks, **own)
 
     def over_chunks(self, kernel: Any, **own: Any) -> None:
         """Launch a kernel whose programs go over all chunks of a key head, with a block of its state each."""
-        features, values = self.tile(kernel)[:2]
+        features, values = tile_of(kernel, self.problem)[:2]
         blocks = -(-self.dim // features) * -(-self.value_dim // values)
         self.launch(kernel, self.batch * self.key_heads, blocks, **own)
 
@@ -200,7 +224,7 @@ class RecurrenceLaunches:
         """The inverses of the systems of the delta rule, (B, Hk, chunks, C, C); None without it."""
         if self.problem.beta is None:
             return None
-        inverse = self.new(self.key_heads, self.chunks, CHUNK, CHUNK)
+        inverse = self.new(self.key_heads, self.chunks, self.chunk, self.chunk)
         self.launch(chunk_inverses, self.batch * self.key_heads * self.chunks, INVERSE=inverse)
         return inverse
 
@@ -236,7 +260,7 @@ class RecurrenceLaunches:
         self.launch(
             chunk_outputs,
             self.batch * self.heads * self.chunks,
-            -(-self.value_dim // self.tile(chunk_outputs).values),
+            -(-self.value_dim // tile_of(chunk_outputs, self.problem).values),
             U=_strided(states.written),
             STATES=states.before,
             TOTALS=states.totals_before,
@@ -275,7 +299,7 @@ class RecurrenceLaunches:
 
     def _weight_gradients(self, heads: int, **own: Any) -> Tensor:
         """The gradients of the weights in each chunk of so many heads, (B, heads, chunks, C, C)."""
-        weights = self.new(heads, self.chunks, CHUNK, CHUNK, dtype=self.factor_dtype)
+        weights = self.new(heads, self.chunks, self.chunk, self.chunk, dtype=self.factor_dtype)
         self.launch(weight_gradients, self.batch * heads * self.chunks, WEIGHTS=weights, **own)
         return weights
 
@@ -295,25 +319,22 @@ class RecurrenceLaunches:
 
     def _query_gradients(self) -> tuple[Tensor, Tensor | None]:
         """The gradient of the queries, and what they contribute to that of the decay; None without one."""
-        blocks = -(-self.dim // self.tile(query_gradients).features)
+        blocks = -(-self.dim // tile_of(query_gradients, self.problem).features)
         query = self.new(self.heads, self.count, self.dim, dtype=self.problem.query.dtype)
         decay = self._for_decay(self.heads, blocks)
-        self.launch(
-            query_gradients, self.batch * self.heads * self.chunks, blocks, GRAD_Q=query, FROM_ROWS=decay
-        )
-        return query, decay
+        programs = self.batch * self.heads * self.chunks
+        self.launch(query_gradients, programs, blocks, GRAD_Q=query, FROM_ROWS=decay)
+        return query, self._sum_of_blocks(decay)
 
     def _key_gradients(self, from_rows: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The gradients of the keys, the decay and the beta."""
         problem, heads = self.problem, self.key_heads
-        blocks = -(-self.dim // self.tile(key_and_gate_gradients).features)
+        blocks = -(-self.dim // tile_of(key_and_gate_gradients, self.problem).features)
         key, decay = self.new(heads, self.count, self.dim, dtype=problem.key.dtype), self._for_decay(heads, blocks)
         beta = None if problem.beta is None else self._in_blocks(heads, blocks)
         given = {"GRAD_K": key, "FROM_ROWS": from_rows, "GRAD_DECAY": decay, "GRAD_BETA": beta}
         self.launch(key_and_gate_gradients, self.batch * heads * self.chunks, blocks, **given)
-        if problem.decay is not None and decay is not None and problem.decay.ndim == 3:
-            decay = decay.sum(0)
-        return key, decay, None if beta is None else beta.sum(0)
+        return key, self._sum_of_blocks(decay), None if beta is None else beta.sum(0)
 
     def _for_decay(self, heads: int, blocks: int) -> Tensor | None:
         """Memory for gradients of the decays of so many heads, by block of features where they share one."""
@@ -321,6 +342,11 @@ class RecurrenceLaunches:
         if decay is None:
             return None
         return self._in_blocks(heads, blocks) if decay.ndim == 3 else self.new(heads, self.count, self.dim)
+
+    def _sum_of_blocks(self, of_decay: Tensor | None) -> Tensor | None:
+        """The sum of what `_for_decay` has by block of features."""
+        shared = self.problem.decay is not None and self.problem.decay.ndim == 3
+        return of_decay.sum(0) if of_decay is not None and shared else of_decay
 
     def _in_blocks(self, heads: int, blocks: int) -> Tensor:
         """Memory for a number of each token and block of features, (blocks, B, heads, N)."""
