@@ -119,7 +119,7 @@ def test_halves(axes, dtype, launched):
 
 
 def test_several_chunks_heads_and_blocks(launched):
-    given = tensors(131, (4, 2), (37, 41), decay=3, state=False, normalize=True)
+    given = tensors(131, (4, 2), (19, 35), decay=3, state=False, normalize=True)
     check(given, launched, feature_map=Elu(), normalize=True)
 
 

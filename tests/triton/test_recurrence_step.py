@@ -2,11 +2,12 @@
 
 import pickle
 import sys
+from typing import Any
 
 import pytest
 import torch
 
-from regard.linear import Elu, Identity, UnitNorm, linear_attention_with_state
+from regard.linear import Elu, Identity, LinearState, UnitNorm, linear_attention_with_state
 
 pytestmark = pytest.mark.interpreted
 pytest.importorskip("triton")
@@ -40,11 +41,11 @@ def test_tokens_are_the_whole_sequence(monkeypatch, case, dtype):
     if delta:
         tensors["beta"] = 2 * torch.rand(gates[:3])
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    options = {"feature_map": feature_map, "normalize": normalize, "causal": True}
+    options: dict[str, Any] = {"feature_map": feature_map, "normalize": normalize, "causal": True}
     exact = {name: tensor.double() for name, tensor in tensors.items()}
     truth, final = linear_attention_with_state(**exact, **options)
     _, state = linear_attention_with_state(**{name: x[:, :, :PREFILL] for name, x in exact.items()}, **options)
-    state = type(state)(state.sums.float(), normalize)
+    state = LinearState(state.sums.float(), normalize)
     monkeypatch.setattr(sys.modules["regard.linear.linear_attention"], "make_linear_problem", None)  # one launch
     outputs = []
     for token in range(PREFILL, LENGTH):
@@ -61,8 +62,12 @@ def test_tokens_are_the_whole_sequence(monkeypatch, case, dtype):
     torch.testing.assert_close(torch.cat(outputs, 2).double(), truth, atol=within, rtol=rounding)
 
 
-def step_arguments(**changes):
-    given = {"query": torch.randn(1, 2, 1, 5), "key": torch.randn(1, 1, 1, 5), "value": torch.randn(1, 1, 1, 3)}
+def step_arguments(**changes: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "query": torch.randn(1, 2, 1, 5),
+        "key": torch.randn(1, 1, 1, 5),
+        "value": torch.randn(1, 1, 1, 3),
+    }
     given |= {"decay": -torch.rand(1, 1, 1), "beta": None}
     return given | changes
 
@@ -74,8 +79,8 @@ def test_a_state_is_written_in_place():
     assert step.takes(**given)
     state = torch.rand(step.state_shape)
     target = torch.empty_like(state)
-    output = step.run(*given.values(), state.clone(), target=target)
-    assert step.run(*given.values(), state, target=state).equal(output)
+    output = step.run(**given, state=state.clone(), target=target)
+    assert step.run(**given, state=state, target=state).equal(output)
     assert state.equal(target)
     copied = pickle.loads(pickle.dumps(step))
     assert copied.takes(**given)

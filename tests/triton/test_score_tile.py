@@ -33,6 +33,20 @@ def test_products_of_rows(dtype, dim):
 
 
 @triton.jit
+def _rounded(X, OUT, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(OUT + at, score_tile.rounded(tl.load(X + at), OUT.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", jit_runtime.DTYPES)
+def test_numbers_are_rounded_to_the_nearest(dtype):
+    x = torch.cat([torch.randn(60), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.0])])  # ties go to even
+    out = torch.full((64,), float("nan"), dtype=dtype)
+    _rounded[(1,)](x, out, SIZE=64)
+    assert out.equal(x.to(dtype))
+
+
+@triton.jit
 def _dropped(ROWS, COLUMNS, OUT, threshold, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
     rows, columns = tl.load(ROWS + at)[:, None], tl.load(COLUMNS + at)[None, :]

@@ -9,10 +9,11 @@ u is v, or by the delta rule (Yang et al. 2024, arXiv 2406.06484, section 3.2; w
 
     u = (I + β B)⁻¹ β (v - (e^a k) S)                        B_tj = Σ_d k_td k_jd e^{a_td - a_jd},  j < t
 
-Where outputs are normalised, the total z is a column of S whose u is 1. The first axis of a grid is of heads, or of heads
-and chunks, the second of blocks of features or of values. Inputs are tuples as `decayed_chunk` has them, and None where
-there are none; all other memory is contiguous. T is the dtype that factors of products are rounded to, and PRECISION that
-of products of float32.
+Where outputs are normalised, the total z is a column of S whose u is 1.
+
+`chunk_states` goes over the chunks of a head, one program for a block of its state; the programs of the others have a
+chunk each, and a block of features or values. Inputs are tuples as `decayed_chunk` has them, or None; all other memory
+is contiguous. T is the dtype that factors of products are rounded to, PRECISION that of products of float32.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ product with ones and zeros, and a pair of tokens decays by way of a token betwe
 
     e^{g_{j+1} + ... + g_{m-1}} e^{g_m + ... + g_t}
 
-where m starts the later half of the smallest aligned block of 2, 4, 8, ... tokens that has both. So all pairs whose block
-has one size are one product on tensor cores with a mask: the blocks of Yang et al. 2024 (arXiv 2312.06635, section 4.3),
-at every size.
+where m starts the later half of the smallest aligned block of 2, 4, 8, ... tokens that has both. So all pairs whose
+block has one size are one product on tensor cores, with a mask: the blocks of Yang et al. 2024 (arXiv 2312.06635,
+section 4.3), at every size.
 
 An input is a tuple (pointer, strides of batch, head and row), and the rows of one head (pointer, stride).
 """

@@ -1,6 +1,6 @@
 """Kernels of the linear recurrence, backward, from the states before each chunk, as `chunked_recurrence` writes them.
 
-With do the gradient of the outputs before their division, dS' that of the state after a chunk, which comes from the last
+With do the gradient of the outputs before their division, dS' that of the state after a chunk, which goes from the last
 chunk to the first, and dA_tj = do_t · u_j:
 
     dq_t = e^{a_t} S do_t + Σ_{j <= t} dA_tj e^{a_t - a_j} k_j
@@ -8,14 +8,14 @@ chunk to the first, and dA_tj = do_t · u_j:
     du_j = e^{a_C - a_j} dS'ᵀ k_j + Σ_{t >= j} A_tj do_t
     dS   = e^{a_C} dS' + Σ_t (e^{a_t} q_t) do_tᵀ
 
-u is v, or of the delta rule, where (I + β B) u = β (v - (e^a k) S): then x = (I + β B)⁻ᵀ du is the gradient of the right
-side and -x uᵀ that of β B, so that
+u is v, or of the delta rule, where (I + β B) u = β (v - (e^a k) S): then x = (I + β B)⁻ᵀ du is the gradient of the
+right side and -x uᵀ that of β B, so that
 
     dv = β x        dS -= (β e^a k)ᵀ x        dk_t -= β_t e^{a_t} S x_t, and more by B, as by A, in both its places
 
 A decay g_s is in the exponents of all that goes from before s to s or beyond: of rows t >= s, and of keys j < s. Its
-gradient is their sum of q · dq and k · dk, where pairs on one side of s add up to 0. Where outputs are normalised, z is a
-column of S whose u is 1 and whose do is -(do · o).
+gradient is their sum of q · dq and k · dk, where pairs on one side of s add up to 0. Where outputs are normalised, z is
+a column of S whose u is 1 and whose do is -(do · o).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def value_gradients(
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, PER_FEATURE: tl.constexpr,
     ELU: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """du of a chunk of a key head, BV columns of it; with the delta rule all but dS'ᵀ k, which needs the chunk after."""
+    """du of a chunk of a key head, BV columns of it; with the delta rule without dS'ᵀ k, of the chunk after."""
     place, column = tl.cast(tl.program_id(0), tl.int64), tl.program_id(1) * BV
     head, first = place // chunks, tl.program_id(0) % chunks * C
     batch, number = head // key_heads, head % key_heads

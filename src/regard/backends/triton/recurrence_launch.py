@@ -22,8 +22,8 @@ from .recurrence_gradient import (
 )
 from .recurrence_step import prepare_step
 
-CHUNK = {torch.bfloat16: 64, torch.float16: 32, torch.float32: 32}
-"""Tokens of a chunk, by dtype: a power of 2, and as many as the registers of a program hold."""
+LONG_CHUNK, SHORT_CHUNK = 64, 32
+"""Tokens of a chunk, powers of 2: short ones where registers would hold no more."""
 FEATURE_MAPS = ("identity", "elu")
 """Those that the kernels have."""
 MOST_FEATURES = 256
@@ -60,7 +60,7 @@ class RecurrencesInTriton:
 
     def segments(self, problem: RecurrenceProblem) -> int:
         """The number of states that `forward` stores for `backward`, of each key head: one for each chunk."""
-        return -(-problem.key.shape[2] // CHUNK[problem.query.dtype])
+        return -(-problem.key.shape[2] // chunk_of(problem))
 
     def forward(self, problem: RecurrenceProblem, *, stores_borders: bool = False) -> RecurrenceResult:
         """The outputs and the final state; stores_borders: with the states before each chunk."""
@@ -126,9 +126,9 @@ NARROW_TILES = {
     chunk_inverses: Tile(64, 16, 4, 1),
     chunk_states: Tile(64, 32, 4, 2),
     chunk_outputs: Tile(64, 64, 4, 2),
-    chunk_writes: Tile(64, 32, 4, 1),
+    chunk_writes: Tile(64, 16, 4, 1),
     weight_gradients: Tile(16, 64, 4, 2),
-    value_gradients: Tile(64, 64, 4, 2),
+    value_gradients: Tile(32, 64, 4, 2),
     state_gradients: Tile(64, 32, 4, 2),
     query_gradients: Tile(64, 64, 4, 2),
     key_and_gate_gradients: Tile(32, 64, 4, 2),
@@ -150,6 +150,12 @@ ALL_FEATURES = (chunk_states, chunk_writes, state_gradients)
 """The kernels that have all features in one block with the delta rule."""
 
 
+def chunk_of(problem: RecurrenceProblem) -> int:
+    """The tokens of a chunk: factors of float32, and decays of each feature, take more registers a token."""
+    per_feature = problem.decay is not None and problem.decay.ndim == 4
+    return LONG_CHUNK if problem.query.dtype == torch.bfloat16 and not per_feature else SHORT_CHUNK
+
+
 def tile_of(kernel: Any, problem: RecurrenceProblem) -> Tile:
     """The tile of a kernel, whose blocks are no larger than the dims of the problem."""
     narrow = problem.query.dtype == torch.bfloat16
@@ -169,7 +175,7 @@ class RecurrenceLaunches:
         query, key, value = problem.query, problem.key, problem.value
         self.heads, self.dim, self.value_dim = query.shape[1], key.shape[3], value.shape[3]
         self.batch, self.key_heads, self.count = key.shape[:3]
-        self.chunk, self.problem = CHUNK[query.dtype], problem
+        self.chunk, self.problem = chunk_of(problem), problem
         self.chunks = -(-self.count // self.chunk)
         narrow = query.dtype == torch.bfloat16  # sums may overflow float16
         self.factor_dtype = torch.bfloat16 if narrow else torch.float32
@@ -365,7 +371,7 @@ def _strided(tensor: Tensor | None) -> tuple[Tensor, int, int, int] | None:
     tensor = tensor.detach()
     if tensor.ndim == 4 and tensor.stride(3) != 1:
         tensor = tensor.contiguous()
-    return tensor, *tensor.stride()[:3]
+    return tensor, tensor.stride(0), tensor.stride(1), tensor.stride(2)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

@@ -86,7 +86,7 @@ class TokenStepInTriton:
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
         layouts, device, feature_map, normalize, scale = arguments
-        query, key, value, decay, beta = layouts
+        query, key, value, decay, _ = layouts
         (batch, heads, _, self.dim), self.value_dim = query[0], value[0][3]
         key_heads = key[0][1]
         self._layouts, self._device = layouts, torch.device(device)
@@ -138,8 +138,9 @@ class TokenStepInTriton:
         Nothing is checked: the caller knows that it `takes` the tensors. There are no recent tokens.
         """
         output = query.new_empty(self._output_shape)
+        launch: Any = one_token[self._grid]
         with torch.cuda.device_of(query):
-            one_token[self._grid](
+            launch(
                 *(_first_row(tensor) for tensor in (query, key, value, decay, beta)),
                 *(state, state if target is None else target, output),
                 **self._options,
@@ -169,7 +170,7 @@ def prepare_step(
     scale: float = 1.0,
     recent_share: float = 0.0,
 ) -> TokenStepInTriton | None:
-    """The step for tensors of these layouts; None where there is no code for them. Arguments as the protocol has them."""
+    """The step for tensors of these layouts, as the protocol has it; None where there is no code for them."""
     tensors = [tensor for tensor in (query, key, value, decay, beta) if tensor is not None]
     if not (query.dtype is key.dtype is value.dtype and jit_runtime.runs(*tensors)):
         return None
@@ -182,8 +183,8 @@ def prepare_step(
 @lru_cache(maxsize=256)  # the same shapes come at every step
 def _prepare(layouts: Any, device: str, *options: Any) -> TokenStepInTriton | None:
     """The step for layouts; None where there is none."""
-    fits = _fits(*(None if layout is None else layout[0] for layout in layouts))
-    return TokenStepInTriton(layouts, device, *options) if fits else None
+    shapes: list[Any] = [None if layout is None else layout[0] for layout in layouts]
+    return TokenStepInTriton(layouts, device, *options) if _fits(*shapes) else None
 
 
 def _fits(

@@ -36,7 +36,7 @@ def rounded(x, T: tl.constexpr):
 
     The interpreter would cut float32 off to bfloat16: there the bits are rounded before.
     """
-    if INTERPRETED and (T == tl.bfloat16 and x.dtype == tl.float32):
+    if INTERPRETED and (tl.bfloat16 == T and x.dtype == tl.float32):
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     return x.to(T)
