@@ -3,6 +3,6 @@
 In the order of reading: `jit_runtime` says where Triton runs, `score_tile` has what all kernels do with a tile of
 scores, `triton_backend` which groups of methods there are.
 
-The linear recurrence: `decayed_chunk` is what `chunked_recurrence`, forward, and `recurrence_gradient`, backward, share,
-`recurrence_launch` calls them, and `recurrence_step` computes one token.
+The linear recurrence: `chunked_recurrence`, forward, and `recurrence_gradient`, backward, share `decayed_chunk`;
+`recurrence_launch` calls them, and `recurrence_step` has one token.
 """
