@@ -123,7 +123,7 @@ class Tile(NamedTuple):
 
 
 NARROW_TILES = {
-    chunk_inverses: Tile(64, 16, 4, 1),
+    chunk_inverses: Tile(64, 16, 8, 1),
     chunk_states: Tile(64, 32, 4, 2),
     chunk_outputs: Tile(64, 64, 4, 2),
     chunk_writes: Tile(64, 16, 4, 1),
@@ -164,7 +164,7 @@ def tile_of(kernel: Any, problem: RecurrenceProblem) -> Tile:
     if problem.decay is not None and problem.decay.ndim == 4:  # their factors take registers, too
         features = max(16, features // 2)
     if problem.beta is not None and kernel in ALL_FEATURES:
-        features, warps = dim, 4 if dim <= 64 else 8
+        features, values, warps = dim, min(values, 16), 4 if dim <= 64 else 8
     return Tile(min(features, dim), min(values, value_dim), warps, stages)
 
 
