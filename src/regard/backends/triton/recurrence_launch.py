@@ -123,7 +123,7 @@ class Tile(NamedTuple):
 
 
 NARROW_TILES = {
-    chunk_inverses: Tile(64, 16, 8, 1),
+    chunk_inverses: Tile(32, 16, 8, 1),
     chunk_states: Tile(64, 32, 4, 2),
     chunk_outputs: Tile(64, 64, 4, 2),
     chunk_writes: Tile(64, 16, 4, 1),
