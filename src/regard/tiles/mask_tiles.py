@@ -257,24 +257,29 @@ def _verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
 
 
 def _new_verdicts(problem: Problem, size: tuple[int, int]) -> np.ndarray:
+    each = verdicts_by_head(problem, size)
+    if each.shape[1] == 1:
+        return each[:, 0]
+    together = [_combine(batch) for batch in each]  # of no batch there is nothing to stack
+    return np.array(together, dtype=np.int8).reshape(len(each), *each.shape[2:])
+
+
+def verdicts_by_head(problem: Problem, size: tuple[int, int]) -> np.ndarray:
+    """(batches or 1, heads or 1, R, C) verdicts on tiles, computed anew."""
     if problem.mask is None:
-        return np.full((1, -(-problem.queries // size[0]), -(-problem.keys // size[1])), FULL, dtype=np.int8)
+        return np.full((1, 1, -(-problem.queries // size[0]), -(-problem.keys // size[1])), FULL, dtype=np.int8)
     with _grid_with_values(problem) as grid:
         problem.keep(grid.tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
         blocks = Blocks.from_grid(grid, size)
         verdicts = problem.mask.verdicts(blocks).cpu().numpy()
-    if verdicts.ndim == 2:
-        return verdicts[None]
     heads, tiles, batch = 1, verdicts.shape[-2:], tuple(problem.batch)
-    if not problem.heads:
+    if verdicts.ndim > 2 and not problem.heads:
         verdicts = np.broadcast_to(verdicts, (*batch, *tiles))
-    else:
+    elif verdicts.ndim > 2:
         heads = verdicts.shape[-3]
         verdicts = np.broadcast_to(verdicts, (*batch, heads, *tiles)) if verdicts.ndim > 3 else verdicts[None]
     batches = math.prod(verdicts.shape[: -3 if problem.heads else -2])
-    each = verdicts.reshape(batches, heads, *tiles)
-    together = [_combine(batch) for batch in each]  # of no batch there is nothing to stack
-    return each[:, 0] if heads == 1 else np.array(together, dtype=np.int8).reshape(batches, *tiles)
+    return verdicts.reshape(batches, heads, *tiles)
 
 
 @contextmanager

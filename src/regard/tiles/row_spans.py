@@ -32,33 +32,33 @@ def has_spans(mask: Mask, problem: Problem) -> bool:
     return mask.key_span() is not None
 
 
-def key_spans(problem: Problem) -> Tensor | None:
+CPU = torch.device("cpu")
+
+
+def key_spans(problem: Problem, device: torch.device = CPU) -> Tensor | None:
     """The first key that each row attends to, and the one after its last, (B or 1, M, 2) int32; None for all keys.
 
-    None as well where rows are no spans.
+    None as well where rows are no spans. Made on `device`: nothing is read back from it.
     """
     mask = problem.mask
     if mask is None or is_one_causal_query(problem) or not has_spans(mask, problem):
         return None
-    return memoize(problem, "spans", lambda: _key_spans(mask, problem))
+    return memoize(problem, ("spans", device), lambda: _key_spans(mask, problem, device))
 
 
 def device_spans(problem: Problem) -> Tensor | None:
     """`key_spans` on the device of the problem's tensors."""
-    if (spans := key_spans(problem)) is None:
-        return None
-    device = problem.value.device
-    return memoize(problem, ("spans", device), lambda: spans.to(device, non_blocking=True))
+    return key_spans(problem, problem.value.device)
 
 
-def _key_spans(mask: Mask, problem: Problem) -> Tensor:
+def _key_spans(mask: Mask, problem: Problem, device: torch.device) -> Tensor:
     """Positions as numbers of keys: the M queries come last, unless they have positions of their own."""
     first_key = first_key_position(problem)
     with torch.inference_mode(False):
-        start, stop = _bounds(mask, problem)
+        start, stop = _bounds(mask, problem, device)
         batches = (limit.shape[0] for limit in (start, stop) if isinstance(limit, Tensor) and limit.ndim > 1)
         batch = next((size for size in batches if size != 1), 1)
-        spans = torch.empty((batch, problem.queries, 2), dtype=torch.int32, device="cpu")
+        spans = torch.empty((batch, problem.queries, 2), dtype=torch.int32, device=device)
         for side, limit in enumerate((start, stop)):
             if isinstance(limit, Tensor):
                 spans[..., side] = (limit - first_key if first_key else limit).clamp(0, problem.keys)
@@ -88,20 +88,21 @@ def query_range(problem: Problem) -> range:
     return range(first, first + problem.queries)
 
 
-def _bounds(mask: Mask, problem: Problem) -> tuple[Tensor | int, Tensor | int]:
-    """The first key position of each row and the one after its last, of all masks that are joined."""
-    first_key, limits = first_key_position(problem), list(_limits(mask, problem, query_range(problem)))
+def _bounds(mask: Mask, problem: Problem, device: torch.device = CPU) -> tuple[Tensor | int, Tensor | int]:
+    """The first key position of each row and the one after its last, of all masks that are joined; on `device`."""
+    first_key = first_key_position(problem)
+    limits = list(_limits(mask, problem, query_range(problem), device))
     start = latest(first_key, [start for start, _ in limits])
     return start, earliest(first_key + problem.keys, [stop for _, stop in limits])
 
 
-def _limits(mask: Mask, problem: Problem, queries: range) -> Iterator[tuple[Limit, Limit]]:
+def _limits(mask: Mask, problem: Problem, queries: range, device: torch.device) -> Iterator[tuple[Limit, Limit]]:
     """The first key position of each row and the one after its last, (M,) or (B, 1), of each mask that is joined."""
     if isinstance(mask, And):
-        yield from _limits(mask.left, problem, queries)
-        yield from _limits(mask.right, problem, queries)
+        yield from _limits(mask.left, problem, queries, device)
+        yield from _limits(mask.right, problem, queries, device)
     elif isinstance(mask, Padding):
-        lengths = copy_on(mask.lengths, torch.device("cpu"))
+        lengths = copy_on(mask.lengths, device)
         yield None, lengths.long().expand(problem.batch).reshape(-1, 1) if lengths.ndim else lengths
     else:
         if tree_tensors(mask):  # of positions: raises what the mask's formula would where it has none for some of them
@@ -111,4 +112,7 @@ def _limits(mask: Mask, problem: Problem, queries: range) -> Iterator[tuple[Limi
         span = mask.key_span()
         if span is None:
             raise AssertionError(f"{mask!r} was taken for one whose rows are spans")
-        yield span(queries)
+        start, stop = (
+            limit.to(device, non_blocking=True) if isinstance(limit, Tensor) else limit for limit in span(queries)
+        )
+        yield start, stop

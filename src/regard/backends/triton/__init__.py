@@ -1,8 +1,10 @@
 """The backend in Triton, for CUDA devices from compute capability 8.0 on.
 
-In the order of reading: `jit_runtime` says where Triton runs, `score_tile` has what all kernels do with a tile of
-scores, `triton_backend` which groups of methods there are.
+In the order of reading: `jit_runtime` says where Triton runs; `kernel_arguments` is what kernels get, `device_tiles`
+and `kernel_bias` make it from a mask and a bias, `score_tile` is what all kernels do with a tile of scores. Flash
+attention is `flash_forward`, `row_terms` and `flash_backward`, with `dropout_hashes`; `launch_settings` has their tiles
+and warps, `flash_launches` launches them, `fused_attention` is the group of methods.
 
 The linear recurrence: `chunked_recurrence`, forward, and `recurrence_gradient`, backward, share `decayed_chunk`;
-`recurrence_launch` calls them, and `recurrence_step` has one token.
+`recurrence_launch` calls them, and `recurrence_step` has one token. `triton_backend` says which groups there are.
 """

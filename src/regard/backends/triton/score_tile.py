@@ -44,9 +44,12 @@ def rounded(x, T: tl.constexpr):
 
 @triton.jit
 def load_rows(POINTER, first, count, stride, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr):
-    """Rows first, first + 1, … of a head with `count` rows of D numbers, as a tile (B, BD); 0 beyond both ends."""
+    """Rows first, first + 1, … of a head with `count` rows of D numbers, as a tile (B, BD); 0 beyond both ends.
+
+    Within a tile offsets are int32, which takes fewer registers: `stride` is below 2²⁴.
+    """
     row, number = tl.arange(0, B), tl.arange(0, BD)
-    at = POINTER + tl.cast(first, tl.int64) * stride + tl.cast(row, tl.int64)[:, None] * stride + number[None, :]
+    at = POINTER + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + number[None, :])
     if D == BD:
         return tl.load(at, mask=(first + row < count)[:, None], other=0.0)
     else:
@@ -55,8 +58,9 @@ def load_rows(POINTER, first, count, stride, D: tl.constexpr, BD: tl.constexpr, 
 
 @triton.jit
 def not_finite(x):
-    """Where x is NaN or infinite."""
-    return (x - x) != 0.0
+    """Where x is NaN or infinite. Widened, as the interpreter would subtract the bits of bfloat16."""
+    wide = x.to(tl.float32)
+    return (wide - wide) != 0.0
 
 
 @triton.jit
@@ -84,3 +88,144 @@ def dropped(row_hash, column_hash, threshold):
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * (-2073254261)
     return x < threshold
+
+
+@triton.jit
+def head_rows(ROWS, b, h):
+    """Where the first row of a head of `StridedRows` is; b and h are int64."""
+    return ROWS.pointer + b * ROWS.batch + h * ROWS.head
+
+
+@triton.jit
+def row_numbers(ROWS, b, h, m, count, other: tl.constexpr):
+    """The numbers of rows m of a head, of `StridedRows` without a last axis; `other` beyond the last of `count`."""
+    return tl.load(head_rows(ROWS, b, h) + tl.cast(m, tl.int64) * ROWS.row, mask=m < count, other=other)
+
+
+@triton.jit
+def mask_set(MASK, b, h):
+    """The number of the set of tiles of a batch and head, int64."""
+    return b * MASK.set_batch + h * MASK.set_head
+
+
+@triton.jit
+def tile_range(MASK, s, line, lines, length, B: tl.constexpr):
+    """(first, full, cut, last) of a line of tiles, see `MaskArgument`; without a mask all tiles of B of `length`."""
+    if MASK.ranges is not None:
+        at = MASK.ranges + (s * lines + line) * 4
+        return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    else:
+        return 0, 0, length // B, tl.cdiv(length, B)
+
+
+@triton.jit
+def full_tile(MASK, i):
+    """The number of the tile that is entry i of a line."""
+    if MASK.tiles is not None:
+        return tl.load(MASK.tiles + i)
+    else:
+        return i
+
+
+@triton.jit
+def cut_tile(MASK, i, first, full, cut):
+    """The number of the i-th tile of a line of which some pairs exist: those before the full ones, then those after."""
+    at = first + i
+    return full_tile(MASK, tl.where(at < full, at, at + (cut - full)))
+
+
+@triton.jit
+def row_spans(MASK, s, m, M):
+    """The first key of rows m, and the one after the last; nothing of use where rows are no spans."""
+    if MASK.spans is not None:
+        at = MASK.spans + (s * M + m) * 2
+        return tl.load(at, mask=m < M, other=0), tl.load(at + 1, mask=m < M, other=0)
+    else:
+        return m, m
+
+
+@triton.jit
+def kept(MASK, s, m, n, n0, begin, end, M, N, BN: tl.constexpr):
+    """Which pairs of a tile exist; n0 is its first column and begin, end are `row_spans`."""
+    if MASK.spans is not None:
+        return (n >= begin) & (n < end)
+    elif MASK.numbers is not None:
+        across = tl.cdiv(N, 64)
+        line = MASK.numbers + (s * tl.cdiv(M, 64) + m // 64) * across
+        word = tl.zeros(m.shape, tl.int32)
+        for i in tl.static_range((BN + 31) // 32):
+            half = n0 // 32 + i
+            number = tl.load(line + half // 2, mask=(m < M) & (half < 2 * across), other=0)
+            here = tl.load(MASK.bits + (tl.cast(number, tl.int64) * 64 + m % 64) * 2 + half % 2)
+            word = tl.where(n - n0 >= 32 * i, here, word)
+        return (((word >> (n & 31)) & 1) != 0) & (n < N)
+    else:
+        return n < N
+
+
+@triton.jit
+def pairs_at(POINTER, STRIDES, b, h, m, n):
+    """Where the numbers of pairs are in a tensor (B or 1, H or 1, M or 1, N or 1); b and h are int64."""
+    if STRIDES[0] is not None:
+        POINTER += b * STRIDES[0]
+    if STRIDES[1] is not None:
+        POINTER += h * STRIDES[1]
+    if STRIDES[2] is not None:
+        POINTER += tl.cast(m, tl.int64) * STRIDES[2]
+    if STRIDES[3] is not None:
+        POINTER += tl.cast(n, tl.int64) * STRIDES[3]
+    return POINTER
+
+
+@triton.jit
+def scores(raw, LESS, SCORE, BIAS, b, h, m, n, keep, M, N, CUT: tl.constexpr):
+    """Products become scores, with softcap, bias and mask, less a number of each row; and the slope of the softcap.
+
+    LESS: None, or the numbers. Beside large scores it matters how they are subtracted: of products alone in one
+    instruction, which rounds once. CUT: some pairs do not exist. A product that is infinite gives NaN under a softcap,
+    which would make it finite. The line of a bias is padded by a tile at both ends: no test for each pair.
+    """
+    slope = 1.0
+    if SCORE.cap is not None:
+        x = raw * SCORE.factor
+        unbounded = x - x
+        x, slope = capped(x, SCORE.cap)  # pyright: ignore[reportGeneralTypeIssues]
+        x += unbounded
+    elif LESS is not None and BIAS.line is None and BIAS.pairs is None:
+        x = tl.fma(raw, SCORE.factor, -LESS)
+    else:
+        x = raw * SCORE.factor
+    if BIAS.line is not None:
+        x += tl.load(BIAS.line + h * BIAS.line_head + (n - m))
+    if BIAS.pairs is not None:
+        at = pairs_at(BIAS.pairs, BIAS.pairs_strides, b, h, m, n) + tl.zeros(raw.shape, tl.int32)  # if all have one
+        x += tl.load(at, mask=(m < M) & (n < N), other=0.0).to(tl.float32) * LOG2E
+    if LESS is not None and (SCORE.cap is not None or BIAS.line is not None or BIAS.pairs is not None):
+        x -= LESS
+    if CUT:
+        x = tl.where(keep, x, -INF)
+    return x, slope
+
+
+@triton.jit
+def row_hashes(DROPOUT, b, h, heads, m, M):
+    """The hashes of rows m; nothing of use without dropout."""
+    if DROPOUT.rows is not None:
+        return tl.load(DROPOUT.rows + (b * heads + h) * M + m, mask=m < M, other=0)
+    else:
+        return m
+
+
+@triton.jit
+def column_hashes(DROPOUT, b, n, N):
+    """The hashes of columns n; nothing of use without dropout."""
+    if DROPOUT.rows is not None:
+        return tl.load(DROPOUT.columns + b * DROPOUT.columns_batch + n, mask=n < N, other=0)
+    else:
+        return n
+
+
+@triton.jit
+def note_not_finite(FLAG, x):
+    """Store 1 where `FLAG` points if x has a number that is not finite; the compiler for sm_100 cannot reduce x."""
+    tl.store(FLAG + tl.zeros(x.shape, tl.int32), 1, mask=not_finite(x))

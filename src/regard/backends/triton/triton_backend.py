@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, dtype
 
+from ..base import FlashTiles
 from . import jit_runtime
+from .fused_attention import FlashInTriton
 
 if TYPE_CHECKING:
     from .recurrence_launch import RecurrencesInTriton
@@ -19,7 +21,6 @@ class TritonBackend:
     name = "triton"
     nan_safe = True
     runs = staticmethod(jit_runtime.runs)
-    flash = None
     few_queries = None
     short = None
     additive = None
@@ -34,6 +35,11 @@ class TritonBackend:
         from .recurrence_launch import RecurrencesInTriton
 
         return RecurrencesInTriton()
+
+    @cached_property
+    def flash(self) -> FlashTiles | None:
+        """Flash attention; None without Triton."""
+        return FlashInTriton() if jit_runtime.missing() is None else None
 
     def arithmetic(self, dtype: dtype) -> None:
         """Nothing to tell."""

@@ -1,0 +1,103 @@
+"""Tiles, warps and stages of the flash kernels, by architecture, kernel, head dim and dtype.
+
+They were chosen by what the compiler says: no registers are spilled to memory, and shared memory suffices. How fast
+they are is unmeasured. Of 16 bits, tiles of the forward pass are as high as they can be, as what a program reads for
+each product falls with their height. Float32 is multiplied without tensor cores, and whole rows of operands are in
+registers: many warps share a small tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
+
+import torch
+
+from . import jit_runtime
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """A tile of rows × columns for each step of a program, its warps, and the stages of loads ahead of products."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+INTERPRETED = LaunchSettings(64, 64, 4, 1)
+"""The interpreter takes as long for a small tile as for a large one."""
+
+Table: TypeAlias = dict[str, dict[int, tuple[int, int, int, int]]]
+"""Of each kernel, "forward", "query" or "key", and each head dim: rows, columns, warps, stages."""
+
+# Scores that are products alone, with a mask or without.
+PLAIN: dict[int, Table] = {
+    80: {
+        "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "query": {64: (64, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "key": {64: (32, 64, 8, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
+    },
+    90: {
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "query": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2)},
+        "key": {64: (64, 64, 8, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
+    },
+    100: {
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "query": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2)},
+        "key": {64: (64, 64, 8, 2), 128: (64, 64, 8, 1), 256: (32, 32, 8, 1)},
+    },
+}
+# With a softcap, a bias or dropout.
+WITH_TERMS: dict[int, Table] = {
+    80: {
+        "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
+        "key": {64: (32, 32, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
+    },
+    90: {
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
+        "key": {64: (32, 64, 8, 2), 128: (32, 32, 8, 2), 256: (16, 32, 8, 1)},
+    },
+    100: {
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
+        "key": {64: (32, 64, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
+    },
+}
+# Any architecture and any scores.
+FLOAT32: Table = {
+    "forward": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (32, 32, 16, 1)},
+    "query": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 32, 16, 1)},
+    "key": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 16, 8, 1)},
+}
+
+
+def launch_settings(kernel: str, dim: int, dtype: torch.dtype, device: torch.device, *, terms: bool) -> LaunchSettings:
+    """The settings for a kernel of the table.
+
+    dim: the larger of the head dims. terms: whether scores have a softcap or a bias, or weights are dropped.
+    """
+    if jit_runtime.INTERPRETED:
+        return INTERPRETED
+    return settings_of(_architecture(device), kernel, dim, wide=dtype.itemsize == 4, terms=terms)
+
+
+@cache
+def _architecture(device: torch.device) -> int:
+    """The architecture whose row of the table a card takes.
+
+    Cards for desktops (8.6, 8.9, 12.0) have 99 KiB of shared memory for a program: the row of 80 needs no more.
+    """
+    return {9: 90, 10: 100}.get(torch.cuda.get_device_capability(device)[0], 80)
+
+
+@cache
+def settings_of(arch: int, kernel: str, dim: int, *, wide: bool, terms: bool) -> LaunchSettings:
+    """A row of the table, that of the next larger dim that there is; wide: of float32."""
+    table = FLOAT32 if wide else (WITH_TERMS if terms else PLAIN)[arch]
+    return LaunchSettings(*next(table[kernel][known] for known in sorted(table[kernel]) if known >= dim))
