@@ -31,7 +31,7 @@ class FlashInTriton:
 
     - Results need no check. NaN and infinity reach the rows that attend to them, forward, and no others. Backward,
       numbers of the output that are not finite have gradient 0, and rows whose log-sum-exp is not finite take no part;
-      gradients are NaN only where `grad_output` or `grad_lse` is. So results are `CheckedRows`, and gradients `checked`.
+      gradients are NaN only where `grad_output` or `grad_lse` is. Results are `CheckedRows`, gradients `checked`.
     - Rows have exact weights whatever their log-sum-exp, -inf too: one that float32 rounds by too much is computed
       again from the scores, with the sinks of the problem, as a sum of two numbers. One of more keys than the problem
       has, as of a ring, is taken as it is.

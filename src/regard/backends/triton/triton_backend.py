@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 from torch import Tensor, dtype
@@ -27,7 +27,8 @@ class TritonBackend:
     weights = None
     timed_flash = None
 
-    @cached_property
+    @property
+    @cache  # noqa: B019  # there is one backend, for as long as the process lives
     def recurrences(self) -> RecurrencesInTriton | None:
         """The linear recurrence in chunks of tokens."""
         if jit_runtime.missing():
@@ -36,7 +37,8 @@ class TritonBackend:
 
         return RecurrencesInTriton()
 
-    @cached_property
+    @property
+    @cache  # noqa: B019
     def flash(self) -> FlashTiles | None:
         """Flash attention; None without Triton."""
         return FlashInTriton() if jit_runtime.missing() is None else None
