@@ -228,6 +228,10 @@ class WeightPass(Protocol):
         """Whether `reduce` computes a problem; if not, its tiles are written and added up by torch."""
         ...
 
+    def takes(self, form: WeightForm) -> bool:
+        """Whether `reduce` fills a form; if not, tiles are written for it."""
+        ...
+
     def reduce(self, batched: BatchedProblem, lse: Tensor, forms: Sequence[WeightForm]) -> None:
         """Add up what lenses ask for, in one pass that stores no weights; lse (B, H, M)."""
         ...

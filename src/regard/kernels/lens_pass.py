@@ -75,7 +75,8 @@ def _run_in_one_pass(problem: Problem, lse: Tensor, reductions: list[Reduction])
     weights = pass_over(problem) if able else None
     if weights is None:
         return reductions
-    forms = {reduction: form for reduction in able if (form := reduction.native()) is not None}
+    found = ((reduction, reduction.native()) for reduction in able)
+    forms = {reduction: form for reduction, form in found if form is not None and weights.takes(form)}
     if forms:
         batched = BatchedProblem.from_problem(problem)
         lse = lse.reshape(batched.shape[:3])

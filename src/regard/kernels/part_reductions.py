@@ -107,8 +107,10 @@ class BlockReduction:
         whole = self.reduction.native() if isinstance(self.reduction, NativeReduction) else None
         if whole is None:
             return None
+        device = self.problem.value.device
         rows, columns = (
-            Indices(torch.arange(of.start, of.stop, of.step or 1, device="cpu")) for of in (self.rows, self.columns)
+            Indices.of(torch.arange(of.start, of.stop, of.step or 1, device="cpu"), device)
+            for of in (self.rows, self.columns)
         )
         selection = Selection(rows, columns, self.problem)
         own = _restricted(whole, selection, BatchedProblem.from_problem(self.problem).shape)
@@ -183,7 +185,10 @@ def _add(whole: WeightForm, found: WeightForm, selection: Selection) -> None:
                 rows.add(into.unsqueeze(-1), by_class(sums, into).unsqueeze(-1))
             whole.histogram.add_(by_class(found.histogram, whole.histogram).sum(0))
         case (WeightMatrix(), WeightMatrix()):
-            pairs = _indices(rows, whole.into.shape[-2]), _indices(columns, whole.into.shape[-1])
+            pairs = [
+                _indices(axis, length).to(whole.into.device, non_blocking=True)
+                for axis, length in zip((rows, columns), whole.into.shape[2:], strict=True)
+            ]
             for at, weights in enumerate(by_class(found.into, whole.into)):
                 whole.into[..., pairs[0][at, :, None], pairs[1][at]] += weights
 
@@ -192,7 +197,7 @@ def _merge_largest(whole: LargestWeights, found: LargestWeights, selection: Sele
     """The k largest of those so far and those of a selection, whose columns are counted within it."""
     rows, batch, k = selection.rows, len(whole.weights), whole.weights.shape[-1]
     weights, columns = (tensor.unflatten(0, (-1, batch)) for tensor in (found.weights, found.columns))
-    indices = _indices(selection.columns, selection.problem.keys)  # (classes, n)
+    indices = _indices(selection.columns, selection.problem.keys).to(columns.device, non_blocking=True)  # (classes, n)
     columns = columns.where(weights > 0, 0)
     columns = torch.stack([own[of] for own, of in zip(indices, columns, strict=True)])
     all_weights = torch.cat([rows.select(whole.weights), weights], -1)
@@ -208,19 +213,22 @@ def _first_class(selection: Selection, rows: Tensor, columns: Tensor) -> tuple[T
     All classes have those of the first one: cells by how they were split, and distances of positions always.
     """
     axes = (selection.rows, rows), (selection.columns, columns)
-    first, other = (values[_indices(axis, len(values))[0]].contiguous() for axis, values in axes)
+    first, other = (
+        values[_indices(axis, len(values))[0].to(values.device, non_blocking=True)].contiguous()
+        for axis, values in axes
+    )
     return first, other
 
 
 def _indices(axis: Axis, length: int) -> Tensor:
-    """The indices of each residue class, (classes, ·), or the selected ones of `length`, (1, ·)."""
+    """The indices of each residue class, (classes, ·), or the selected ones of `length`, (1, ·), on the CPU."""
     if isinstance(axis, ResidueClasses):
         return (
             axis.first
             + torch.arange(axis.classes, device="cpu")[:, None]
             + axis.step * torch.arange(axis.length, device="cpu")
         )
-    return torch.arange(length, device="cpu")[None] if axis.indices is None else axis.indices[None].cpu()
+    return torch.arange(length, device="cpu")[None] if axis.on_host is None else axis.on_host[None]
 
 
 def _classes_of_equal_cells(

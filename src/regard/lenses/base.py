@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..core.grid import Grid
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from .forms import WeightForm
@@ -249,12 +250,21 @@ class WeightsLayout:
 
     def positions(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """The positions of queries and keys: int64, (B or 1, M) and (B or 1, N)."""
-        grid, batch = problem.grid(), problem.batch
+        return self._flat_positions(problem, problem.grid())
 
+    def positions_on_host(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
+        """The same on the CPU; None where some are a tensor on a device, which would be waited for."""
+        if not problem.value.is_cpu and any(
+            isinstance(each, Tensor) for each in (problem.query_positions, problem.key_positions)
+        ):
+            return None
+        return self._flat_positions(problem, problem.grid(torch.device("cpu")))
+
+    def _flat_positions(self, problem: Problem, grid: Grid) -> tuple[Tensor, Tensor]:
         def flat(positions: Tensor) -> Tensor:
             if positions.ndim == 1:
                 return positions.long()[None]
-            return positions.long().expand(*batch, positions.shape[-1]).reshape(self.batch, -1)
+            return positions.long().expand(*problem.batch, positions.shape[-1]).reshape(self.batch, -1)
 
         return flat(grid.query_positions), flat(grid.key_positions)
 

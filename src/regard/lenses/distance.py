@@ -37,7 +37,8 @@ class Distance:
             bins 0, 1, 2 to 3, 4 to 7, 8 to 15 and so on.
 
     Positions are those of the call, with its `query_positions` and `key_positions`. A row that attends to NaN has the
-    mean NaN, and the histogram of its head is NaN. Dropout is not applied. No autograd.
+    mean NaN, and the histogram of its head is NaN. Dropout is not applied. No autograd. Without edges, positions that
+    are a tensor on another device than the CPU are waited for: they decide how many bins there are.
 
     Raises:
         ConfigurationError: edges that do not grow, or are not whole numbers of at least 1.
@@ -77,12 +78,20 @@ class Distance:
         return self._start(problem, WeightsLayout.from_problem(problem, shard))
 
     def _start(self, problem: Problem, layout: WeightsLayout) -> _DistanceState:
-        queries, keys = layout.positions(problem)
-        edges = self.edges
+        edges, shard, known = self.edges, layout.shard, layout.positions_on_host(problem)
         if edges is None:
-            shard = layout.shard
-            edges = _powers(queries if shard is None else torch.tensor([shard.positions[0], shard.positions[-1]]), keys)
-        return _DistanceState(layout, queries, keys, torch.tensor(edges, dtype=torch.long, device=layout.device))
+            queries, keys = layout.positions(problem) if known is None else known
+            if shard is not None:
+                queries = torch.tensor([shard.positions[0], shard.positions[-1]], device="cpu")
+            edges = _powers(queries.cpu(), keys.cpu())
+        return _DistanceState(layout, layout.positions(problem), known, edges)
+
+
+def _distances(queries: Tensor, keys: Tensor, tile: WeightTile) -> Tensor:
+    """The distance of each pair of a tile: (b or 1, 1, m, n)."""
+    queries = select_batches(queries, tile.batch)[:, tile.rows]
+    keys = select_batches(keys, tile.batch)[:, tile.columns]
+    return (queries.unsqueeze(-1) - keys.unsqueeze(-2)).abs_().unsqueeze(1)
 
 
 def _powers(queries: Tensor, keys: Tensor) -> tuple[int, ...]:
@@ -94,12 +103,23 @@ def _powers(queries: Tensor, keys: Tensor) -> tuple[int, ...]:
 
 
 class _DistanceState:
-    """Σ w and Σ w · d of each row, and Σ w of each bin."""
+    """Σ w and Σ w · d of each row, and Σ w of each bin.
+
+    positions: of queries and keys, (B or 1, M) and (B or 1, N). known: the same on the CPU, if they are known there.
+    """
 
     needs_entropy_terms = False
 
-    def __init__(self, layout: WeightsLayout, queries: Tensor, keys: Tensor, edges: Tensor) -> None:
-        self.layout, self.queries, self.keys, self.edges = layout, queries, keys, edges
+    def __init__(
+        self,
+        layout: WeightsLayout,
+        positions: tuple[Tensor, Tensor],
+        known: tuple[Tensor, Tensor] | None,
+        edges: tuple[int, ...],
+    ) -> None:
+        self.layout, (self.queries, self.keys), self.known = layout, positions, known
+        self.bounds = torch.tensor(edges, dtype=torch.long, device="cpu")
+        self.edges = self.bounds.to(layout.device, non_blocking=True)
         self.mass, self.moment = layout.zeros(layout.queries), layout.zeros(layout.queries)
         self.histogram = layout.zeros(len(edges) + 1)
 
@@ -108,14 +128,12 @@ class _DistanceState:
         return (self,)
 
     def add(self, tile: WeightTile) -> None:
-        queries = select_batches(self.queries, tile.batch)[:, tile.rows]
-        keys = select_batches(self.keys, tile.batch)[:, tile.columns]
-        distances = (queries.unsqueeze(-1) - keys.unsqueeze(-2)).abs_().unsqueeze(1)  # [b or 1, 1, m, n]
+        distances = _distances(self.queries, self.keys, tile)
         mass = tile.weights.sum(-1)
         self.mass[tile.batch, :, tile.rows].add_(mass)
         self.moment[tile.batch, :, tile.rows].add_((tile.weights * distances).sum(-1))
         histogram = self.histogram[tile.batch]
-        nearest, farthest = torch.bucketize(torch.stack(distances.aminmax()), self.edges, right=True).tolist()
+        nearest, farthest = self._bins(tile)
         if nearest == farthest:
             histogram[..., nearest] += mass.sum(-1)
             return
@@ -123,9 +141,19 @@ class _DistanceState:
         for number in range(nearest, farthest + 1):
             histogram[..., number] += (tile.weights * (bins == number)).sum((-2, -1))
 
+    def _bins(self, tile: WeightTile) -> tuple[int, int]:
+        """The first and the last bin that a tile may have weights in; of all bins, where positions are not known."""
+        if self.known is None:
+            return 0, len(self.bounds)
+        extremes = torch.stack(_distances(*self.known, tile).aminmax())
+        nearest, farthest = torch.bucketize(extremes, self.bounds, right=True).tolist()
+        return nearest, farthest
+
     def native(self) -> DistanceSums | None:
-        """Supported where all batches have the same positions, within the range of the C code."""
-        if len(self.queries) != 1 or len(self.keys) != 1 or not within_max_distance(self.queries[0], self.keys[0]):
+        """Supported where all batches have the same positions, as far as is known within the range of the code."""
+        if len(self.queries) != 1 or len(self.keys) != 1:
+            return None
+        if self.known is not None and not within_max_distance(*(positions[0] for positions in self.known)):
             return None
         return DistanceSums(self.queries[0], self.keys[0], self.edges, self.mass, self.moment, self.histogram)
 

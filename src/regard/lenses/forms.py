@@ -12,6 +12,8 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from ..errors import DtypeError, ShapeError
+
 TERMS = {"weight": False, "weight_log2_weight": False, "weight_distance": True}
 """Whether each term reads positions, by name: the table of reductions.h, in its order."""
 MAX_DISTANCE = 2**23
@@ -41,6 +43,7 @@ class RowSums:
     """Σ_j term(w_ij) is added to `into`, (B, H, M) float64. positions: required where the term reads them."""
 
     term: ClassVar[str] = "weight"
+    written: ClassVar[tuple[str, ...]] = ("into",)
     into: Tensor
     positions: TermPositions | None = None
 
@@ -65,6 +68,7 @@ class ColumnSums:
     """Σ_i term(w_ij) is added to `into`, (B, H, N) float64. positions: as in `RowSums`."""
 
     term: ClassVar[str] = "weight"
+    written: ClassVar[tuple[str, ...]] = ("into",)
     into: Tensor
     positions: TermPositions | None = None
 
@@ -84,10 +88,11 @@ class CellReduction:
     positions: as in `RowSums`.
 
     Shapes: rows (M,) int64, the cell of each row, which never decreases; columns (N,) int64, that of each column; from
-    0, and below 0 in none. into (B, H, R, C): float64 for sums, float32 for maxima.
+    0, and below 0 in none; both are on the CPU. into (B, H, R, C): float64 for sums, float32 for maxima.
     """
 
     term: ClassVar[str] = "weight"
+    written: ClassVar[tuple[str, ...]] = ("into",)
     rows: Tensor
     columns: Tensor
     into: Tensor
@@ -115,6 +120,7 @@ class LargestWeights:
     Shapes: weights (B, H, M, k) float32, 0 where there are fewer; columns likewise, int64, without meaning there.
     """
 
+    written: ClassVar[tuple[str, ...]] = ("weights", "columns")
     weights: Tensor
     columns: Tensor
 
@@ -137,6 +143,7 @@ class DistanceSums:
     edges (E,) int64: where bins but the first begin, ascending, from 1.
     """
 
+    written: ClassVar[tuple[str, ...]] = ("mass", "moments", "histogram")
     queries: Tensor
     keys: Tensor
     edges: Tensor
@@ -165,6 +172,7 @@ class DistanceSums:
 class WeightMatrix:
     """w_ij is written to `into`, (B, H, M, N) float32 zeros; masked pairs are not written."""
 
+    written: ClassVar[tuple[str, ...]] = ("into",)
     into: Tensor
 
     def part(self, batch: slice) -> WeightMatrix:
@@ -187,8 +195,56 @@ def never_decrease(cells: Tensor) -> bool:
     return bool((cells[cells >= 0].diff() >= 0).all())
 
 
+def check_form(form: WeightForm, sizes: Sizes) -> None:
+    """Check that the tensors of a form are as it says, for weights of these sizes. Positions on a device are not read.
+
+    Raises:
+        ShapeError, DtypeError: they are not.
+    """
+    for name, (shape, dtype) in form.layout(sizes).items():
+        tensor, label = getattr(form, name), f"{name} of {type(form).__name__}"
+        if tuple(tensor.shape) != shape:
+            raise ShapeError(f"{label} has shape {tuple(tensor.shape)}; it needs {shape}")
+        if tensor.dtype != dtype:
+            raise DtypeError(f"{label} is {tensor.dtype}; native code takes {dtype}")
+        if not tensor.is_contiguous():
+            raise ShapeError(f"{label} needs to be contiguous; its strides are {tensor.stride()}")
+    if isinstance(form, CellReduction):
+        _check_cells(form)
+    if not isinstance(form, NO_POSITIONS):
+        _check_positions(form, sizes)
+
+
+def _check_positions(form: RowSums | ColumnSums | CellReduction | DistanceSums, sizes: Sizes) -> None:
+    name, positions = type(form).__name__, form.positions
+    if positions is None:
+        if not isinstance(form, DistanceSums) and TERMS[form.term]:
+            raise ShapeError(
+                f"{name} sums {form.term}, which reads positions: it needs positions=TermPositions(queries, keys)"
+            )
+        return
+    for label, tensor, size in (("queries", positions.queries, sizes[2]), ("keys", positions.keys, sizes[3])):
+        if tuple(tensor.shape) != (size,):
+            raise ShapeError(f"{label} of {name} has shape {tuple(tensor.shape)}; it needs {(size,)}")
+        if tensor.dtype != torch.int64:
+            raise DtypeError(f"{label} of {name} is {tensor.dtype}; native code takes {torch.int64}")
+    if not within_max_distance(positions.queries, positions.keys):
+        raise ShapeError(f"positions of {name} are more than {MAX_DISTANCE:,} apart")
+
+
+def _check_cells(form: CellReduction) -> None:
+    named = zip(("rows", "columns"), (form.rows, form.columns), form.into.shape[2:], strict=True)
+    for name, cells, count in named:
+        if cells.numel() and int(cells.max()) >= count:
+            raise ShapeError(f"{name} of CellReduction has cell {int(cells.max())}; into has {count} of them")
+    if not never_decrease(form.rows):
+        raise ShapeError("rows of CellReduction need cells that never decrease, but for those below 0")
+
+
 def within_max_distance(queries: Tensor, keys: Tensor) -> bool:
-    """Whether positions are near enough to each other for `DistanceSums`."""
+    """Whether positions are near enough to each other for `DistanceSums`; those on another device are not read."""
+    if not (queries.is_cpu and keys.is_cpu):
+        return True
     both = torch.cat([queries, keys])
     return not both.numel() or int(both.max() - both.min()) <= MAX_DISTANCE
 

@@ -101,10 +101,10 @@ class _CellSumState:
     """The sum of each cell, and for the mean the number of its pairs."""
 
     def __init__(self, layout: WeightsLayout, rows: list[int], columns: list[int], *, mean: bool) -> None:
-        heights, widths = (torch.tensor(edges, device=layout.device).diff() for edges in (rows, columns))
-        cells = layout.own_rows(_cells(rows, layout))[None], _cells(columns, layout)[None]
+        heights, widths = (torch.tensor(edges, device="cpu").diff() for edges in (rows, columns))
+        cells = layout.own_rows(_cells(rows))[None], _cells(columns)[None]
         self.groups = GroupSums(layout, *cells, (len(heights), len(widths)))
-        self.areas = heights[:, None] * widths if mean else None
+        self.areas = (heights[:, None] * widths).to(layout.device, non_blocking=True) if mean else None
         self.reductions = (self.groups,)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class _CellMaxState:
 
     def __init__(self, layout: WeightsLayout, rows: list[int], columns: list[int]) -> None:
         self.layout, self.rows, self.columns = layout, rows, columns
-        self.row_cells = layout.own_rows(_cells(rows, layout))
+        self.row_cells = layout.own_rows(_cells(rows))
         sizes = layout.batch, layout.heads, len(rows) - 1, len(columns) - 1
         self.largest = torch.zeros(sizes, dtype=layout.dtype, device=layout.device)
 
@@ -136,29 +136,34 @@ class _CellMaxState:
             cells = self.largest[tile.batch, :, rows, columns]
             torch.maximum(cells, largest, out=cells)
             return
-        every = torch.arange(max(self.largest.shape[2:]), device=largest.device)
-        at = tile.batch, slice(None), every[rows].unsqueeze(-1), every[columns]
+        at = tile.batch, slice(None), _numbers(rows, largest.device).unsqueeze(-1), _numbers(columns, largest.device)
         self.largest[at] = torch.maximum(self.largest[at], largest.to(self.largest.dtype))
 
     def native(self) -> CellReduction | None:
         """Supported where the cells of rows never decrease."""
         if not never_decrease(self.row_cells):
             return None
-        return CellReduction(self.row_cells, _cells(self.columns, self.layout), self.largest)
+        return CellReduction(self.row_cells, _cells(self.columns), self.largest)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
         broken, layout = self.layout.nan_rows(lse), self.layout
         counts = torch.zeros(self.largest.shape[:3], dtype=torch.int32, device=layout.device)
-        counts.index_add_(-1, self.row_cells, broken.int())
+        counts.index_add_(-1, self.row_cells.to(layout.device, non_blocking=True), broken.int())
         # No weight is infinite, and unlike NaN infinity is the maximum of any other number and itself.
         largest = layout.maximum(self.largest.masked_fill_((counts > 0).unsqueeze(-1), math.inf))
         return layout.to_result(largest.masked_fill_(largest == math.inf, math.nan))
 
 
-def _cells(edges: list[int], layout: WeightsLayout) -> Tensor:
-    """The cell of each row or column."""
-    sizes = torch.tensor(edges, device=layout.device).diff()
-    return torch.arange(len(sizes), device=layout.device).repeat_interleave(sizes)
+def _cells(edges: list[int]) -> Tensor:
+    """The cell of each row or column, on the CPU."""
+    sizes = torch.tensor(edges, device="cpu").diff()
+    return torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
+
+
+def _numbers(cells: slice | list[int], device: torch.device) -> Tensor:
+    """The numbers of some cells, as an index."""
+    numbers = list(range(cells.start, cells.stop)) if isinstance(cells, slice) else cells
+    return torch.tensor(numbers, device="cpu").to(device, non_blocking=True)
 
 
 def _overlaps(edges: list[int], span: slice) -> tuple[slice | list[int], list[int]]:

@@ -58,7 +58,7 @@ class Mass:
             value = getattr(self, name)
             ids = None if value is None and name == "key_segments" else _whole_numbers(name, value)
             object.__setattr__(self, name, ids)
-            compared.append(None if ids is None else (tuple(ids.shape), ids.cpu().clone().numpy().tobytes()))
+            compared.append(None if ids is None else (tuple(ids.shape), ids.clone().numpy().tobytes()))
         object.__setattr__(self, "_compared", tuple(compared))
 
     def start(self, problem: Problem) -> _SegmentMassState:
@@ -108,9 +108,9 @@ class _SegmentMassState:
 
 
 def _whole_numbers(name: str, values: object) -> Tensor:
-    """The segments as a tensor of int64 with at least one axis."""
+    """The segments as a tensor of int64 with at least one axis, on the CPU: of a device's this is the one look."""
     try:
-        ids = torch.as_tensor(values)
+        ids = torch.as_tensor(values, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise ConfigurationError(
             f"Mass needs {name} as whole numbers, one for each position, such as [0, 0, 1]; they are "
@@ -137,10 +137,9 @@ def _count(ids: Tensor) -> int:
 
 
 def _batched(name: str, tokens: str, ids: Tensor, length: int, problem: Problem) -> Tensor:
-    """Segments as (B or 1, length), on the device of the problem."""
+    """Segments as (B or 1, length)."""
     if ids.shape[-1] != length:
         raise ShapeError(f"Mass has {ids.shape[-1]:,} {name} for {length:,} {tokens}: it needs one for each")
-    ids = ids.to(problem.value.device)
     if ids.ndim == 1:
         return ids[None]
     try:

@@ -63,8 +63,8 @@ class _GroupMembers:
 class GroupSums:
     """Σ w over the rows of group u and the columns of group v, for all u and v: `sums` (B, H, *sizes).
 
-    rows, columns: the group of each, (B or 1, M) and (B or 1, N), from 0; negative for none. sizes: the number of
-    groups of rows and of columns.
+    rows, columns: the group of each, (B or 1, M) and (B or 1, N), from 0; negative for none; on the CPU, so that no
+    device is waited for. sizes: the number of groups of rows and of columns.
     """
 
     needs_entropy_terms = False
@@ -96,7 +96,7 @@ class GroupSums:
     def nan_groups(self, lse: Tensor) -> Tensor:
         """Which groups of rows contain one that attends to NaN: bool (B, H, groups, 1)."""
         layout, groups = self.layout, self.sums.shape[-2]
-        rows = self.rows[:, None].expand(layout.batch, layout.heads, layout.queries)
+        rows = self.rows.to(lse.device, non_blocking=True)[:, None].expand(layout.batch, layout.heads, layout.queries)
         found = torch.zeros(layout.batch, layout.heads, groups + 1, dtype=torch.bool, device=rows.device)
         # Group number `groups` collects the other rows, and is dropped.
         rows = torch.where((rows >= 0) & layout.nan_rows(lse), rows, groups)
@@ -113,7 +113,7 @@ class GroupSums:
         key = (tile.batch.start, tile.batch.stop, tile.rows.start, tile.rows.stop)
         if self._row_cache is None or self._row_cache[0] != key:
             groups = select_batches(self.rows, tile.batch)[:, tile.rows]
-            self._row_cache = key, _group_members(groups, tile.weights.dtype)
+            self._row_cache = key, _group_members(groups, tile.weights)
         return self._row_cache[1]
 
     def _column_members(self, tile: WeightTile) -> _GroupMembers:
@@ -123,21 +123,22 @@ class GroupSums:
             if any(cached[:2] != key[:2] for cached in self._column_cache):
                 self._column_cache.clear()
             groups = select_batches(self.columns, tile.batch)[:, tile.columns]
-            self._column_cache[key] = _group_members(groups, tile.weights.dtype)
+            self._column_cache[key] = _group_members(groups, tile.weights)
         return self._column_cache[key]
 
 
-def _group_members(groups: Tensor, dtype: torch.dtype) -> _GroupMembers:
-    """The groups of a range of tokens whose group numbers are (b or 1, length)."""
+def _group_members(groups: Tensor, weights: Tensor) -> _GroupMembers:
+    """The groups of a range of tokens whose group numbers, on the CPU, are (b or 1, length), for tiles of weights."""
     found, length = groups.unique(), groups.shape[-1]
     found = found[found >= 0]
-    member = (groups.unsqueeze(-2) == found[:, None]).to(dtype)  # [b or 1, u, length]
+    own, each = (numbers.to(weights.device, non_blocking=True) for numbers in (groups, found))
+    member = (own.unsqueeze(-2) == each[:, None]).to(weights.dtype)  # [b or 1, u, length]
     member = member.squeeze(0) if len(member) == 1 else member.unsqueeze(1)
     even = bool(len(found)) and len(groups) == 1 and length % len(found) == 0
     even = even and groups[0].equal(found.repeat_interleave(length // len(found)))
     if len(found) and int(found[-1] - found[0]) + 1 == len(found):
         return _GroupMembers(slice(int(found[0]), int(found[-1]) + 1), member, even)
-    return _GroupMembers(found, member, even)
+    return _GroupMembers(each, member, even)
 
 
 @dataclass(frozen=True)

@@ -221,11 +221,9 @@ class _OwnRowsState:
         return (self,)
 
     def add(self, tile: WeightTile) -> None:
-        span = tile.columns
-        found = torch.arange(span.start, span.stop, span.step or 1, device=self.layout.device) - self.columns.start
-        inside = (found >= 0) & (found < self.columns.stop - self.columns.start) & (found % self.columns.step == 0)
-        weights = tile.weights[..., inside].to(self.into.dtype)
-        self.into[tile.batch, :, tile.rows, found[inside] // self.columns.step] = weights
+        span = range(tile.columns.start, tile.columns.stop, tile.columns.step or 1)
+        own, chosen = _common(span, self.columns)
+        self.into[tile.batch, :, tile.rows, chosen] = tile.weights[..., own].to(self.into.dtype)
 
     def native(self) -> WeightMatrix | None:
         """Supported for all columns."""
@@ -233,7 +231,11 @@ class _OwnRowsState:
         return WeightMatrix(self.into) if whole and self.into.dtype == torch.float32 else None
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
-        self.into[self.layout.nan_rows(lse)] = float("nan")
+        broken = self.layout.nan_rows(lse)
+        if self.into.is_cpu:
+            self.into[broken] = float("nan")
+        else:
+            self.into.masked_fill_(broken.unsqueeze(-1), float("nan"))
         return self.layout.to_result(self.into)
 
 
@@ -282,6 +284,27 @@ def _checked_slice(name: str, choice: slice) -> slice:
             "the result instead, as with .flip(-2) for rows"
         )
     return slice(start, stop, step)
+
+
+def _common(first: range, second: range) -> tuple[slice, slice]:
+    """Where the numbers that two rising ranges have in common are, in each of them.
+
+    >>> _common(range(4, 16), range(1, 30, 3)), _common(range(0, 10, 4), range(1, 10, 2))
+    ((slice(0, 10, 3), slice(1, 5, 1)), (slice(0, 0, 1), slice(0, 0, 1)))
+    """
+    step = math.lcm(first.step, second.step)
+    start = max(first.start, second.start)
+    common = next((at for at in range(start, start + step) if at in first and at in second), None)
+    if common is None:
+        return slice(0, 0, 1), slice(0, 0, 1)
+    last = min(first[-1], second[-1])
+    count = (last - common) // step + 1
+
+    def places(of: range) -> slice:
+        begin, stride = of.index(common), step // of.step
+        return slice(begin, begin + (count - 1) * stride + 1, stride)
+
+    return places(first), places(second)
 
 
 def _selected(name: str, choice: slice, length: int) -> int:

@@ -50,9 +50,15 @@ class ResidueClasses:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Indices:
-    """Some indices in rising order, or all of them: None."""
+    """Some indices in rising order, or all of them: None. on_host: the same on the CPU, where nothing is waited for."""
 
     indices: Tensor | None = None
+    on_host: Tensor | None = None
+
+    @classmethod
+    def of(cls, on_host: Tensor, device: torch.device) -> Indices:
+        """Indices that are known on the CPU, for tensors on a device."""
+        return cls(on_host.to(device, non_blocking=True), on_host)
 
     def count(self, length: int) -> int:
         """How many indices of `length` these are."""
@@ -182,7 +188,7 @@ def _class_positions(start: int, axis: ResidueClasses, part: Part, problem: Prob
 
 def _chosen(chosen: PositionSet, positions: range, device: torch.device) -> tuple[Indices, SelectedPositions]:
     selected = SelectedPositions(chosen, positions)
-    return Indices(selected.indices(device)), selected
+    return Indices.of(selected.indices(torch.device("cpu")), device), selected
 
 
 def _part_problem(problem: Problem, part: Part, rows: Axis, columns: Axis, *positions: Positions) -> Problem:

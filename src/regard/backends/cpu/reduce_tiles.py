@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import DtypeError, ShapeError
+from ...errors import ShapeError
 from ...lenses.forms import (
-    MAX_DISTANCE,
     NO_POSITIONS,
     TERMS,
     CellReduction,
@@ -29,8 +28,7 @@ from ...lenses.forms import (
     TermPositions,
     WeightForm,
     WeightMatrix,
-    never_decrease,
-    within_max_distance,
+    check_form,
 )
 from ...tiles.tile_bits import BLOCK, TileBits
 from . import library
@@ -321,43 +319,10 @@ def _check(reduction: WeightForm, sizes: Sizes) -> None:
     Raises:
         ShapeError, DtypeError, DeviceError: they are not as the reduction says.
     """
-    for name, (shape, dtype) in reduction.layout(sizes).items():
-        tensor, label = getattr(reduction, name), f"{name} of {type(reduction).__name__}"
-        check_cpu(label, tensor)
-        if tuple(tensor.shape) != shape:
-            raise ShapeError(f"{label} has shape {tuple(tensor.shape)}; it needs {shape}")
-        if tensor.dtype != dtype:
-            raise DtypeError(f"{label} is {tensor.dtype}; native code takes {dtype}")
-        if not tensor.is_contiguous():
-            raise ShapeError(f"{label} needs to be contiguous; its strides are {tensor.stride()}")
-    if isinstance(reduction, CellReduction):
-        _check_cells(reduction)
-    if not isinstance(reduction, NO_POSITIONS):
-        _check_positions(reduction, sizes)
-
-
-def _check_positions(reduction: RowSums | ColumnSums | CellReduction | DistanceSums, sizes: Sizes) -> None:
-    name, positions = type(reduction).__name__, reduction.positions
-    if positions is None:
-        if not isinstance(reduction, DistanceSums) and TERMS[reduction.term]:
-            raise ShapeError(
-                f"{name} sums {reduction.term}, which reads positions: it needs positions=TermPositions(queries, keys)"
-            )
-        return
-    for label, tensor, size in (("queries", positions.queries, sizes[2]), ("keys", positions.keys, sizes[3])):
+    name = type(reduction).__name__
+    tensors = {label: getattr(reduction, label) for label in reduction.layout(sizes)}
+    if not isinstance(reduction, NO_POSITIONS) and (positions := reduction.positions) is not None:
+        tensors |= {"queries": positions.queries, "keys": positions.keys}
+    for label, tensor in tensors.items():
         check_cpu(f"{label} of {name}", tensor)
-        if tuple(tensor.shape) != (size,):
-            raise ShapeError(f"{label} of {name} has shape {tuple(tensor.shape)}; it needs {(size,)}")
-        if tensor.dtype != torch.int64:
-            raise DtypeError(f"{label} of {name} is {tensor.dtype}; native code takes {torch.int64}")
-    if not within_max_distance(positions.queries, positions.keys):
-        raise ShapeError(f"positions of {name} are more than {MAX_DISTANCE:,} apart")
-
-
-def _check_cells(reduction: CellReduction) -> None:
-    named = zip(("rows", "columns"), (reduction.rows, reduction.columns), reduction.into.shape[2:], strict=True)
-    for name, cells, count in named:
-        if cells.numel() and int(cells.max()) >= count:
-            raise ShapeError(f"{name} of CellReduction has cell {int(cells.max())}; into has {count} of them")
-    if not never_decrease(reduction.rows):
-        raise ShapeError("rows of CellReduction need cells that never decrease, but for those below 0")
+    check_form(reduction, sizes)

@@ -29,6 +29,10 @@ class WeightsInC:
         dots = problem.operator == "softmax" and isinstance(problem.pairs, DotPairs)
         return dots and library.supports(problem.value) and not FlashInC().why_not(problem)
 
+    def takes(self, form: WeightForm) -> bool:
+        """All forms."""
+        return True
+
     def reduce(self, batched: BatchedProblem, lse: Tensor, forms: Sequence[WeightForm]) -> None:
         """Add up what lenses ask for, slice by slice of batches with the same tiles; lse (B, H, M)."""
         for batch, part in tile_problems(batched):

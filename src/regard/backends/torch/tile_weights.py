@@ -24,6 +24,10 @@ class WeightsByTorch:
         """No: tiles are added up by the lenses."""
         return False
 
+    def takes(self, form: WeightForm) -> bool:
+        """None: see `reduces`."""
+        return False
+
     def reduce(self, batched: BatchedProblem, lse: Tensor, forms: Sequence[WeightForm]) -> None:
         """Not called: see `reduces`."""
         raise AssertionError("torch has no pass that adds up weights")
