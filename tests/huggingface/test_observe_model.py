@@ -5,7 +5,7 @@ import torch
 
 from regard.errors import ConfigurationError
 from regard.huggingface import observing
-from regard.lenses import Weights
+from regard.lenses import MaxLogit, Weights
 
 
 def test_every_attention_is_looked_at(pair, ask, close):
@@ -27,6 +27,21 @@ def test_every_attention_is_looked_at(pair, ask, close):
             assert len(views[name]) == 1
             close(views[name][0][all_of_them], weights[layer])
             close(views[name][0][first], weights[layer][:, :, :2])
+
+
+def test_half_of_the_query_weights_halve_the_largest_scores(pair, ask):
+    """As QK-clip makes use of: rotation and scale are linear, and the first layer reads the same embeddings."""
+    _, ours = pair("llama")
+    inputs, largest, found = ask("llama"), MaxLogit(), []
+    weight = ours.model.layers[0].self_attn.q_proj.weight
+    with torch.no_grad():
+        for factor in (0.5, 2.0):
+            weight.mul_(factor)
+            with observing(ours, largest) as views:
+                ours(**inputs)
+            found.append(views["model.layers.0.self_attn"][0][largest])
+    assert (found[1] != 0).all()
+    torch.testing.assert_close(2 * found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
 def test_one_entry_a_call(pair):

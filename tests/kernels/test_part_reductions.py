@@ -25,6 +25,7 @@ LENSES = {
     "largest": lenses.Pooled((9, 9), reduce="max"),
     "topk": lenses.TopK(4),
     "distance": lenses.Distance(),
+    "largest score": lenses.MaxLogit(),
     "weights": lenses.Weights(),
 }
 

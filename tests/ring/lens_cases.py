@@ -35,6 +35,8 @@ def all_lenses(length: int, seed: int) -> dict[str, Any]:
         "columns": lenses.Mass([0] * length, list(range(length))),
         "top": lenses.TopK(3),
         "many": lenses.TopK(2000),
+        "largest score": lenses.MaxLogit(),
+        "largest scores": lenses.MaxLogit("row"),
         "weights": lenses.Weights(),
         "some columns": lenses.Weights(columns=slice(length // 3, None, 2)),
         "corner": lenses.Weights(slice(0, length, 3), slice(length // 2, length)),
@@ -48,7 +50,7 @@ def all_lenses(length: int, seed: int) -> dict[str, Any]:
 def parts(name: str, result: Any) -> tuple[dict[str, tuple[Tensor, int]], dict[str, Tensor]]:
     """The tensors of a result that belong to rows or keys, with the axis of these, and all others."""
     match name:
-        case "entropy":
+        case "entropy" | "largest scores":
             return {name: (result, -1)}, {}
         case "distance" | "near":
             return {f"{name} mean": (result.mean, -1)}, {f"{name} histogram": result.histogram, "edges": result.edges}

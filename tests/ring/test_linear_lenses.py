@@ -25,7 +25,8 @@ def case_with_weights(number: int, processes: int) -> LinearCase:
 
 
 def names_for(case: LinearCase) -> list[str]:
-    names = [*all_lenses(case.length, case.seed)]
+    # Shares of linear attention are no softmax of scores, of which there could be a largest one.
+    names = [name for name in all_lenses(case.length, case.seed) if not name.startswith("largest score")]
     if not case.heads or case.batch == (2, 1):
         names.remove("roles")  # tokens are those of one batch axis
     return names

@@ -16,6 +16,7 @@ from .base import WeightsLayout as WeightsLayout
 from .base import WeightTile as WeightTile
 from .distance import Distance as Distance
 from .distance import DistanceResult as DistanceResult
+from .max_logit import MaxLogit as MaxLogit
 from .pooled import Pooled as Pooled
 from .segment_mass import Mass as Mass
 from .topk import TopK as TopK
@@ -33,6 +34,7 @@ __all__ = [
     "Lens",
     "LensState",
     "Mass",
+    "MaxLogit",
     "NativeReduction",
     "Pooled",
     "Received",

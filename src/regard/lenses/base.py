@@ -242,7 +242,7 @@ class WeightsLayout:
     def to_result(self, tensor: Tensor) -> Tensor:
         """Reshape (B, H, ...) to the problem's own axes (..., heads, ...); floating-point numbers get `dtype`."""
         tensor = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-        return tensor.reshape(*self.leading, *tensor.shape[2:])
+        return tensor.reshape((*self.leading, *tensor.shape[2:]))
 
     def nan_rows(self, lse: Tensor) -> Tensor:
         """Which rows attend to NaN or infinity, so that all their weights are NaN: bool (B, H, M)."""

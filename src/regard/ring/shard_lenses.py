@@ -32,7 +32,10 @@ from .peers import Group, Peers
 from .ring_attention import RingOptions, ShardSettings
 from .shard_hooks import call_hook, described_hook
 
-LENSES = "Entropy, TopK, Weights, Received, Distance, Pooled, Mass, and Metrics, Roles, JensenShannon, Values of heads"
+LENSES = (
+    "Entropy, TopK, Weights, Received, Distance, Pooled, Mass, MaxLogit, and Metrics, Roles, JensenShannon, Values of "
+    "heads"
+)
 WHEN = "while the results of lenses were summed"
 
 
@@ -51,11 +54,11 @@ def observe(
 
     Every process of the group calls it with its shard and the same lenses. The results are those of `regard.observe`
     of the whole sequence, to rounding: where there is one for each row (Entropy, TopK, `Distance.mean`, Weights of all
-    rows), those of the own rows, which `ring.unshard` gathers; what is summed over rows (Received,
-    `Distance.histogram`, Pooled, Mass, Weights of chosen rows; Metrics, Roles and JensenShannon of `regard.heads`),
-    the same in every process. `regard.heads.Values` are those of the own keys. Rows and columns of lenses, segments and
-    tokens are those of the whole sequence. Keys travel a second time, so that memory is that of `ring.attention` and
-    of the results. No result of a lens has a gradient, of Weights either.
+    rows, `MaxLogit("row")`), those of the own rows, which `ring.unshard` gathers; what is summed over rows (Received,
+    `Distance.histogram`, Pooled, Mass, MaxLogit, Weights of chosen rows; of `regard.heads` Metrics, Roles and
+    JensenShannon), the same in every process. `regard.heads.Values` are those of the own keys. Rows and columns of
+    lenses, segments and tokens are those of the whole sequence. Keys travel a second time, so that memory is that of
+    `ring.attention` and of the results. No result of a lens has a gradient, of Weights either.
 
     Arguments and errors are those of `attention`, and:
 
