@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, dtype
 
-from ..base import FlashTiles
+from ...core.problem import Problem
+from ...lenses.weights import register_writer
+from ..base import FlashTiles, WeightPass
 from . import jit_runtime
 from .fused_attention import FlashInTriton
 
@@ -24,7 +26,6 @@ class TritonBackend:
     few_queries = None
     short = None
     additive = None
-    weights = None
     timed_flash = None
 
     @property
@@ -43,6 +44,16 @@ class TritonBackend:
         """Flash attention; None without Triton."""
         return FlashInTriton() if jit_runtime.missing() is None else None
 
+    @property
+    @cache  # noqa: B019
+    def weights(self) -> WeightPass | None:
+        """The pass over weights for lenses; None without Triton."""
+        if jit_runtime.missing() is not None:
+            return None
+        from .lens_pass_launch import WeightsInTriton
+
+        return WeightsInTriton()
+
     def arithmetic(self, dtype: dtype) -> None:
         """Nothing to tell."""
 
@@ -52,3 +63,15 @@ class TritonBackend:
 
 
 TRITON = TritonBackend()
+
+
+def _write_rows(problem: Problem, lse: Tensor, rows: slice, columns: slice, into: Tensor) -> bool:
+    """Write the weights of some rows and columns; False if there is no code in Triton for them."""
+    if not TRITON.runs(problem.value):
+        return False
+    from .lens_pass_launch import write_rows
+
+    return write_rows(problem, lse, rows, columns, into)
+
+
+register_writer(_write_rows)
