@@ -288,6 +288,13 @@ def test_what_has_no_tiles_and_what_has(monkeypatch):
     assert not writers
     regard.observe(query, query, query, *TILED[:2])
     assert writers
+    assert not WeightsInTriton().takes(SquareSums(torch.zeros(1, 2, 35, dtype=torch.float64)))
+
+
+class SquareSums(RowSums):
+    """A term that is not known here."""
+
+    term = "weight_squared"
 
 
 @pytest.mark.parametrize(

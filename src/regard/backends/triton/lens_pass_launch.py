@@ -15,7 +15,7 @@ from ...core.batched_problem import BatchedProblem
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs
 from ...errors import DeviceError, ShapeError
-from ...lenses.forms import LargestWeights, WeightForm, check_form
+from ...lenses.forms import CellReduction, ColumnSums, LargestWeights, RowSums, WeightForm, check_form
 from ...lenses.weights import infinite_where_empty
 from ...tiles.tile_size import reused_buffer
 from ..base import TileWriter
@@ -23,7 +23,7 @@ from . import jit_runtime
 from .flash_launches import FlashLaunches
 from .kernel_arguments import BiasArgument, MaskArgument, StridedRows
 from .launch_settings import INTERPRETED, LaunchSettings
-from .lens_arguments import KeepArgument, MatrixArgument, WantedSums
+from .lens_arguments import KeepArgument, MatrixArgument, TermSums, WantedSums
 from .lens_requests import LensRequests
 from .lens_sums import reduce_rows
 
@@ -43,7 +43,9 @@ class WeightsInTriton:
         return _computes(problem) and (bias is None or by_distance or isinstance(bias, TensorBias))
 
     def takes(self, form: WeightForm) -> bool:
-        """All forms, but of the largest weights of a row no more than registers hold."""
+        """All forms of known terms, but of the largest weights of a row no more than registers hold."""
+        if isinstance(form, RowSums | ColumnSums | CellReduction):
+            return form.term in TermSums._fields
         return not isinstance(form, LargestWeights) or form.weights.shape[-1] <= MOST_LARGEST
 
     def reduce(self, batched: BatchedProblem, lse: Tensor, forms: Sequence[WeightForm]) -> None:
