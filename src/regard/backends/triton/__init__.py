@@ -5,6 +5,9 @@ and `kernel_bias` make it from a mask and a bias, `score_tile` is what all kerne
 attention is `flash_forward`, `row_terms` and `flash_backward`, with `dropout_hashes`; `launch_settings` has their tiles
 and warps, `flash_launches` launches them, `fused_attention` is the group of methods.
 
+The pass for lenses is `lens_sums`, of which `lens_cells` and `lens_topk` are parts; `lens_requests` and
+`lens_arguments` make what it gets from the forms that lenses ask for, and `lens_pass_launch` is the group of methods.
+
 The linear recurrence: `chunked_recurrence`, forward, and `recurrence_gradient`, backward, share `decayed_chunk`;
 `recurrence_launch` calls them, and `recurrence_step` has one token. `triton_backend` says which groups there are.
 """

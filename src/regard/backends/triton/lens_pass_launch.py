@@ -17,18 +17,19 @@ from ...core.score_forms import DotPairs
 from ...errors import DeviceError, ShapeError
 from ...lenses.forms import CellReduction, ColumnSums, LargestWeights, RowSums, WeightForm, check_form
 from ...lenses.weights import infinite_where_empty
+from ...tiles.row_spans import has_spans
+from ...tiles.tile_bits import masked_pairs
 from ...tiles.tile_size import reused_buffer
 from ..base import TileWriter
 from . import jit_runtime
 from .flash_launches import FlashLaunches
+from .fused_attention import MAX_BITS, MAX_DIM
 from .kernel_arguments import BiasArgument, MaskArgument, StridedRows
 from .launch_settings import INTERPRETED, LaunchSettings
 from .lens_arguments import KeepArgument, MatrixArgument, TermSums, WantedSums
 from .lens_requests import LensRequests
 from .lens_sums import reduce_rows
 
-MOST_DIM = 256
-"""The largest dim of queries and keys."""
 MOST_LARGEST = 64
 """The largest k of the largest weights of a row: a program keeps k numbers of each of its rows in registers."""
 
@@ -38,9 +39,11 @@ class WeightsInTriton:
 
     def reduces(self, problem: Problem) -> bool:
         """Whether Triton goes over the tiles of a problem: with a bias by distance, from a tensor, or none."""
-        bias = problem.bias
+        bias, mask = problem.bias, problem.mask
         by_distance = isinstance(bias, RelativeBias) and problem.shift is not None
-        return _computes(problem) and (bias is None or by_distance or isinstance(bias, TensorBias))
+        if not _computes(problem) or not (bias is None or by_distance or isinstance(bias, TensorBias)):
+            return False
+        return mask is None or has_spans(mask, problem) or masked_pairs(problem) <= MAX_BITS
 
     def takes(self, form: WeightForm) -> bool:
         """All forms of known terms, but of the largest weights of a row no more than registers hold."""
@@ -76,7 +79,7 @@ class WeightsInTriton:
             mask = launches.tiles.of_rows(setting.rows, setting.columns)
             _launch(
                 *(launches, launches.query, launches.key, lse),
-                *(mask, launches.bias, KeepArgument(), wanted, setting),
+                *(mask, launches.bias.argument, KeepArgument(), wanted, setting),
             )
             requests.finish()
 
@@ -93,7 +96,7 @@ def _computes(problem: Problem) -> bool:
         and isinstance(pairs, DotPairs)
         and jit_runtime.runs(pairs.query, pairs.key)
         and pairs.query.dtype == pairs.key.dtype
-        and pairs.query.shape[-1] <= MOST_DIM
+        and pairs.query.shape[-1] <= MAX_DIM
     )
 
 

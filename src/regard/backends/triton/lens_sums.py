@@ -18,7 +18,6 @@ from .score_tile import (
     INTERPRETED,
     LOG2E,
     cut_tile,
-    finished,
     full_tile,
     head_rows,
     kept,
@@ -28,6 +27,7 @@ from .score_tile import (
     pairs_at,
     product,
     row_spans,
+    scores,
     tile_range,
 )
 
@@ -80,8 +80,8 @@ def exponents(
         if KEEP.pairs is not None:
             at = pairs_at(KEEP.pairs, KEEP.strides, b, h, m, n)
             keep = keep & (tl.load(at, mask=(m < M) & (n < N), other=0) != 0)
-    x, _ = finished(raw, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
-    return floored(x - shift[:, None])
+    x, _ = scores(raw, shift[:, None], SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
+    return floored(x)
 
 
 @triton.jit
