@@ -245,14 +245,25 @@ OBSERVED: dict[str, Any] = {
 }
 
 
-@pytest.mark.xfail(strict=False, reason="lenses by torch's operators read log-sum-exps and cells of tiles")
+def of_lenses(waits: list[str]) -> bool:
+    """Whether all that is waited for is whether some log-sum-exp is too large for float32, once."""
+    return len(waits) == 1 and "core/log_sum_exp.py" in waits[0]
+
+
 @pytest.mark.parametrize("lens", OBSERVED)
-def test_observe(lens):
+def test_observe_waits_once(lens):
+    if lens == "top":
+        pytest.skip("a device that there is not cannot be written to by `out=`")
+
     def call(*tensors: Tensor) -> Tensor:
         query, key, value = tensors
         return regard.observe(query, key, value, OBSERVED[lens], mask=masks.causal()).output
 
-    assert_no_waits(call, drawn(), gradient=False)
+    inputs = drawn()
+    results(call, inputs, on_device, False)
+    with recorded_waits() as waits:
+        results(call, inputs, on_device, False)
+        assert of_lenses(waits), waits
 
 
 def poisoned(places: str) -> list[Tensor]:
@@ -336,7 +347,7 @@ def test_gradients_next_to_large_scores(kernel, size):
 
 class TestModules:
     @staticmethod
-    def assert_no_waits(call: Callable[[], Any]) -> None:
+    def assert_no_waits(call: Callable[[], Any], *, weights: bool = False) -> None:
         def differentiated() -> None:
             found = call()
             output = found[0] if isinstance(found, tuple) else found
@@ -346,10 +357,10 @@ class TestModules:
         differentiated()
         with recorded_waits() as waits:
             differentiated()
-            assert waits == []
+            assert of_lenses(waits) if weights else waits == [], waits
 
     @pytest.mark.parametrize("training", [False, True], ids=["evaluated", "trained"])
-    @pytest.mark.parametrize("need_weights", [False, pytest.param(True, marks=pytest.mark.xfail(reason="observe"))])
+    @pytest.mark.parametrize("need_weights", [False, True])
     @pytest.mark.parametrize("masked", ["padding", "padding to add", "causal", "both"])
     def test_multihead_attention(self, masked, need_weights, training):
         layer = to_device(regard.nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)).train(training)
@@ -362,7 +373,7 @@ class TestModules:
             "attn_mask": causal if masked in ("causal", "both") else None,
         }
         with torch.set_grad_enabled(training):
-            self.assert_no_waits(lambda: layer(x, x, x, need_weights=need_weights, **options))
+            self.assert_no_waits(lambda: layer(x, x, x, need_weights=need_weights, **options), weights=need_weights)
 
     @pytest.mark.parametrize("options", ["plain", "alibi", "dropout", "rotary", "padding"])
     def test_attention_layer(self, options):

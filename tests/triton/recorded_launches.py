@@ -49,6 +49,7 @@ SPILLED = {
     ("chunk_states", 100): 120,
     ("key_and_gate_gradients", 80): 24,
     ("key_and_gate_gradients", 90): 16,
+    ("reduce_rows", 90): 8,
     ("value_gradients", 80): 8,
     ("value_gradients", 100): 16,
 }
