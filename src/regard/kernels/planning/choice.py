@@ -183,7 +183,7 @@ def uncompared_kernel(problem: Problem) -> Kernel | None:
         | small, CPU, whatever `short` computes                | any      | short     |
         | plain, CPU, few pairs                                | no       | sdpa      |
         | plain, CPU, few pairs, float32 and float64           | yes      | sdpa      |
-        | plain, another device                                | no       | sdpa      |
+        | plain without a mask, another device                 | no       | sdpa      |
         | all others; small ones in native code of `plain`     | any      | compared  |
 
     Traced, only the rows of plain problems are left, without a mask and without a gradient; under torch.compile all of
@@ -199,8 +199,8 @@ def uncompared_kernel(problem: Problem) -> Kernel | None:
         return None
     if torch.compiler.is_compiling():  # where lengths may vary, and to compare one would fix it
         return PLAIN_KERNEL
-    if not problem.value.is_cpu:
-        return None if problem.inputs_require_grad() else PLAIN_KERNEL
+    if not problem.value.is_cpu:  # where a mask costs `sdpa` what keeps NaN behind it away
+        return None if problem.inputs_require_grad() or problem.mask is not None else PLAIN_KERNEL
     if problem.value.dtype in (torch.bfloat16, torch.float16) and problem.inputs_require_grad():
         return None  # of which torch's backward pass takes up to sixty times as long as the forward pass
     pairs = problem.pairs.query.shape[:-1].numel() * problem.keys
