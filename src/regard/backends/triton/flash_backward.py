@@ -14,7 +14,7 @@ import triton.language as tl
 
 from . import score_tile
 from .row_terms import load_terms
-from .score_tile import INF
+from .score_gradients import add_to_bias, score_gradient
 
 
 @triton.jit
@@ -35,80 +35,6 @@ def _upstream(
         output = score_tile.load_rows(score_tile.head_rows(OUTPUT, b, h), m0, M, OUTPUT.row, DV, BDV, BM)
         above = tl.where(score_tile.not_finite(output), 0.0, above).to(above.dtype)
     return above
-
-
-@triton.jit
-def _score_gradient(
-    raw,
-    grad_weight,
-    high,
-    rest,
-    delta,
-    row_hash,
-    column_hash,
-    SCORE,
-    BIAS,
-    DROPOUT,
-    b,
-    h,
-    m,
-    n,
-    keep,
-    M,
-    N,
-    CUT: tl.constexpr,
-    REPAIR: tl.constexpr,
-):
-    """Of a tile of rows m and columns n, in either orientation: its weights, the gradient of its scores, and the slope.
-
-    Weights are those after dropout. The gradient is that before the softcap, times the keep probability: the slope
-    makes it that of the products.
-    """
-    x, slope = score_tile.scores(raw, high, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)  # pyright: ignore[reportGeneralTypeIssues]
-    weight = tl.exp2(x - rest)
-    kept_weight = weight
-    if DROPOUT.rows is not None:
-        dropped = score_tile.dropped(row_hash, column_hash, DROPOUT.threshold)
-        kept_weight, grad_weight = tl.where(dropped, 0.0, weight), tl.where(dropped, 0.0, grad_weight)
-    gradient = weight * (grad_weight - delta)
-    if CUT or REPAIR:
-        live = keep & (high < INF)
-        kept_weight, gradient = tl.where(live, kept_weight, 0.0), tl.where(live, gradient, 0.0)
-    return kept_weight, gradient, slope
-
-
-@triton.jit
-def _add_to_line(LINE, gradient, m0, n0, M, N, BM: tl.constexpr, BN: tl.constexpr):
-    """Add the sums over the diagonals of a tile to the gradient of a bias by distance: each row of the tile is moved
-    by one more than the row above, so that diagonals are columns.
-    """
-    WIDTH: tl.constexpr = 2 * (BM if BM > BN else BN)
-    i, column = tl.arange(0, BM)[:, None], tl.arange(0, WIDTH)
-    j = column[None, :] + i - (BM - 1)
-    inside = (j >= 0) & (j < BN)
-    moved = tl.where(inside, tl.gather(gradient, tl.minimum(tl.maximum(j, 0), BN - 1), 1), 0.0)
-    distance = n0 - m0 - (BM - 1) + column
-    tl.atomic_add(LINE + distance, tl.sum(moved, 0), mask=(distance > -M) & (distance < N), sem="relaxed")
-
-
-@triton.jit
-def _add_to_pairs(BIAS, gradient, b, h, m, n, M, N):
-    """Add the gradient of a tile to that of a bias over pairs, summed over the axes of the tile that this has not."""
-    if BIAS.pairs_gradient_strides[2] is None:
-        gradient, m = tl.sum(gradient, 0, keep_dims=True), tl.zeros([1, 1], tl.int32)
-    if BIAS.pairs_gradient_strides[3] is None:
-        gradient, n = tl.sum(gradient, 1, keep_dims=True), tl.zeros([1, 1], tl.int32)
-    at = score_tile.pairs_at(BIAS.pairs_gradient, BIAS.pairs_gradient_strides, b, h, m, n)
-    tl.atomic_add(at + tl.zeros(gradient.shape, tl.int32), gradient, mask=(m < M) & (n < N), sem="relaxed")
-
-
-@triton.jit
-def _add_to_bias(BIAS, gradient, b, h, m, n, m0, n0, M, N, BM: tl.constexpr, BN: tl.constexpr):
-    """Add the gradient of the scores of a tile to those of the bias that are asked for."""
-    if BIAS.line_gradient is not None:
-        _add_to_line(BIAS.line_gradient + h * BIAS.line_gradient_head, gradient, m0, n0, M, N, BM, BN)
-    if BIAS.pairs_gradient is not None:
-        _add_to_pairs(BIAS, gradient, b, h, m, n, M, N)
 
 
 @triton.jit
@@ -158,15 +84,15 @@ def _query_tile(
     if CUT:
         keep = score_tile.kept(MASK, s, m, n, n0, begin, end, M, N, BN)
     column_hash = score_tile.column_hashes(DROPOUT, b, n, N)
-    _, gradient, slope = _score_gradient(
+    _, gradient, slope = score_gradient(
         *(raw, grad_weight, high, rest, delta, row_hash, column_hash, SCORE, BIAS, DROPOUT, b, h, m, n, keep, M, N),
         *(CUT, REPAIR),
     )
     if REPAIR:
         if any_bad != 0:  # else the other launch has added it
-            _add_to_bias(BIAS, gradient, b, h, m, n, m0, n0, M, N, BM, BN)
+            add_to_bias(BIAS, gradient, b, h, m, n, m0, n0, M, N, BM, BN)
     else:
-        _add_to_bias(BIAS, gradient, b, h, m, n, m0, n0, M, N, BM, BN)
+        add_to_bias(BIAS, gradient, b, h, m, n, m0, n0, M, N, BM, BN)
     gradient = gradient * slope
     return score_tile.product(gradient.to(k.dtype), k, acc, PRECISION)
 
@@ -286,7 +212,7 @@ def _key_tile(
         begin, end = score_tile.row_spans(MASK, s, m, M)
         keep = score_tile.kept(MASK, s, m, n, n0, begin, end, M, N, BN)
     row_hash = score_tile.row_hashes(DROPOUT, b, h, heads, m, M)
-    weight, gradient, slope = _score_gradient(
+    weight, gradient, slope = score_gradient(
         *(raw, grad_weight, high, rest, delta, row_hash, column_hash, SCORE, BIAS, DROPOUT, b, h, m, n, keep, M, N),
         *(CUT, REPAIR),
     )

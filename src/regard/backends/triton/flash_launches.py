@@ -15,6 +15,7 @@ from .device_tiles import AllTiles, BitTiles, SpanTiles, device_tiles
 from .dropout_hashes import dropout_argument
 from .flash_backward import key_gradient, query_gradient
 from .flash_forward import flash_forward
+from .jit_runtime import exact_products
 from .kernel_arguments import DropoutArgument, ScoreScale, StridedRows, with_aligned_rows, with_near_rows
 from .kernel_bias import LOG2E, KernelBias
 from .launch_settings import LaunchSettings, launch_settings
@@ -102,7 +103,7 @@ class FlashLaunches:
         self, kernel: Any, programs: int, arguments: tuple, setting: LaunchSettings, constants: dict[str, Any]
     ) -> None:
         if programs:
-            tile = {"BM": setting.rows, "BN": setting.columns, "PRECISION": self.precision}
+            tile = {"BM": setting.rows, "BN": setting.columns, "PRECISION": exact_products()}
             options = {"num_warps": setting.warps, "num_stages": setting.stages}
             kernel[(programs,)](*arguments, **constants, **tile, **options)
 
@@ -125,11 +126,6 @@ class FlashLaunches:
         """The head dims, and the powers of two from 16 on that they are padded to."""
         dim, value_dim = (max(16, 1 << (dim - 1).bit_length()) for dim in (self.dim, self.value_dim))
         return {"D": self.dim, "DV": self.value_dim, "BD": dim, "BDV": value_dim}
-
-    @cached_property
-    def precision(self) -> str:
-        """Of float32 products: TF32 where torch's own products on CUDA have it."""
-        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" and self.value.is_cuda else "ieee"
 
     @cached_property
     def score(self) -> ScoreScale:

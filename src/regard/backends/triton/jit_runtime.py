@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,31 @@ LEAST_CAPABILITY = 8, 0
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run on CPU tensors, one program after another, in NumPy: for tests. Triton reads it when imported."""
 DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+class Chip(NamedTuple):
+    """What sizes of tiles and numbers of programs follow from: multiprocessors, and the most shared memory of one."""
+
+    processors: int
+    shared_bytes: int
+
+
+INTERPRETED_CHIP = Chip(132, 227 * 1024)
+"""An H100: the sizes that kernels have there are those that the interpreter runs."""
+
+
+@cache
+def chip(device: torch.device) -> Chip:
+    """The chip of a device."""
+    if DEVICE != "cuda":
+        return INTERPRETED_CHIP
+    properties = torch.cuda.get_device_properties(device)
+    return Chip(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+
+
+def launch(kernel: Any, programs: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel on so many programs; constants: by name, what it is compiled for."""
+    kernel[programs](*arguments, **constants)
 
 
 @cache
@@ -72,3 +98,8 @@ def float32_products() -> str:
     Three products of TF32 have the accuracy of float32, some 2⁻²², at tens of times the rate of float32 itself.
     """
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def exact_products() -> str:
+    """The precision of products that are rounded as float32 is, without tensor cores; TF32 where torch allows it."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

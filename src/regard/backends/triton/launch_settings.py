@@ -84,11 +84,11 @@ def launch_settings(kernel: str, dim: int, dtype: torch.dtype, device: torch.dev
     """
     if jit_runtime.INTERPRETED:
         return INTERPRETED
-    return settings_of(_architecture(device), kernel, dim, wide=dtype.itemsize == 4, terms=terms)
+    return settings_of(architecture(device), kernel, dim, wide=dtype.itemsize == 4, terms=terms)
 
 
 @cache
-def _architecture(device: torch.device) -> int:
+def architecture(device: torch.device) -> int:
     """The architecture whose row of the table a card takes.
 
     Cards for desktops (8.6, 8.9, 12.0) have 99 KiB of shared memory for a program: the row of 80 needs no more.

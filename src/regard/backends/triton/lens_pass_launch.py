@@ -189,7 +189,7 @@ def _launch(
         K=largest,
         SLOTS=triton.next_power_of_2(max(largest, 1)),
         BINS=triton.next_power_of_2(max(wanted.histogram.bins, 1)),
-        PRECISION=launches.precision,
+        PRECISION=jit_runtime.exact_products(),
         num_warps=setting.warps,
         num_stages=setting.stages,
     )
