@@ -9,5 +9,9 @@ The pass for lenses is `lens_sums`, of which `lens_cells` and `lens_topk` are pa
 `lens_arguments` make what it gets from the forms that lenses ask for, and `lens_pass_launch` is the group of methods.
 
 The linear recurrence: `chunked_recurrence`, forward, and `recurrence_gradient`, backward, share `decayed_chunk`;
-`recurrence_launch` calls them, and `recurrence_step` has one token. `triton_backend` says which groups there are.
+`recurrence_launch` calls them, and `recurrence_step` has one token.
+
+Few queries: `merged_parts` has the kernels, `split_keys` says how many keys each program reads, and launches them.
+
+`triton_backend` says which groups there are.
 """

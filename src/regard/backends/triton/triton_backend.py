@@ -9,9 +9,10 @@ from torch import Tensor, dtype
 
 from ...core.problem import Problem
 from ...lenses.weights import register_writer
-from ..base import FlashTiles, WeightPass
+from ..base import FewQueries, FlashTiles, WeightPass
 from . import jit_runtime
 from .fused_attention import FlashInTriton
+from .split_keys import FewQueriesInTriton
 
 if TYPE_CHECKING:
     from .recurrence_launch import RecurrencesInTriton
@@ -23,7 +24,6 @@ class TritonBackend:
     name = "triton"
     nan_safe = True
     runs = staticmethod(jit_runtime.runs)
-    few_queries = None
     short = None
     additive = None
     timed_flash = None
@@ -53,6 +53,12 @@ class TritonBackend:
         from .lens_pass_launch import WeightsInTriton
 
         return WeightsInTriton()
+
+    @property
+    @cache  # noqa: B019
+    def few_queries(self) -> FewQueries | None:
+        """Flash decoding; None without Triton."""
+        return FewQueriesInTriton() if jit_runtime.missing() is None else None
 
     def arithmetic(self, dtype: dtype) -> None:
         """Nothing to tell."""
