@@ -13,5 +13,8 @@ The linear recurrence: `chunked_recurrence`, forward, and `recurrence_gradient`,
 
 Few queries: `merged_parts` has the kernels, `split_keys` says how many keys each program reads, and launches them.
 
+Additive scores: `additive_scores` computes tiles of them, `additive_forward` and `additive_backward` go over the tiles,
+with `score_gradients` as flash attention, `additive_launches` launches them, `additive_attention` is the group.
+
 `triton_backend` says which groups there are.
 """

@@ -9,8 +9,9 @@ from torch import Tensor, dtype
 
 from ...core.problem import Problem
 from ...lenses.weights import register_writer
-from ..base import FewQueries, FlashTiles, WeightPass
+from ..base import AdditiveTiles, FewQueries, FlashTiles, WeightPass
 from . import jit_runtime
+from .additive_attention import AdditiveInTriton
 from .fused_attention import FlashInTriton
 from .split_keys import FewQueriesInTriton
 
@@ -25,7 +26,6 @@ class TritonBackend:
     nan_safe = True
     runs = staticmethod(jit_runtime.runs)
     short = None
-    additive = None
     timed_flash = None
 
     @property
@@ -59,6 +59,12 @@ class TritonBackend:
     def few_queries(self) -> FewQueries | None:
         """Flash decoding; None without Triton."""
         return FewQueriesInTriton() if jit_runtime.missing() is None else None
+
+    @property
+    @cache  # noqa: B019
+    def additive(self) -> AdditiveTiles | None:
+        """Additive attention; None without Triton."""
+        return AdditiveInTriton() if jit_runtime.missing() is None else None
 
     def arithmetic(self, dtype: dtype) -> None:
         """Nothing to tell."""
