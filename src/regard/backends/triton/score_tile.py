@@ -65,11 +65,11 @@ def not_finite(x):
 
 @triton.jit
 def capped(x, cap):
-    """cap · tanh(x), and the slope 1 - tanh²(x); libdevice's tanh cannot be interpreted."""
+    """cap · tanh(x), and the slope 1 - tanh²(x), exact where it is small; libdevice's tanh cannot be interpreted."""
     e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
-    tanh = (1.0 - e) / (1.0 + e)
+    tanh, share = (1.0 - e) / (1.0 + e), 1.0 / (1.0 + e)
     tanh = tl.where(x < 0, -tanh, tanh)
-    return tanh * cap, 1.0 - tanh * tanh
+    return tanh * cap, 4.0 * e * share * share
 
 
 @triton.jit
