@@ -14,6 +14,7 @@ from . import jit_runtime
 from .additive_attention import AdditiveInTriton
 from .fused_attention import FlashInTriton
 from .split_keys import FewQueriesInTriton
+from .timed_launches import TimedFlashInTriton
 
 if TYPE_CHECKING:
     from .recurrence_launch import RecurrencesInTriton
@@ -26,7 +27,7 @@ class TritonBackend:
     nan_safe = True
     runs = staticmethod(jit_runtime.runs)
     short = None
-    timed_flash = None
+    timed_flash = TimedFlashInTriton()
 
     @property
     @cache  # noqa: B019  # there is one backend, for as long as the process lives
