@@ -13,6 +13,7 @@ import regard
 from regard import biases, masks, native
 from regard.core.grid import Grid
 from regard.errors import KernelError, MaskError
+from regard.kernels import short
 from regard.kernels.planning.choice import SHORT, UNVECTORISED, uncompared_kernel
 from regard.kernels.validation import make_problem
 from regard.masks.padding import Padding
@@ -381,3 +382,11 @@ def test_rows_whose_bias_is_the_smallest_or_largest_number(size, learned):
     rest = [row for row in range(13) if row != 5]
     plain = regard.attention(query.double(), key.double(), value.double(), kernel="reference")
     torch.testing.assert_close(output[:, :, rest].double(), plain[:, :, rest], rtol=1e-5, atol=1e-6)
+
+
+def test_nobody_reads_spans_alone_where_no_backend_has_short_rows(monkeypatch):
+    """As without native code, where the choice asks for it before it asks who computes a problem."""
+    query, key = torch.randn(2, 8, 1, 64), torch.randn(2, 8, 256, 64)
+    problem = regard.explain(query, key, key, mask=masks.causal() & masks.window(before=9)).problem
+    monkeypatch.setattr(short, "BACKENDS", ())
+    assert not SHORT.reads_spans_alone(problem)

@@ -49,14 +49,16 @@ SPILLED = {
     ("chunk_states", 100): 120,
     ("key_and_gate_gradients", 80): 24,
     ("key_and_gate_gradients", 90): 16,
+    ("query_gradient", 90): 64,
     ("reduce_rows", 90): 8,
     ("value_gradients", 80): 8,
     ("value_gradients", 100): 16,
 }
 """Bytes of local memory a thread where no tile was found without: of kernels and cards, the most over the problems.
 
-Of the delta rule over all features of a head, for which there is no smaller block; up to 24 bytes are the compiler's
-choice, which leaves registers free beside them.
+Of the delta rule over all features of a head, for which there is no smaller block; of queries of 128 features with
+softcap, dropout and a bias with gradient together; up to 24 bytes are the compiler's choice, which leaves registers
+free beside them.
 """
 
 

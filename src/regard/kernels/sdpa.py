@@ -34,7 +34,6 @@ from .planning.unit_prices import price
 
 BIAS_CALLS = price("sdpa.bias_calls")
 BIAS_GRADIENT = price("sdpa.bias_gradient")
-UNREAD = price("sdpa.unread")
 
 
 class SdpaKernel:
@@ -73,8 +72,6 @@ class SdpaKernel:
         masks, biases = (0, 0) if causal else distinct_matrices(problem)
         one, size = problem.queries * problem.keys, problem.value.element_size()
         flash = torch_flash_cost(problem, causal=causal)
-        unread = problem.mask is not None and not is_one_causal_query(problem) and waits(problem.value)
-        numbers = problem.pairs.query.numel() + problem.pairs.key.numel() + problem.value.numel()
         if problem.queries == 1 and problem.keys > LONG_ROW and (group := heads_per_key(problem)) > 1:
             work = torch_flash_work(problem, pairs, group)  # as `Rectangle` computes a long row
             flash = replace(flash, flash={"torch": work}, moved=bytes_read(problem))
@@ -82,7 +79,6 @@ class SdpaKernel:
             flash,
             bytes=flash.bytes + one * (9.0 * masks + 2.0 * size * biases) + 3.0 * size * pairs * bool(refusal),
             passes=flash.passes
-            + UNREAD * numbers * unread
             + WEIGHTS * pairs * bool(refusal)
             + evaluated(problem, one * (MASK * masks + bias_passes(problem) * biases)),
             calls=10.0 + 10.0 * bool(masks) + BIAS_CALLS * bool(biases) + 10.0 * bool(refusal),

@@ -102,10 +102,10 @@ class ShortKernel:
 
     def reads_spans_alone(self, problem: Problem) -> bool:
         """Whether it reads keys and values as they are, and none outside of a mask's spans: of few rows."""
-        mask, rows = problem.mask, heads_per_key(problem) * problem.queries
-        return (
-            mask is not None and rows <= _maker(problem.value)[1].rows_as_they_are(problem) and has_spans(mask, problem)
-        )
+        if problem.mask is None or not any(each.short is not None and each.runs(problem.value) for each in BACKENDS):
+            return False
+        as_they_are = _maker(problem.value)[1].rows_as_they_are(problem)
+        return heads_per_key(problem) * problem.queries <= as_they_are and has_spans(problem.mask, problem)
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import Parameter
 
 from ... import native
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ...core.finite import waits
 from ...core.operator import OPERATORS, Operator, operator_named
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs
@@ -34,6 +36,7 @@ from ..short import ShortKernel
 from ..tiled import TiledKernel
 from .rates import predicted_seconds
 from .signature import memoize_choice, rounded_signature
+from .unit_costs import UNREAD
 
 PLAIN_KERNEL = SdpaKernel()
 """The kernel of plain problems that are small, or off the CPU and without a gradient: no times are compared."""
@@ -284,7 +287,16 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _seconds(kernel: Kernel, problem: Problem) -> float:
-    return predicted_seconds(kernel.cost(problem), problem)
+    """The predicted time, with that of keeping NaN behind a mask away where no result is read to find it."""
+    cost, masked = kernel.cost(problem), problem.mask is not None and not is_one_causal_query(problem)
+    if masked and waits(problem.value) and not _is_nan_safe(kernel, problem):
+        numbers = problem.pairs.query.numel() + problem.pairs.key.numel() + problem.value.numel()
+        cost = replace(cost, passes=cost.passes + UNREAD * numbers)
+    return predicted_seconds(cost, problem)
+
+
+def _is_nan_safe(kernel: Kernel, problem: Problem) -> bool:
+    return isinstance(kernel, NanSafeKernel) and kernel.is_nan_safe(problem, backward=False)
 
 
 class _DeferredChoice:

@@ -39,6 +39,7 @@ COPIED_VALUE = price("unit_costs.copied_value")
 CAP = price("unit_costs.cap")
 DROP = price("unit_costs.drop")
 FEATURE = price("unit_costs.feature")
+UNREAD = price("unit_costs.unread")
 TORCH_COLUMNS = 512
 """The keys of its blocks; with a causal mask it skips those that are masked."""
 NARROW_PRODUCT = price("unit_costs.narrow_product")
