@@ -79,7 +79,7 @@ def attention(
             functions of these: a shard of a longer sequence computes what the whole would, as fast as one from 0 where
             the positions are consecutive.
         kernel: the name of the kernel to use, never another: "sdpa", "short", "cpu_flash", "decode",
-            "block_sparse", "flex", "decomposed", "additive", "tiled" or "reference".
+            "block_sparse", "flex", "decomposed", "gathered", "additive", "tiled" or "reference".
 
     A row that may attend to nothing has output 0 and gradient 0. Sums are in float32 at least.
 

@@ -41,7 +41,8 @@ class TestExplain:
             "  score: DotPairs   mask: causal()   bias: None",
         ]
         assert [line[:15].strip() for line in lines[2:]] == [
-            *("sdpa", "short", "decode", "cpu_flash", "block_sparse", "flex", "decomposed", "additive", "tiled"),
+            *("sdpa", "short", "decode", "cpu_flash", "block_sparse", "flex", "decomposed", "gathered", "additive"),
+            "tiled",
             "-> reference",
         ]
         assert re.fullmatch(

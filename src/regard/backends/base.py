@@ -17,6 +17,7 @@ from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.recurrence_problem import FeatureMapName, RecurrenceGradients, RecurrenceProblem, RecurrenceResult
 from ..lenses.forms import WeightForm
+from ..tiles.key_lists import KeyLists, ListGradients, ListTerms
 from ..tiles.pair_terms import PairTerms
 
 Rows: TypeAlias = tuple[Tensor, Tensor]
@@ -195,6 +196,24 @@ class ShortRows(Protocol):
 
     def row_parts(self, units: int, rows: int) -> int:
         """In how many parts the rows of each of so many key heads are cut, so that all threads have work."""
+        ...
+
+
+class GatheredKeys(Protocol):
+    """Attention to listed keys, which are read where they are: work in proportion to the lists.
+
+    Where a list is that of a key head, or of a block of queries, what it names is read once for all of their rows. A
+    row of which no key is left has output 0 and log-sum-exp -inf.
+    """
+
+    def forward(self, batched: BatchedProblem, lists: KeyLists, terms: ListTerms) -> Rows:
+        """Output (B, H, M, Dv) and log-sum-exp (B, H, M)."""
+        ...
+
+    def backward(
+        self, batched: BatchedProblem, saved: Saved, lists: KeyLists, terms: ListTerms, *, of_added: bool
+    ) -> ListGradients:
+        """The gradients, that of what is added if it is asked for; the same for every number of threads."""
         ...
 
 
@@ -400,6 +419,9 @@ class Backend(Protocol):
 
     @property
     def short(self) -> ShortRows | None: ...
+
+    @property
+    def gathered(self) -> GatheredKeys | None: ...
 
     @property
     def additive(self) -> AdditiveTiles | None: ...

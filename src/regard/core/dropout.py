@@ -45,7 +45,16 @@ class Dropout:
         queries (m,) or (b, 1, m) and keys (n,) or (b, 1, n), their positions in the whole sequence.
         """
         rows, columns = self.hashes(head_numbers, queries, keys)
-        bits = _hash32_(rows.unsqueeze(-1) + columns.unsqueeze(-2))
+        return self._kept(rows.unsqueeze(-1) + columns.unsqueeze(-2))
+
+    def listed_mask(self, head_numbers: Tensor, queries: Tensor, keys: Tensor, numbers: Tensor) -> Tensor:
+        """The mask at listed keys alone, (b, heads, m, K); numbers (b or 1, heads or 1, m, K): of keys among (n,)."""
+        rows, columns = self.hashes(head_numbers, queries, keys)
+        return self._kept(rows.unsqueeze(-1) + columns[numbers])
+
+    def _kept(self, sums: Tensor) -> Tensor:
+        """1 where a weight is not dropped, by the sum of the hashes of its row and column, which is overwritten."""
+        bits = _hash32_(sums)
         # Written back as numbers: a comparison that makes booleans, and a product with them, take five times as long.
         return torch.ge(bits, self.threshold, out=bits).float()
 

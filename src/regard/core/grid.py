@@ -136,6 +136,10 @@ class Grid:
         """Insert into (*batch, M, N) the head axis of the weights, if the problem has a batch."""
         return pairs.unsqueeze(-3) if self.heads and pairs.ndim > 2 else pairs
 
+    def by_pair(self, function: Callable[[Grid], Tensor]) -> Tensor:
+        """A function of the pairs of the tile, (..., M, N), that positions alone do not decide."""
+        return function(self)
+
     def cut(self, pairs: Tensor) -> Tensor:
         """The tile's part of a tensor over all pairs, (..., M|1, N|1); axes of size 1 stay, they broadcast."""
         queries, keys = self.query_positions.shape[-1], self.key_positions.shape[-1]

@@ -110,7 +110,7 @@ class Problem:
     def keep(self, grid: Grid | None = None) -> Tensor | None:
         """Which pairs of the grid exist (True = attend), broadcastable to its weights; None: all do.
 
-        grid: the whole grid by default.
+        grid: the whole grid by default. A mask of the key heads is that of all query heads of their groups.
         """
         if self.mask is None:
             return None
@@ -122,6 +122,8 @@ class Problem:
         if keep.device != grid.device:  # which may be the CPU, for the tiles of a formula
             raise DeviceError(_elsewhere(f"mask {self.mask!r}", keep, grid.device))
         if not self._fits(keep):
+            if self._is_per_key_head(keep):
+                return keep.repeat_interleave(self.weights_shape[-3] // keep.shape[-3], -3)
             raise MaskError(
                 f"mask {self.mask!r} has the shape {(*keep.shape[:-2], *self.weights_shape[-2:])}, which does not "
                 f"broadcast to the weights' shape {tuple(self.weights_shape)} (batch and heads, queries, keys)"
@@ -196,6 +198,12 @@ class Problem:
         return (
             self.bias is not None and torch.is_grad_enabled() and any(p.requires_grad for p in self.bias.parameters())
         )
+
+    def _is_per_key_head(self, pairs: Tensor) -> bool:
+        """Whether a tensor over pairs, which does not fit the weights, has the key heads in place of the heads."""
+        if not self.heads or pairs.ndim < 3 or pairs.shape[-3] != self.value.shape[-3]:
+            return False
+        return self._fits(pairs[..., :1, :, :])
 
     def _fits(self, pairs: Tensor) -> bool:
         """Whether the leading axes broadcast to the weights' without enlarging them (`Grid.cut` checks M and N)."""

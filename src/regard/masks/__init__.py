@@ -3,6 +3,8 @@
 from .base import Mask as Mask
 from .base import as_mask as as_mask
 from .causal import causal as causal
+from .chosen import blocks as blocks
+from .chosen import chosen as chosen
 from .convert import from_block_mask as from_block_mask
 from .convert import from_cu_seqlens as from_cu_seqlens
 from .convert import from_huggingface as from_huggingface
@@ -31,7 +33,9 @@ from .window import window as window
 
 __all__ = [
     "Mask",
+    "blocks",
     "causal",
+    "chosen",
     "dilated",
     "documents",
     "fixed",

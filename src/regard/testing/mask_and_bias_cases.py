@@ -155,6 +155,22 @@ def _head_blocks(draw: CaseGenerator) -> MaskAndPairs:
     return _blocks(draw, draw.heads)
 
 
+def _chosen(draw: CaseGenerator, rows: int = 1, columns: int = 1) -> MaskAndPairs:
+    """Lists of the key heads, with duplicates and with numbers that name nothing; the first is empty."""
+    heads = () if draw.layout.heads is None else (draw.layout.key_heads or 1,)
+    length, ends = draw.near_distance + 1, -(-draw.keys // columns)
+    indices = draw.integers(ends + 1, *draw.layout.batch, *heads, -(-draw.queries // rows), length) - 1
+    indices[..., :1, :] = -1
+    mask = masks.chosen(indices, block=rows) if columns == 1 else masks.blocks(indices, (rows, columns))
+    lists = indices if heads else indices.unsqueeze(-3)
+    lists = lists.repeat_interleave(draw.heads // lists.shape[-3], -3)[..., torch.arange(draw.queries) // rows, :]
+    return mask, (lists.unsqueeze(-1) == draw.column_positions.unsqueeze(-2) // columns).any(-2)
+
+
+def _chosen_blocks(draw: CaseGenerator) -> MaskAndPairs:
+    return _chosen(draw, rows=3, columns=2)
+
+
 MaskCase: TypeAlias = "Callable[[CaseGenerator], MaskAndPairs]"
 
 
@@ -208,6 +224,9 @@ MASK_CASES: dict[str, MaskCase] = {
     "blocks": _blocks,
     "head-mod": _head_mod,
     "head-blocks&causal": _and(_head_blocks, _causal),
+    "chosen": _chosen,
+    "causal&chosen": _and(_causal, _chosen),
+    "chosen-blocks": _chosen_blocks,
 }
 
 MASKS_FROM_ZERO = {

@@ -20,6 +20,7 @@ class CpuBackend:
 
     name = "cpu"
     nan_safe = False
+    gathered = None
     runs = staticmethod(library.supports)
 
     def __init__(self) -> None:

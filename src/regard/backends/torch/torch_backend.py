@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, dtype
 
+from .gathered_rows import GatheredByTorch
 from .key_parts import KeyParts
 from .tile_weights import WeightsByTorch
 from .torch_flash_timing import TimedFlashOfTorch
@@ -20,7 +21,7 @@ class TorchBackend:
     recurrences = None  # torch's operators compute them in linear/chunks.py, where gradients have gradients too
 
     def __init__(self) -> None:
-        self.few_queries, self.weights = KeyParts(), WeightsByTorch()
+        self.few_queries, self.gathered, self.weights = KeyParts(), GatheredByTorch(), WeightsByTorch()
         self.timed_flash = TimedFlashOfTorch()
 
     def arithmetic(self, dtype: dtype) -> None:

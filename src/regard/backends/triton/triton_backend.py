@@ -27,6 +27,7 @@ class TritonBackend:
     nan_safe = True
     runs = staticmethod(jit_runtime.runs)
     short = None
+    gathered = None
     timed_flash = TimedFlashInTriton()
 
     @property

@@ -30,6 +30,7 @@ from ..decode import DecodeKernel
 from ..decomposed import DecomposedKernel
 from ..flash import FlashKernel
 from ..flex import FlexKernel
+from ..gathered import GatheredKernel
 from ..reference import ReferenceKernel, formula
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
@@ -52,6 +53,7 @@ KERNELS: tuple[Kernel, ...] = (
     BLOCK_SPARSE,
     FlexKernel(),
     DecomposedKernel((FLASH, ADDITIVE, TILED), without_bias=(BLOCK_SPARSE,)),
+    GatheredKernel(),
     ADDITIVE,
     TILED,
     ReferenceKernel(),

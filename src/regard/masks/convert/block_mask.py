@@ -94,6 +94,10 @@ class TabledGrid(ABC):
         """A tensor with one entry per batch row."""
         return self._replace(lambda: self.grid.per_batch(pairs))
 
+    def by_pair(self, function: Callable[[Grid], Tensor]) -> Tensor:
+        """A function of the pairs, as a table over all of them."""
+        return self._replace(lambda: self.grid.by_pair(function))
+
     def cut(self, pairs: Tensor) -> Tensor:
         """A tensor over all pairs."""
         return self._replace(lambda: self.grid.cut(pairs))
