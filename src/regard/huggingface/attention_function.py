@@ -23,8 +23,10 @@ from .observe_model import active_observer
 
 SUPPORTED_KEYWORDS = frozenset(
     (
+        "block_indices",
         "cu_seq_lens_k",
         "cu_seq_lens_q",
+        "indices",
         "is_causal",
         "output_attentions",
         "position_bias",
@@ -66,8 +68,6 @@ IGNORED_KEYWORDS = frozenset(
 """Keywords without effect on the result, given query, keys, values and mask."""
 
 UNSUPPORTED_KEYWORDS = {
-    "block_indices": "blocks of keys that an indexer selects",
-    "indices": "keys that an indexer selects",
     "sinks": "a sink of its own for each query",
 }
 """Keywords that change the result and are not supported, and what they are: refused unless they are None."""
@@ -124,10 +124,12 @@ def attention_forward(
     (eager returns the mean of all values there, at padded positions, which are not used).
 
     The mask is a `LazyMaskTensor` or a tensor of four axes: bool, True = attend, or floats, which are added to the
-    scores. Without a mask, a module that is causal attends causally.
+    scores. Without a mask, a module that is causal attends causally. Of its keys a query attends to those alone that
+    an indexer has selected: `indices`, (B, M, K), as of DeepSeek V3.2 and GLM-MoE-DSA, or `block_indices`, blocks of
+    keys for each group of heads, (B, groups, M, K), as of MiniMax M3; -1 selects none.
 
     Raises:
-        ConfigurationError: an unknown keyword.
+        ConfigurationError: an unknown keyword; blocks of keys of a module that does not say how large they are.
         MaskError: another kind of mask; no mask where it is ambiguous which pairs exist.
     """
     refuse_unknown(module, keywords)
@@ -176,10 +178,10 @@ def _mask_and_bias(
         pairs = MaskAndBias(mask.reachable_keys, symbol, query_positions=mask.query_positions)
     else:
         pairs = _from_tensor(module, mask.dense() if isinstance(mask, LazyMaskTensor) else mask, queries, keys)
-    documents = _documents(module, query, keys, keywords)
-    if not documents:
+    others = _documents(module, query, keys, keywords) + _selected(module, query, pairs.reachable_keys, keywords)
+    if not others:
         return pairs
-    return MaskAndBias(pairs.reachable_keys, intersection([pairs.mask, *documents]), pairs.bias, pairs.query_positions)
+    return MaskAndBias(pairs.reachable_keys, intersection([pairs.mask, *others]), pairs.bias, pairs.query_positions)
 
 
 def _from_tensor(module: nn.Module, mask: Any, queries: int, keys: int) -> MaskAndBias:
@@ -224,6 +226,28 @@ def _unmasked(module: nn.Module, queries: int, keys: int, keywords: Mapping[str,
         f"{name} gives its attention no mask, and {reason}: give an attention_mask of four axes, or is_causal=False "
         "where every query attends to every key"
     )
+
+
+def _selected(module: nn.Module, query: Tensor, reachable_keys: int, keywords: Mapping[str, Any]) -> list[Mask]:
+    """Masks of the keys, and of the blocks of keys, that an indexer has selected for each query."""
+    selected = []
+    if (indices := keywords.get("indices")) is not None:
+        selected.append(masks.chosen(_reachable(indices.unsqueeze(1), reachable_keys)))
+    if (blocks := keywords.get("block_indices")) is not None:
+        size = getattr(getattr(module, "indexer", None), "block_size", None)
+        if size is None:
+            raise ConfigurationError(
+                f"{type(module).__name__} gives its attention block_indices={_short(blocks)}, and has no "
+                "indexer.block_size that says how many keys a block has: choose attn_implementation='eager'"
+            )
+        blocks = _reachable(blocks, -(-reachable_keys // size))
+        selected.append(masks.blocks(blocks.repeat_interleave(query.shape[1] // blocks.shape[1], 1), (1, size)))
+    return selected
+
+
+def _reachable(indices: Tensor, end: int) -> Tensor:
+    """Indices of keys with -1 for those that no query attends to, such as the free places of a cache."""
+    return indices.masked_fill(indices >= end, -1)
 
 
 def _documents(module: nn.Module, query: Tensor, keys: int, keywords: Mapping[str, Any]) -> list[Mask]:

@@ -49,16 +49,17 @@ class KeyLists:
         return self.indices.shape[-1] * self.columns
 
     def numbers(self, keys: int) -> Tensor:
-        """The numbers of the listed keys, each of them once, (B or 1, heads, ⌈M / rows⌉, length) int64.
+        """The numbers of the listed keys, (B or 1, heads, ⌈M / rows⌉, length) int64, duplicates too; none is `NONE`."""
+        return self._numbers(self.indices, keys)
 
-        Those that are none, or the same as another, are `NONE`.
-        """
-        distinct = without_duplicates(self.indices, self.largest).long()
-        if self.columns == 1 and self.first == 0:
-            return distinct
-        starts = (distinct * self.columns - self.first).unsqueeze(-1)
-        numbers = starts + torch.arange(self.columns, device=distinct.device)
-        none = (distinct < 0).unsqueeze(-1) | (numbers < 0) | (numbers >= keys)
+    def distinct_numbers(self, keys: int) -> Tensor:
+        """The same with `NONE` in place of all but one of those that are the same."""
+        return self._numbers(without_duplicates(self.indices, self.largest), keys)
+
+    def _numbers(self, indices: Tensor, keys: int) -> Tensor:
+        starts = (indices.long() * self.columns - self.first).unsqueeze(-1)
+        numbers = starts + torch.arange(self.columns, device=indices.device)
+        none = (indices < 0).unsqueeze(-1) | (numbers < 0) | (numbers >= keys)
         return numbers.masked_fill(none, NONE).flatten(-2)
 
     def per_query(self, listed: Tensor, batched: BatchedProblem) -> Tensor:

@@ -41,6 +41,8 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "short.c",
     "flash_backward.c",
     "flash.c",
+    "gathered_backward.c",
+    "gathered_forward.c",
     "gemv.c",
     "additive_scores.c",
     "additive_backward.c",

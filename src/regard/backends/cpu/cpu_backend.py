@@ -9,6 +9,7 @@ from . import library
 from .additive_loop import AdditiveInC
 from .few_queries import FewQueriesInC
 from .flash_tiles import FlashInC
+from .gathered_lists import GatheredInC
 from .linear_recurrence import RecurrencesInC
 from .short_rows import ShortInC
 from .timed_flash import TimedFlashInC
@@ -20,12 +21,12 @@ class CpuBackend:
 
     name = "cpu"
     nan_safe = False
-    gathered = None
     runs = staticmethod(library.supports)
 
     def __init__(self) -> None:
         self.flash, self.few_queries, self.short = FlashInC(), FewQueriesInC(), ShortInC()
-        self.additive, self.weights, self.recurrences = AdditiveInC(), WeightsInC(), RecurrencesInC()
+        self.gathered, self.additive = GatheredInC(), AdditiveInC()
+        self.weights, self.recurrences = WeightsInC(), RecurrencesInC()
         self.timed_flash = TimedFlashInC()
 
     def arithmetic(self, dtype: torch.dtype) -> str | None:

@@ -58,6 +58,8 @@ class Library:
         self.decode = function("decode", c_void_p)
         self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
         self.finite_strided = function("finite_strided", c_void_p, *(c_int64,) * 9, returns=c_int64)
+        self.gathered = function("gathered", c_void_p)
+        self.gathered_backward = function("gathered_backward", c_void_p)
         self.gemv = function("gemv", c_void_p)
         self.gru_decoder = function("gru_decoder", c_void_p)
         self.gru_decoder_backward = function("gru_decoder_backward", c_void_p)

@@ -108,7 +108,7 @@ class _GatheredLists:
             at_least_float32(tensor).contiguous().flatten(0, 2) for tensor in (pairs.key, batched.value)
         )
         self.lists, self.terms, self.key_heads = lists, terms, pairs.key.shape[1]
-        self.numbers = lists.numbers(self.shape[3])
+        self.numbers = lists.distinct_numbers(self.shape[3])
         heads = self.shape[1]
         self.list_heads = heads if lists.indices.shape[1] == heads else self.key_heads
         self.group = heads // max(self.list_heads, 1)
