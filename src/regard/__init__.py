@@ -49,7 +49,7 @@ __version__ = "0.1.0.dev0"
 
 _LAZY_SUBPACKAGES = (
     *("advisor", "approximations", "explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing"),
-    "translation",
+    *("selection", "translation"),
 )
 _LAZY_FUNCTIONS = {
     "advise": "advisor",

@@ -1,5 +1,7 @@
 """The attention function by itself: layouts, masks, and what it refuses."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -168,11 +170,30 @@ def test_a_sequence_index_makes_documents():
     )
 
 
+def test_selected_keys_and_blocks_of_keys():
+    q, k, v = tensors()
+    indices = torch.tensor([[0, 1, -1], [2, 2, 3], [6, 0, 4], [1, 5, 2], [3, -1, -1]]).repeat(2, 1, 1)
+    keep = (indices.unsqueeze(-1) == torch.arange(N)).any(-2).unsqueeze(1)
+    mask = torch.ones(2, 1, M, N, dtype=torch.bool).tril(N - M)
+    module = Attention(True)
+    torch.testing.assert_close(
+        attention_forward(module, q, k, v, mask, indices=indices.int())[0], formula(q, k, v, keep & mask)
+    )
+    blocks = torch.tensor([[0, -1], [1, 1], [3, 0], [2, 1], [-1, 0]]).repeat(2, 1, 1, 1)
+    with pytest.raises(ConfigurationError, match="has no indexer.block_size that says how many keys a block has"):
+        attention_forward(module, q, k, v, mask, block_indices=blocks)
+    vars(module)["indexer"] = SimpleNamespace(block_size=2)
+    keep = (blocks.unsqueeze(-1) == torch.arange(N) // 2).any(-2)
+    torch.testing.assert_close(
+        attention_forward(module, q, k, v, mask, block_indices=blocks)[0], formula(q, k, v, keep & mask)
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
         ("temperature", 0.5, "0.5"),
-        ("indices", torch.zeros(2, 3), r"<Tensor \(2, 3\)>"),
+        ("choices", torch.zeros(2, 3), r"<Tensor \(2, 3\)>"),
         ("cache", Attention(), "Attention"),
         ("sinks", torch.zeros(1), r"<Tensor \(1,\)>"),
         ("long", "x" * 50, "<str>"),

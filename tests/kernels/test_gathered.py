@@ -101,6 +101,16 @@ def test_blocks(by, size, heads, other):
     compare(mask & OTHERS[other] if other in OTHERS else mask, 131, 149, {})
 
 
+@pytest.mark.parametrize("other", ["alone", "causal", "padding"])
+@pytest.mark.parametrize("heads", [1, KEY_HEADS, HEADS])
+@pytest.mark.parametrize("size", [64, (128, 64)], ids=str)
+def test_blocks_that_are_whole_tiles(size, heads, other):
+    sizes = size if isinstance(size, tuple) else (size, size)
+    mask = masks.blocks(drawn(193, 257, heads, 2, *sizes), size)
+    compare(mask & OTHERS[other] if other in OTHERS else mask, 193, 257, {})
+    compare(mask, 193, 257, OPTIONS["dropout"])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [KEY_HEADS, HEADS])
 def test_numbers_of_16_bits(by, dtype, heads):

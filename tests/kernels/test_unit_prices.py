@@ -14,7 +14,12 @@ from regard.kernels.planning.choice import kernels_of
 from regard.kernels.planning.rates import predicted_seconds
 from regard.kernels.planning.unit_prices import at_another_price, held_prices, price
 
-COMMANDS = ("regard bench --units", "none: by hand, from benchmarks/grid.py", "none yet")
+COMMANDS = (
+    "regard bench --units",
+    "none: by hand, from benchmarks/grid.py",
+    "none: by hand, from benchmarks/every_mechanism.py",
+    "none yet",
+)
 
 
 def constants_of(name: str) -> list[str]:

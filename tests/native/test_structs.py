@@ -8,7 +8,16 @@ import subprocess
 
 import pytest
 
-from regard.backends.cpu import additive_tiles, build, few_queries, flash_tiles, gru_decoder, reduce_tiles, short_rows
+from regard.backends.cpu import (
+    additive_tiles,
+    build,
+    few_queries,
+    flash_tiles,
+    gathered_lists,
+    gru_decoder,
+    reduce_tiles,
+    short_rows,
+)
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
 
@@ -16,6 +25,7 @@ SHARED = (
     "additive.h",
     "decode.h",
     "flash.h",
+    "gathered.h",
     "gemv.h",
     "gru_decoder.h",
     "recurrence.h",
@@ -88,6 +98,7 @@ def test_constants():
     for header, constants in {
         "additive.h": {"STRIP": additive_tiles.STRIP, "BAND": additive_tiles.BAND},
         "decode.h": {"MOST_ROWS": few_queries.MOST_ROWS, "CHUNK": few_queries.CHUNK},
+        "gathered.h": {"PIECES_AT_ONCE": gathered_lists.PIECES_AT_ONCE},
         "flash.h": {"BLOCK": flash_tiles.BLOCK, "MOST_BLOCKS": flash_tiles.MOST_BLOCKS},
         "gru_decoder.h": {"PANEL_COLUMNS": gru_decoder.PANEL_COLUMNS},
         "short.h": {"LONGEST": short_rows.LONGEST},

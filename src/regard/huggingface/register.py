@@ -28,8 +28,8 @@ def register() -> None:
     attn_implementation="regard")`, or later by `swap`.
 
     It computes what `attn_implementation="eager"` does: windows, softcap, sinks, packed sequences, grouped heads, every
-    cache, position biases, cross-attention, dropout. An unknown keyword that may change the result raises. It differs
-    from eager attention in three points:
+    cache, position biases, cross-attention, dropout, keys that an indexer selects. An unknown keyword that may change
+    the result raises. It differs from eager attention in three points:
 
     - A row that may attend to nothing gives 0 (eager: the mean of all values). Such rows are padded positions, whose
       outputs are not used, with one exception: with left padding, the loss that transformers computes from `labels`
@@ -78,8 +78,8 @@ def swap(model: nn.Module) -> AttentionSwapReport:
 
     A module that contains such models, as a `SentenceTransformer` does, has it selected for each of them. The result
     names the attention modules that use it now, and those that do not: they compute attention themselves instead of
-    through transformers' attention interface, or pass it what "regard" does not know, as those whose indexer selects
-    keys for each query. A model with such modules keeps the implementation that it has, and so do all modules that
+    through transformers' attention interface, or pass it what "regard" does not know, as those with a sink of its own
+    for each query. A model with such modules keeps the implementation that it has, and so do all modules that
     share its configuration, from which they read it. `model.set_attn_implementation("sdpa")` undoes it.
 
     Raises:

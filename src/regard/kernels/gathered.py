@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..backends.base import GatheredKeys
+from ..backends.base import FlashTiles, GatheredKeys
 from ..backends.registry import BACKENDS
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..masks.chosen import Chosen
+from ..tiles.heads_as_batches import HeadsAsBatches
 from ..tiles.key_lists import add_bias_gradient, chosen_keys, key_lists, list_terms
 from .base import EVERY_GRADIENT, Cost, Result
 from .custom_op import apply_kernel, register
@@ -25,7 +26,8 @@ CALLS = price("gathered.calls")
 class GatheredKernel:
     """Keys and values are read at the listed places, once for all rows that share a list: O(pairs) in time.
 
-    Rows share a list that is given for key heads, or for blocks of queries.
+    Rows share a list that is given for key heads, or for blocks of queries. Lists of blocks that are whole tiles are
+    computed as these, of each head those that it has chosen.
     """
 
     name = "gathered"
@@ -72,11 +74,17 @@ class GatheredKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
+        if (folded := _of_tiles(batched)) is not None:
+            heads, tiles = folded
+            return heads.rows(tiles.forward(heads.batched))
         lists = key_lists(batched)
         return _maker(batched.value).forward(batched, lists, list_terms(batched, lists))
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
+        if (folded := _of_tiles(batched)) is not None:
+            heads, tiles = folded
+            return heads.gradients(tiles.backward(heads.batched, heads.saved(saved)))
         lists = key_lists(batched)
         found = _maker(batched.value).backward(
             batched, saved, lists, list_terms(batched, lists), of_added=saved.needs_bias_grad
@@ -98,6 +106,15 @@ class GatheredKernel:
         """Whether the query heads of a group have the same lists."""
         heads = lists.indices.shape[-3] if lists.indices.ndim > 2 else 1
         return problem.heads and (heads == 1 or heads != problem.weights_shape[-3])
+
+
+def _of_tiles(batched: BatchedProblem) -> tuple[HeadsAsBatches, FlashTiles] | None:
+    """Blocks that are whole tiles, head by head, and who computes tiles of them; None where nobody does."""
+    flash = next((each.flash for each in BACKENDS if each.flash is not None and each.runs(batched.value)), None)
+    heads = None if flash is None else HeadsAsBatches.from_problem(batched)
+    if flash is None or heads is None or flash.why_not(heads.batched.problem):
+        return None
+    return heads, flash
 
 
 def _maker(value: Tensor) -> GatheredKeys:

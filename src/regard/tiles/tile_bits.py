@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
 
 import numpy as np
 import torch
@@ -12,9 +12,13 @@ from torch import Tensor
 from ..core.batched_problem import BatchedProblem
 from ..core.grid import Grid
 from ..core.problem import Problem
+from ..masks import Mask
+from ..masks.base import And
 from .diagonals import distances
+from .key_lists import chosen_keys
 from .mask_tiles import BatchLayout, TileLayout, batch_layouts, sampled_layouts
 from .memo import memoize
+from .row_spans import first_key_position
 
 BLOCK = 64
 """Rows and columns of a tile, as in flash.h."""
@@ -75,7 +79,7 @@ def masked_pairs(problem: Problem) -> int:
 
 
 def _tiles(batched: BatchedProblem, part: BatchLayout) -> TileBits:
-    layout, mask = part.layout, batched.problem.mask
+    layout = part.layout
     first = np.cumsum([0, *(len(row.runs) for row in layout.rows)], dtype=np.int64)
     runs, count = [], 0
     for row in layout.rows:
@@ -85,11 +89,27 @@ def _tiles(batched: BatchedProblem, part: BatchLayout) -> TileBits:
     table = np.array(runs, dtype=np.int64).reshape(-1, 3)
     if not count:
         bits = np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
-    elif mask is not None and mask.by_distance and batched.problem.shift is not None:
-        bits = _by_distance(batched.problem, first, table)
+    elif (cut := _cutting_mask(batched.problem, part.batch)) is not None and cut.by_distance:
+        bits = _by_distance(replace(batched.problem, mask=cut), first, table)
     else:
         bits = _pair_by_pair(batched.part(part.batch), layout, count)
     return TileBits(first, table, np.ascontiguousarray(bits))
+
+
+def _cutting_mask(problem: Problem, batch: slice) -> Mask | None:
+    """The mask that decides on pairs within tiles of some batches, of equally spaced positions; None for no one mask.
+
+    It is the whole mask, without blocks that are whole tiles: of these a tile has all pairs or none.
+    """
+    if problem.mask is None or problem.shift is None or problem.mask.by_distance:
+        return problem.mask if problem.shift is not None else None
+    found = chosen_keys(problem.mask)
+    if found is None or batch.stop - batch.start > 1:
+        return None
+    chosen, others = found
+    whole = not any(size % BLOCK for size in (chosen.rows, chosen.columns, first_key_position(problem)))
+    shared = chosen.indices.ndim < 3 or chosen.indices.shape[-3] == 1 or not problem.heads
+    return reduce(And, others) if others and whole and shared else None
 
 
 def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 /* Attention to listed keys: the gradients. One thread computes those of a key head, in the order of the queries, so that
  * they do not depend on the number of threads. */
-#include "gathered.h"
+#include "listed_rows.h"
 
 /* target[key[t]] += sum over rows of slopes[r][t] rows[r], for some vectors of columns. */
 INLINE void spread_columns(const struct gather_scratch *scratch, const float *slopes, const float *rows, int64_t padded,

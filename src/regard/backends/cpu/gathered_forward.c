@@ -1,8 +1,5 @@
 /* Attention to listed keys: output and log-sum-exp. */
-#include "gathered.h"
-
-/* Pieces of lists that a thread takes at a time. */
-enum { PIECES_AT_ONCE = 8 };
+#include "listed_rows.h"
 
 /* Scores become weights, e^(score - maximum); returns their sum. */
 INLINE float exponentials(float *scores, int64_t count, float *maximum) {

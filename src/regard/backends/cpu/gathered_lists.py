@@ -19,7 +19,7 @@ from .library import DTYPES, last_contiguous
 from .threads import run_units, thread_count
 
 PIECES_AT_ONCE = 8
-"""The pieces of lists that a thread takes at a time, as in gathered_forward.c."""
+"""The pieces of lists that a thread takes at a time, as in gathered.h."""
 MOST_ROWS = 64
 """The most queries of a piece of a list."""
 LEAST_WORK = 2**18

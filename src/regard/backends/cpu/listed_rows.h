@@ -1,0 +1,264 @@
+/* The rows of a list against its keys, which are read where they lie: what both passes do.
+ *
+ * Of a piece of a list ROWS rows are computed at a time, or one. */
+#ifndef REGARD_LISTED_ROWS_H
+#define REGARD_LISTED_ROWS_H
+
+#include "gathered.h"
+#include "prefetch.h"
+#include "transpose.h"
+#include "typed_rows.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* So many rows are multiplied by a key that is read once, as many sums as there are registers for beside what is read. */
+enum { ROWS = LANES == 4 ? 2 : 4, VECTORS = LANES == 16 ? 4 : 2 };
+
+/* Keys are fetched so many before they are read, as they lie anywhere, where those of a head are more bytes than are near
+ * to the processor for certain. */
+enum { AHEAD = 16, NEAR = 1 << 18 };
+
+/* Constants that the compiler specialises the code for: the dtype, dims of whole vectors, how many rows there are. */
+struct kind {
+    int dtype, whole, rows;
+};
+
+/* The memory of a thread. `width`: the keys of a list, rounded up to whole vectors. */
+struct gather_scratch {
+    int64_t width, count, ahead;
+    int32_t *key, *place; /* the keys of a list, and their places in it */
+    uint8_t *seen;        /* whether a block has been listed, for each; and 1, for all that is none */
+    float *query, *above; /* (ROWS, dim) and (ROWS, value_dim), padded */
+    float *weights, *slopes, *bends; /* (ROWS, width) */
+    float *sums;                     /* (ROWS, the larger dim), padded */
+};
+
+/* Where a row stands; `query` is -1 for a row of padding. */
+struct row_place {
+    int64_t batch, head, query;
+};
+
+INLINE int64_t in_vectors(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* Lays out the memory of a thread, or tells with null how many bytes it needs. */
+INLINE int64_t gather_scratch(const struct gathered *problem, char *memory, struct gather_scratch *scratch) {
+    int64_t width = round_up_to_lanes(problem->length * problem->columns) + LANES, at = 0;
+    int64_t dim = round_up_to_lanes(problem->dim), value_dim = round_up_to_lanes(problem->value_dim);
+    scratch->width = width;
+#define PART(name, type, number) scratch->name = (type *)(memory + at), at += in_vectors((number) * (int64_t)sizeof(type))
+    PART(key, int32_t, width);
+    PART(place, int32_t, width);
+    PART(seen, uint8_t, problem->blocks + 1);
+    PART(query, float, ROWS * dim);
+    PART(above, float, ROWS * value_dim);
+    PART(weights, float, ROWS * width);
+    PART(slopes, float, ROWS * width);
+    PART(bends, float, ROWS * width);
+    PART(sums, float, ROWS * (dim > value_dim ? dim : value_dim));
+#undef PART
+    return at;
+}
+
+INLINE char *new_gather_scratch(const struct gathered *problem, struct gather_scratch *scratch) {
+    int64_t bytes = gather_scratch(problem, 0, scratch);
+    char *memory = aligned_alloc(64, (size_t)bytes);
+    if (!memory) return 0;
+    gather_scratch(problem, memory, scratch);
+    memset(scratch->seen, 0, (size_t)problem->blocks);
+    scratch->seen[problem->blocks] = 1;
+    const int64_t bytes_of_keys = problem->keys * (problem->dim + problem->value_dim) * entry_bytes((int)problem->dtype);
+    scratch->ahead = bytes_of_keys > NEAR ? AHEAD : problem->length * problem->columns;
+    return memory;
+}
+
+/* The keys of a list from `start` to `stop` - 1, each once, with their places. No branch depends on what is listed. */
+INLINE void take_list(const struct gathered *problem, struct gather_scratch *scratch, const int32_t *indices, int64_t start,
+                      int64_t stop) {
+    const int64_t length = problem->length, columns = problem->columns, first = problem->first, low = problem->block;
+    const uint64_t blocks = (uint64_t)problem->blocks, inside = (uint64_t)(stop > start ? stop - start : 0);
+    int32_t *key = scratch->key, *place = scratch->place;
+    uint8_t *seen = scratch->seen;
+    int64_t count = 0;
+    for (int64_t t = 0; t < length; t++) {
+        const uint64_t block = (uint64_t)(indices[t] - low), at = block < blocks && indices[t] >= 0 ? block : blocks;
+        const int64_t is_new = !seen[at];
+        int64_t number = indices[t] * columns - first;
+        seen[at] = 1;
+        for (int64_t c = 0; c < columns; c++, number++) {
+            key[count] = (int32_t)number;
+            place[count] = (int32_t)(t * columns + c);
+            count += is_new & ((uint64_t)(number - start) < inside);
+        }
+    }
+    if (blocks < (uint64_t)length * LINE)
+        memset(seen, 0, blocks);
+    else
+        for (int64_t t = 0; t < length; t++) {
+            const uint64_t block = (uint64_t)(indices[t] - low);
+            if (block < blocks) seen[block] = 0;
+        }
+    scratch->count = count;
+}
+
+/* Fetches the entries of a listed row from one column to another, long before they are read. */
+INLINE void fetch_listed(const struct gather_scratch *scratch, int64_t t, const void *rows, int64_t stride, int64_t column,
+                         int64_t end, const int dtype) {
+    if (t + scratch->ahead >= scratch->count) return;
+    const char *next = row_at(rows, scratch->key[t + scratch->ahead], stride, dtype);
+    for (int64_t byte = column * entry_bytes(dtype); byte < end * entry_bytes(dtype); byte += LINE)
+        __builtin_prefetch(next + byte, 0, 3);
+}
+
+/* Vectors of a row that stay in registers while keys are read. */
+enum { PART_VECTORS = 4 };
+
+/* into[r][t] = rows[r] . row[key[t]], for all listed keys. */
+INLINE void list_products(const struct gather_scratch *scratch, const float *rows, const void *keys, int64_t stride,
+                          int64_t dim, float *into, const struct kind kind) {
+    const int at_once = LANES / kind.rows, part = kind.rows == 1 ? PART_VECTORS : 1;
+    const int64_t count = scratch->count, padded = round_up_to_lanes(dim);
+    const int32_t *key = scratch->key;
+    for (int64_t t = 0; t < count; t += at_once) {
+        lanes sum[LANES] = {{0}}; /* (rows, keys) */
+        for (int64_t a = 0; a < padded; a += part * LANES) {
+            lanes own[ROWS > PART_VECTORS ? ROWS : PART_VECTORS];
+            UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < part; v++)
+                if (a + v * LANES < padded) own[r * part + v] = load(rows + r * padded + a + v * LANES);
+            FOR_ALL_LANES for (int i = 0; i < at_once; i++) {
+                const void *row = row_at(keys, key[t + i < count ? t + i : count - 1], stride, kind.dtype);
+                if (a == 0) fetch_listed(scratch, t + i, keys, stride, 0, dim, kind.dtype);
+                UNROLL for (int v = 0; v < part; v++) {
+                    if (a + v * LANES >= padded) break;
+                    lanes entry = load_entries(row, a + v * LANES, dim, kind.dtype, kind.whole);
+                    UNROLL for (int r = 0; r < kind.rows; r++) sum[r * at_once + i] += own[r * part + v] * entry;
+                }
+            }
+        }
+        float apart[LANES];
+        store(apart, sum_vectors(sum));
+        UNROLL for (int r = 0; r < kind.rows; r++)
+            memcpy(into + r * scratch->width + t, apart + r * at_once, at_once * sizeof(float));
+    }
+}
+
+/* into[r] = sum over the listed keys of weights[r][t] row[key[t]], for some vectors of columns. */
+INLINE void list_sum_columns(const struct gather_scratch *scratch, const float *weights, const void *rows, int64_t stride,
+                             int64_t dim, int64_t column, float *into, const int vectors, const struct kind kind) {
+    const int steps = kind.rows == 1 ? 2 : 1; /* sums that do not wait for one another */
+    const int64_t count = scratch->count, padded = round_up_to_lanes(dim);
+    lanes sum[2][ROWS * VECTORS] = {{{0}}};
+    for (int64_t t = 0; t < count; t += steps) {
+        UNROLL for (int s = 0; s < steps; s++) {
+            if (s && t + s >= count) break;
+            const void *row = row_at(rows, scratch->key[t + s], stride, kind.dtype);
+            fetch_listed(scratch, t + s, rows, stride, column, column + vectors * LANES, kind.dtype);
+            UNROLL for (int v = 0; v < vectors; v++) {
+                lanes entry = load_entries(row, column + v * LANES, dim, kind.dtype, kind.whole);
+                UNROLL for (int r = 0; r < kind.rows; r++) sum[s][r * vectors + v] +=
+                    broadcast(weights[r * scratch->width + t + s]) * entry;
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < vectors; v++)
+        store(into + r * padded + column + v * LANES, sum[0][r * vectors + v] + sum[1][r * vectors + v]);
+}
+
+INLINE void list_sums(const struct gather_scratch *scratch, const float *weights, const void *rows, int64_t stride,
+                      int64_t dim, float *into, const struct kind kind) {
+    int64_t column = 0;
+    for (; column + VECTORS * LANES <= round_up_to_lanes(dim); column += VECTORS * LANES)
+        list_sum_columns(scratch, weights, rows, stride, dim, column, into, VECTORS, kind);
+    for (; column < dim; column += LANES)
+        list_sum_columns(scratch, weights, rows, stride, dim, column, into, 1, kind);
+}
+
+/* Scores from products: times the scale, with softcap, bias and span; -infinity where there is no pair, and up to the end
+ * of a vector. bends: the slopes of the softcap, or null. */
+INLINE void complete_scores(const struct gathered *problem, const struct gather_scratch *scratch, struct row_place row,
+                            float *scores, float *bends) {
+    const int64_t count = scratch->count;
+    for (int64_t t = 0; t < count; t += LANES) {
+        lanes score = load(scores + t) * problem->scale;
+        if (problem->softcap > 0.0f) {
+            lanes bent = tanh_lanes(score / problem->softcap);
+            if (bends) store(bends + t, 1.0f - bent * bent);
+            score = problem->softcap * bent;
+        }
+        store(scores + t, score);
+    }
+    if (problem->added) {
+        const float *added = problem->added + row.batch * problem->added_batch + row.head * problem->added_head +
+                             row.query * problem->length * problem->columns;
+        for (int64_t t = 0; t < count; t++) scores[t] += added[scratch->place[t]];
+    }
+    if (problem->spans && problem->height > 1) {
+        const int32_t *span = problem->spans + row.batch * problem->span_batch + 2 * row.query;
+        for (int64_t t = 0; t < count; t++)
+            scores[t] = scratch->key[t] < span[0] || scratch->key[t] >= span[1] ? -INFINITY : scores[t];
+    }
+    for (int64_t t = count; t < count + LANES; t++) scores[t] = -INFINITY;
+}
+
+/* The factors of dropout of a row; null without. */
+INLINE const float *factors_of(const struct gathered *problem, struct row_place row) {
+    if (!problem->factors) return 0;
+    return problem->factors + row.batch * problem->factor_batch + row.head * problem->factor_head +
+           row.query * problem->length * problem->columns;
+}
+
+/* Rows of a tensor as float32, padded with zeros: 0 in rows of padding. */
+INLINE void widen_rows(const void *tensor, int64_t batch, int64_t head, int64_t stride, int64_t dim,
+                       const struct row_place *places, float *into, const int dtype, const int rows) {
+    const int64_t padded = round_up_to_lanes(dim);
+    for (int r = 0; r < rows; r++)
+        for (int64_t a = 0; a < padded; a += LANES) {
+            const struct row_place at = places[r];
+            lanes own = broadcast(0.0f);
+            if (at.query >= 0)
+                own = load_entries(row_at(tensor, at.batch * batch + at.head * head + at.query * stride, 1, dtype), a, dim,
+                                   dtype, 0);
+            store(into + r * padded + a, own);
+        }
+}
+
+/* What is done with some rows of a list that is taken. */
+typedef void work_on_rows(const struct gathered *, struct gather_scratch *, const struct row_place *, int64_t key_head);
+
+/* The rows of a piece of a list, ROWS at a time; a single one, or one that is left, by itself. */
+INLINE void work_on_piece(const struct gathered *problem, struct gather_scratch *scratch, int64_t batch, int64_t list_head,
+                          int64_t list, int64_t piece, work_on_rows *one, work_on_rows *some) {
+    const int of_key_heads = problem->list_heads == problem->key_heads;
+    const int64_t group = problem->heads / problem->key_heads, heads = of_key_heads ? group : 1;
+    const int64_t head = of_key_heads ? list_head * group : list_head, key_head = of_key_heads ? list_head : head / group;
+    int64_t first = list * problem->rows + piece * problem->height, end = first + problem->height;
+    if (end > (list + 1) * problem->rows) end = (list + 1) * problem->rows;
+    if (end > problem->queries) end = problem->queries;
+    if (first >= end) return;
+    int64_t start = 0, stop = problem->keys;
+    if (problem->spans) {
+        start = problem->keys, stop = 0;
+        for (int64_t query = first; query < end; query++) {
+            const int32_t *span = problem->spans + batch * problem->span_batch + 2 * query;
+            start = span[0] < start ? span[0] : start;
+            stop = span[1] > stop ? span[1] : stop;
+        }
+    }
+    const int64_t of_list = problem->list_heads == 1 ? 0 : list_head;
+    take_list(problem, scratch,
+              problem->indices + batch * problem->index_batch + of_list * problem->index_head + list * problem->length, start,
+              stop);
+    const int64_t queries = end - first, total = heads * queries;
+    for (int64_t row = 0; row < total;) {
+        struct row_place places[ROWS];
+        const int64_t many = total - row == 1 ? 1 : ROWS;
+        for (int64_t r = 0; r < many; r++) {
+            const int64_t at = row + r;
+            places[r] = (struct row_place){batch, head + at / queries, at < total ? first + at % queries : -1};
+        }
+        (many == 1 ? one : some)(problem, scratch, places, key_head);
+        row += many;
+    }
+}
+
+#endif

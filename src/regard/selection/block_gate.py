@@ -1,0 +1,51 @@
+"""The gate of mixture of block attention: the blocks of keys whose mean is nearest to a query."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.score_forms import at_least_float32, per_head
+from .largest_scores import check_fits, checked_number, largest_scores
+
+
+def gated_blocks(query: Tensor, key: Tensor, *, size: int, count: int) -> Tensor:
+    """The `count` blocks of `size` keys that each query attends to: its own, and those of the largest q · mean(K_b).
+
+    For `masks.causal() & masks.blocks(found, (1, size))`: earlier blocks are seen as a whole, the own one up to the
+    query. Queries are at the last positions of the keys, so that a step of decoding finds what the whole text does.
+
+    Shapes: query (..., heads, M, D), key (..., key heads, N, D); the result is (..., heads, M, count), whole numbers,
+    -1 where there are fewer blocks so far. No gradient passes through it.
+
+    Raises:
+        ShapeError: query and key do not fit.
+        ConfigurationError: size or count is no whole number of at least 1.
+
+    Source: MoBA, Lu et al. 2025, arXiv 2502.13189, Eq. 5 and 6, and causality as of its section 2.2.
+
+    >>> import torch, regard
+    >>> from regard import masks
+    >>> query, key = torch.eye(4)[None, None], torch.eye(4)[None, None]
+    >>> found = regard.selection.gated_blocks(query, key, size=2, count=1)
+    >>> found.squeeze(-1)
+    tensor([[[0, 0, 1, 1]]])
+    >>> output = regard.attention(query, key, key, mask=masks.causal() & masks.blocks(found, (1, 2)))
+    """
+    check_fits("gated_blocks", query, key)
+    size, count = checked_number("gated_blocks", "size", size), checked_number("gated_blocks", "count", count)
+    queries, keys = query.shape[-2], key.shape[-2]
+    blocks = -(-keys // size)
+    with torch.no_grad():
+        number = torch.arange(keys, device=key.device) // size
+        sums = at_least_float32(key).new_zeros(*key.shape[:-2], blocks, key.shape[-1])
+        sums = sums.index_add_(-2, number, at_least_float32(key))
+        means = sums / number.bincount(minlength=blocks).clamp(min=1).unsqueeze(-1)
+
+    def score(rows: slice) -> Tensor:
+        scores = per_head(lambda folded: folded @ means.mT, at_least_float32(query[..., rows, :]), means)
+        own = (torch.arange(queries, device=key.device)[rows].unsqueeze(-1) + keys - queries) // size
+        block = torch.arange(blocks, device=key.device)
+        return scores.masked_fill(block == own, float("inf")).masked_fill(block > own, float("-inf"))
+
+    return largest_scores(score, queries, blocks, count, query.shape[:-2].numel())
