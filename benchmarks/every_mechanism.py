@@ -1,8 +1,8 @@
 """Mechanisms against plain causal attention of the same run: chosen keys and blocks, and what selects them.
 
-Goals, at n = 4,096: 256 scattered keys a query, of the causal ones, in at most 0.4 of the time of causal attention where
-each head has lists of its own, and in 0.2 where a group of eight heads shares them; blocks of 64 chosen per head in at
-most 1.3 times the share of the pairs that they have.
+Goals, at n = 4,096: 256 scattered keys a query, of the causal ones, in at most 0.4 of the time of causal attention
+where each head has lists of its own, and in 0.2 where a group of eight heads shares them; blocks of 64 chosen per head
+in at most 1.3 times the share of the pairs that they have.
 
     python benchmarks/every_mechanism.py [--quick]
 """
@@ -29,8 +29,8 @@ CAUSAL = masks.causal()
 Work = Callable[[], Any]
 
 
-class Chosen(NamedTuple):
-    """Lists of keys or blocks: for how many heads, with how many key heads, and the share of the time that is the goal."""
+class ListCase(NamedTuple):
+    """Lists of keys or blocks, with so many heads; the goal is a share of the time, by that of the pairs."""
 
     heads: int
     key_heads: int
@@ -56,10 +56,10 @@ def whole_blocks(heads: int, n: int) -> Mask:
 
 
 CHOSEN = {
-    "256 keys, of each head": Chosen(2, 2, partial(scattered, 2), lambda share: 0.4),
-    "256 keys, of 8 heads together": Chosen(8, 1, partial(scattered, 1), lambda share: 0.2),
-    "8 blocks of 64, of each head": Chosen(8, 8, partial(whole_blocks, 8), lambda share: 1.3 * share),
-    "8 blocks of 64, of all heads": Chosen(8, 8, partial(whole_blocks, 1), lambda share: 1.3 * share),
+    "256 keys, of each head": ListCase(2, 2, partial(scattered, 2), lambda share: 0.4),
+    "256 keys, of 8 heads together": ListCase(8, 1, partial(scattered, 1), lambda share: 0.2),
+    "8 blocks of 64, of each head": ListCase(8, 8, partial(whole_blocks, 8), lambda share: 1.3 * share),
+    "8 blocks of 64, of all heads": ListCase(8, 8, partial(whole_blocks, 1), lambda share: 1.3 * share),
 }
 
 
@@ -110,7 +110,7 @@ def selections(n: int) -> None:
         return regard.attention(query, key, value, mask=masks.chosen(found.unsqueeze(1)))
 
     def nsa() -> Tensor:
-        compressed = tuple(overlapping_blocks(tensor, 32, 16).mean(-2) for tensor in (key, value))
+        compressed = overlapping_blocks(key, 32, 16).mean(-2), overlapping_blocks(value, 32, 16).mean(-2)
         sizes = {"length": 32, "stride": 16, "size": 64, "count": 8, "window": 256}
         return native_sparse_attention(query, key, value, compressed, gates, **sizes)
 

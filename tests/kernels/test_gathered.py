@@ -215,6 +215,26 @@ def test_steps_of_decoding_are_the_rows_of_one_call(by):
             torch.testing.assert_close(step, whole[:, :, row : row + 1])
 
 
+@pytest.mark.parametrize("kernel", [None, "gathered"])
+def test_compiled_and_mapped_calls(kernel):
+    """The mask is made within the function, where its indices have no values yet."""
+    tensors, indices = tuple(inputs(37, 53)), drawn(37, 53, KEY_HEADS, 11)
+
+    def call(query: Tensor, key: Tensor, value: Tensor, indices: Tensor) -> Tensor:
+        return regard.attention(query, key, value, mask=masks.causal() & masks.chosen(indices), kernel=kernel)
+
+    expected = call(tensors[0], tensors[1], tensors[2], indices)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(tensors[0], tensors[1], tensors[2], indices)
+    mapped = torch.func.vmap(lambda q, k, v: call(q[None], k[None], v[None], indices[:1])[0])(*tensors)
+    torch.testing.assert_close(compiled, expected)
+    torch.testing.assert_close(mapped[:1], expected[:1])
+    upstream = expected.detach().cos()
+    for one, other in zip(
+        torch.autograd.grad(compiled, tensors, upstream), torch.autograd.grad(expected, tensors, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [

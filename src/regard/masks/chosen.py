@@ -25,13 +25,14 @@ TABLE_NUMBERS = 2**20
 class Chosen(Mask):
     """Block (key position // columns) is one of those that `indices` names for block (row // rows) of the queries.
 
-    indices: (..., ⌈M / rows⌉ or 1, K) int32, `NONE` for none; perhaps the same one several times. largest: of them.
+    indices: (..., ⌈M / rows⌉ or 1, K) int32, `NONE` for none; perhaps the same one several times. largest: of them;
+    None where their values are not read, as that would wait for a device or end a trace.
     """
 
     indices: Tensor
     rows: int
     columns: int
-    largest: int
+    largest: int | None
 
     @property
     def by_position(self) -> bool:
@@ -57,7 +58,7 @@ class Chosen(Mask):
 
     def check_keys(self, positions: Tensor) -> None:
         """Raise a MaskError where an index is beyond all keys; off the CPU and under a transform it names none."""
-        if under_transform() or not positions.is_cpu:
+        if self.largest is None or under_transform() or not positions.is_cpu:
             return
         last = int(positions.max()) if positions.numel() else -1
         if self.largest > last // self.columns:
@@ -73,7 +74,7 @@ class Chosen(Mask):
         blocks = grid.key // self.columns
         if not blocks.shape[-1] or not chosen.shape[-1]:
             return torch.zeros(*chosen.shape[:-1], blocks.shape[-1], dtype=torch.bool, device=grid.device)
-        if blocks.ndim == 2 and _rise_by_one(grid.key):
+        if blocks.ndim == 2 and blocks.is_cpu and _rise_by_one(grid.key):  # elsewhere it would wait for the device
             return _marked(chosen, blocks[0])
         return _found(chosen.long(), blocks)
 
@@ -191,18 +192,16 @@ def _checked(mask: str, name: str, indices: Tensor, rows: int, columns: int) -> 
     if indices.ndim < 2:
         axes = "M" if rows == 1 else f"⌈M / {rows}⌉"
         raise MaskError(f"{mask} needs {name} of shape (..., {axes}, K); it has the shape {tuple(indices.shape)}")
-    low, high, most = NONE, NONE, (2**31 - 1) // columns - 1
+    low, high, most = NONE, None, (2**31 - 1) // columns - 1
     if indices.is_cpu and not under_transform():
         low, high = (int(end) for end in indices.aminmax()) if indices.numel() else (NONE, NONE)
-    else:
-        high = most  # of which nothing is known, as to read it would wait for the device
-    if low < NONE or high > most:
+    if low < NONE or (high is not None and high > most):
         least = f"the smallest is {low}" if low < NONE else f"the largest is {high}, of blocks of {columns}"
         raise MaskError(f"{mask} needs {name} from 0 to the last key's number, and {NONE} for none; {least}")
     return Chosen(indices.to(torch.int32, copy=True).contiguous(), rows, columns, high)
 
 
-def without_duplicates(indices: Tensor, largest: int) -> Tensor:
+def without_duplicates(indices: Tensor, largest: int | None) -> Tensor:
     """Indices (..., K) with NONE in place of all but one of those that are the same in a row.
 
     >>> import torch
@@ -214,7 +213,7 @@ def without_duplicates(indices: Tensor, largest: int) -> Tensor:
     if length < 2 or not indices.numel():
         return indices
     flat = indices.reshape(-1, length)
-    if not indices.is_cpu or under_transform() or largest >= TABLE_NUMBERS:
+    if largest is None or not indices.is_cpu or under_transform() or largest >= TABLE_NUMBERS:
         order = flat.sort(-1)
         again = torch.zeros_like(order.values, dtype=torch.bool)
         again[:, 1:] = order.values[:, 1:] == order.values[:, :-1]

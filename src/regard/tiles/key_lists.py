@@ -33,7 +33,7 @@ class KeyLists:
     Shapes: indices (B or 1, heads, ⌈M / rows⌉, K) int32, contiguous, heads 1, Hk or H: numbers of blocks of `columns`
     keys, with duplicates; a block below 0 is none, and keys from N on are none. first: what is subtracted from an
     index times `columns` for the number of the first key of the block. spans: (B or 1, M, 2) int32, as of `key_spans`;
-    None for all keys. largest: no index is above it.
+    None for all keys. largest: no index is above it; None: not known.
     """
 
     indices: Tensor
@@ -41,7 +41,7 @@ class KeyLists:
     columns: int
     first: int
     spans: Tensor | None
-    largest: int
+    largest: int | None
 
     @property
     def length(self) -> int:
@@ -102,7 +102,10 @@ def chosen_keys(mask: Mask | None) -> tuple[Chosen, tuple[Mask, ...]] | None:
     lists = [each for each in joined if isinstance(each, Chosen)]
     if not lists:
         return None
-    shortest = min(lists, key=lambda each: each.indices.shape[-1] * each.columns)
+    shortest = lists[0]
+    for each in lists:  # torch.compile does not trace min with a key
+        if each.indices.shape[-1] * each.columns < shortest.indices.shape[-1] * shortest.columns:
+            shortest = each
     return shortest, tuple(each for each in joined if each is not shortest)
 
 

@@ -106,8 +106,11 @@ INLINE void fetch_listed(const struct gather_scratch *scratch, int64_t t, const 
                          int64_t end, const int dtype) {
     if (t + scratch->ahead >= scratch->count) return;
     const char *next = row_at(rows, scratch->key[t + scratch->ahead], stride, dtype);
-    for (int64_t byte = column * entry_bytes(dtype); byte < end * entry_bytes(dtype); byte += LINE)
-        __builtin_prefetch(next + byte, 0, 3);
+    int64_t byte = column * entry_bytes(dtype);
+    const int64_t stop = end * entry_bytes(dtype);
+    for (; byte + 4 * LINE <= stop; byte += 4 * LINE)
+        UNROLL for (int i = 0; i < 4; i++) __builtin_prefetch(next + byte + i * LINE, 0, 3);
+    for (; byte < stop; byte += LINE) __builtin_prefetch(next + byte, 0, 3);
 }
 
 /* Vectors of a row that stay in registers while keys are read. */
@@ -120,6 +123,7 @@ INLINE void list_products(const struct gather_scratch *scratch, const float *row
     const int64_t count = scratch->count, padded = round_up_to_lanes(dim);
     const int32_t *key = scratch->key;
     for (int64_t t = 0; t < count; t += at_once) {
+        for (int i = 0; i < at_once; i++) fetch_listed(scratch, t + i, keys, stride, 0, dim, kind.dtype);
         lanes sum[LANES] = {{0}}; /* (rows, keys) */
         for (int64_t a = 0; a < padded; a += part * LANES) {
             lanes own[ROWS > PART_VECTORS ? ROWS : PART_VECTORS];
@@ -127,7 +131,6 @@ INLINE void list_products(const struct gather_scratch *scratch, const float *row
                 if (a + v * LANES < padded) own[r * part + v] = load(rows + r * padded + a + v * LANES);
             FOR_ALL_LANES for (int i = 0; i < at_once; i++) {
                 const void *row = row_at(keys, key[t + i < count ? t + i : count - 1], stride, kind.dtype);
-                if (a == 0) fetch_listed(scratch, t + i, keys, stride, 0, dim, kind.dtype);
                 UNROLL for (int v = 0; v < part; v++) {
                     if (a + v * LANES >= padded) break;
                     lanes entry = load_entries(row, a + v * LANES, dim, kind.dtype, kind.whole);
