@@ -92,7 +92,7 @@ class GatheredKernel:
         into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
         if found.added is not None:
             add_bias_gradient(batched, lists, found.added, into)
-        return ProblemGradients(found.query, found.key, found.value, bias=into, finite=found.finite)
+        return ProblemGradients(found.query, found.key, found.value, bias=into)
 
     @staticmethod
     def _lists(problem: Problem) -> Chosen:

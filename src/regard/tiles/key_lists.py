@@ -84,16 +84,12 @@ class ListTerms(NamedTuple):
 
 
 class ListGradients(NamedTuple):
-    """Gradients of query, key and value in float32 at least, and that of what is added, (B, H, M, length).
-
-    finite: whether all entries of the first three are known to be finite.
-    """
+    """Gradients of query, key and value in float32 at least, and that of what is added, (B, H, M, length)."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     added: Tensor | None = None
-    finite: bool = False
 
 
 def chosen_keys(mask: Mask | None) -> tuple[Chosen, tuple[Mask, ...]] | None:
