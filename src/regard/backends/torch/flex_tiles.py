@@ -120,10 +120,15 @@ def block_mask(batched: BatchedProblem) -> BlockMask | None:
         return None
     problem.keep(batched.grid.tile(slice(0, 1), slice(0, 1)))  # says so if the mask does not fit
 
+    def of_heads(pairs: Tensor) -> Tensor:
+        """In four axes; what key heads have, the query heads of their groups have."""
+        pairs, heads = batched.as_4d(pairs), batched.shape[1]
+        return pairs if pairs.shape[1] in (1, heads) else pairs.repeat_interleave(heads // pairs.shape[1], 1)
+
     def computed() -> tuple[BlockLists, list[IndexedTable]]:
         blocks = Blocks.from_grid(batched.grid, BLOCK)
-        lists = BlockLists.from_verdicts(batched.as_4d(mask.verdicts(blocks)), blocks)
-        return lists, record_tables(mask, batched.grid, batched.as_4d)
+        lists = BlockLists.from_verdicts(of_heads(mask.verdicts(blocks)), blocks)
+        return lists, record_tables(mask, batched.grid, of_heads)
 
     lists, tables = memoize(problem, ("flex", problem.value.device), computed)
     return lists.block_mask(mask_mod_of_tables(mask, batched.grid, tables))
