@@ -215,6 +215,15 @@ def test_steps_of_decoding_are_the_rows_of_one_call(by):
             torch.testing.assert_close(step, whole[:, :, row : row + 1])
 
 
+@pytest.mark.usefixtures("any_processor")
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_it_is_chosen_where_lists_are_short(key_heads):
+    query, key = torch.zeros(1, 4, 2048, 64), torch.zeros(1, key_heads, 2048, 64)
+    indices = torch.randint(2048, (1, key_heads, 2048, 64), generator=torch.Generator().manual_seed(0))
+    plan = regard.explain(query, key, key, mask=masks.causal() & masks.chosen(indices))
+    assert "-> gathered     chosen: takes the least time" in str(plan)
+
+
 @pytest.mark.parametrize("kernel", [None, "gathered"])
 def test_compiled_and_mapped_calls(kernel):
     """The mask is made within the function, where its indices have no values yet."""

@@ -9,11 +9,12 @@ from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
+from ..tiles.key_lists import chosen_keys
 from ..tiles.mask_tiles import distinct_matrices, sampled_layouts
 from ..tiles.tile_bits import MIN_FULL_RUN, TILE_SIZE
 from .base import EVERY_GRADIENT, Cost, FlashWork, Result
 from .custom_op import apply_kernel, register
-from .planning.unit_costs import OPERATOR, RESULT, bytes_read, total_width
+from .planning.unit_costs import MASK, OPERATOR, RESULT, bytes_read, evaluated, total_width
 from .planning.unit_prices import price
 
 EXTRA = price("flash.extra")
@@ -46,12 +47,15 @@ class FlashKernel:
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         rows = min(problem.queries, 4 * TILE_SIZE[0])
         width = total_width(problem)
+        masked, masks = share * sum(part.layout.masked_pairs for part in found), distinct_matrices(problem)[0]
+        # Of lists, which are others in each call, nothing is memoized: their pairs are evaluated for the bits of tiles.
+        bits = MASK * masked * masks if chosen_keys(problem.mask) is not None else 0.0
         extras = 2 * (problem.softcap is not None) + (problem.dropout is not None) + (problem.bias is not None)
         return Cost(
             flops=0.0,
             flash={backend: FlashWork(2.0 * pairs * width, pairs, packed=pairs / max(rows, 1) * width)},
-            bytes=share * sum(part.layout.masked_pairs for part in found) / 8 * max(distinct_matrices(problem)[0], 1),
-            passes=EXTRA * extras * pairs + RESULT * numbers,
+            bytes=masked / 8 * max(masks, 1),
+            passes=EXTRA * extras * pairs + RESULT * numbers + evaluated(problem, bits),
             moved=bytes_read(problem),
             calls=OPERATOR + BIAS_CALLS * (problem.bias is not None),
         )

@@ -18,9 +18,12 @@ from .planning.unit_costs import OPERATOR, RESULT, bytes_read, heads_per_key, to
 from .planning.unit_prices import price
 
 PAIR = price("gathered.pair")
+BLOCK_PAIR = price("gathered.block_pair")
 SHARED_PAIR = price("gathered.shared_pair")
 EXTRA = price("gathered.extra")
 CALLS = price("gathered.calls")
+LONG_BLOCK = 16
+"""From so many keys on, a block is read as memory is foreseen to be read."""
 
 
 class GatheredKernel:
@@ -54,7 +57,8 @@ class GatheredKernel:
         pairs = float(problem.weights_shape[:-1].numel() * lists.indices.shape[-1] * lists.columns)
         rows = lists.rows * (heads_per_key(problem) if self._of_key_heads(problem, lists) else 1)
         width, extras = total_width(problem), sum(each is not None for each in (problem.bias, problem.dropout))
-        pair = SHARED_PAIR + (PAIR - SHARED_PAIR) / max(rows, 1)
+        alone = PAIR if lists.columns < LONG_BLOCK else BLOCK_PAIR
+        pair = SHARED_PAIR + (alone - SHARED_PAIR) / max(rows, 1)
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         return Cost(
             flops=0.0,
