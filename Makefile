@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # tests wait for processes that they start, which leaves time for a third.
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -rs
-EVERYTHING := -m 'not conformance'
+EVERYTHING := -m 'not conformance and not cards'
 
 # Another variant of the native code than the machine's own, and the instructions of torch that go with it.
 VARIANT ?= plain
@@ -46,7 +46,7 @@ REPORT ?= docs/gpu.md
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-triton test-variant durations conformance aarch64 check format docs bench gpu comparisons figures clean
+.PHONY: help demo test test-all test-triton test-cards test-variant durations conformance aarch64 check format docs bench gpu comparisons figures clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -64,6 +64,9 @@ test-all: $(DEV)  ## run the longest tests as well: what has to pass before a ch
 
 test-triton: $(DEV)  ## tests of the kernels in Triton, by its interpreter on the CPU: no GPU is needed
 	$(TRITON_TESTS)
+
+test-cards: $(DEV)  ## compile the kernels in Triton for each configuration and three kinds of card, and list what spills
+	$(PYTEST) tests/triton/test_compiled.py -m cards
 
 test-variant: $(DEV)  ## tests of kernels, pages and transformers with another variant of the native code: VARIANT=plain, avx2, off
 	REGARD_NATIVE=$(VARIANT) $(TORCH_$(VARIANT)) $(PYTEST) $(VARIANT_TESTS)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(jit_runtime.INTERPRETED, reason="kernels are int
 
 
 PROBLEMS = [
-    pytest.param(problem, capability, marks=[pytest.mark.slow] * (capability not in problem.quick))
+    pytest.param(problem, capability, marks=[pytest.mark.cards] * (capability not in problem.quick))
     for problem in launched_problems()
     for capability in CAPABILITIES
 ]
