@@ -18,6 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 from regard.doctor.tiny_models import class_names, tiny_model
 from regard.doctor.zoo import ZooEntry, ZooReport, examine_zoo, left_by_swap
+from regard.huggingface.attention_function import SUPPORTED_KEYWORDS, UNSUPPORTED_KEYWORDS
 
 CHECKED = ("future", "padding", "batch", "rows", "cache", "training", "random")
 
@@ -149,7 +150,8 @@ def test_the_rounding_of_a_recurrence_in_float32_is_no_finding() -> None:
 
 
 def test_a_model_that_regard_refuses_although_it_was_swapped_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["regard.huggingface.register"], "_unsupported_keywords", lambda module: "")
+    known = SUPPORTED_KEYWORDS - {"indices"}  # as if they were a keyword that nobody has heard of
+    monkeypatch.setattr(sys.modules["regard.huggingface.attention_function"], "SUPPORTED_KEYWORDS", known)
     model = tiny_model("GlmMoeDsaForCausalLM")
     examination = examine(model, random_batch(model, 2, 24), checks=("backends",))
     [found] = examination.findings
@@ -158,7 +160,9 @@ def test_a_model_that_regard_refuses_although_it_was_swapped_is_a_finding(monkey
     assert found.message.endswith("where 'eager' runs")
 
 
-def test_the_zoo_says_what_swap_leaves() -> None:
+def test_the_zoo_says_what_swap_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = UNSUPPORTED_KEYWORDS | {"indices": "keys that an indexer selects"}
+    monkeypatch.setattr(sys.modules["regard.huggingface.register"], "UNSUPPORTED_KEYWORDS", refused)
     left = left_by_swap(tiny_model("GlmMoeDsaForCausalLM"))
     [(reason, count)] = left.items()
     assert count == 2
