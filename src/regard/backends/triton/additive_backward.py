@@ -11,7 +11,7 @@ import triton.language as tl
 
 from . import score_tile
 from .additive_scores import add_token_gradients, pair_scores
-from .row_terms import LARGEST, LOG2E_64, SAME, load_terms
+from .row_terms import LARGEST, SAME, load_terms, store_terms, two_parts
 from .score_gradients import add_to_bias, score_gradient
 from .score_tile import INF, LOG2E
 
@@ -225,11 +225,7 @@ def additive_query_gradient(
     begin, end = score_tile.row_spans(MASK, s, m, M)
     row_hash = score_tile.row_hashes(DROPOUT, b, h, heads, m, M)
     first, full, cut, last = score_tile.tile_range(MASK, s, tile, tiles, N, BN)
-    lse = score_tile.row_numbers(LSE, b, h, rows, M, INF)
-    live = (lse - lse) == 0.0
-    exact = tl.where(live, lse, 0.0).to(tl.float64) * LOG2E_64
-    high = exact.to(tl.float32)
-    rest, high = (exact - high.to(tl.float64)).to(tl.float32), tl.where(live, high, INF)
+    high, rest, live = two_parts(score_tile.row_numbers(LSE, b, h, rows, M, INF))  # pyright: ignore[reportGeneralTypeIssues]
     high, rest = _exact_lse(
         *(high, rest, QUERIES, KEYS, WEIGHT, SINKS, SCORE, MASK, BIAS, b, h, head, key_head, s, m0, begin, end),
         *(first, last, M, N, BM, BN),
@@ -239,10 +235,7 @@ def additive_query_gradient(
         above = _upstream(GRAD_OUTPUT, OUTPUT, b, h, m0, M, start, DV, BM, VALUES).to(tl.float32)
         delta += tl.sum(above * _finite_rows(OUTPUT, b, h, m0, M, start, DV, BM, VALUES).to(tl.float32), 1)
     delta = tl.where(live, delta, 0.0) * DROPOUT.keep
-    at = TERMS + head * M + rows
-    tl.store(at, high, mask=rows < M)
-    tl.store(at + plane, rest, mask=rows < M)
-    tl.store(at + 2 * tl.cast(plane, tl.int64), delta, mask=rows < M)
+    store_terms(TERMS + head * M, plane, rows, M, high, rest, delta)
     high, rest, delta = high[:, None], rest[:, None], delta[:, None]
     for i in tl.range(full, cut, num_stages=1):
         n0 = score_tile.full_tile(MASK, i) * BN
@@ -369,43 +362,15 @@ def additive_key_gradient(
         for i in tl.range(full, cut, num_stages=1):
             m0 = score_tile.full_tile(MASK, i) * BM
             grad_value = _key_tile(
-                *(
-                    grad_value,
-                    QUERIES,
-                    KEYS,
-                    WEIGHT,
-                    V,
-                    GRAD_OUTPUT,
-                    OUTPUT,
-                    TERMS,
-                    GRAD_KEY,
-                    SCORE,
-                    MASK,
-                    BIAS,
-                    DROPOUT,
-                ),
-                *(b, h, head, key_head, own, s, m0, n0, column_hash, heads, plane, M, N, 1.0 / DROPOUT.keep),
+                *(grad_value, QUERIES, KEYS, WEIGHT, V, GRAD_OUTPUT, OUTPUT, TERMS, GRAD_KEY, SCORE, MASK, BIAS),
+                *(DROPOUT, b, h, head, key_head, own, s, m0, n0, column_hash, heads, plane, M, N, 1.0 / DROPOUT.keep),
                 *(DV, BDV, BM, BN, VALUES, FEATURES, False, PRECISION),
             )
         for i in tl.range(0, full - first + last - cut, num_stages=1):
             m0 = score_tile.cut_tile(MASK, i, first, full, cut) * BM
             grad_value = _key_tile(
-                *(
-                    grad_value,
-                    QUERIES,
-                    KEYS,
-                    WEIGHT,
-                    V,
-                    GRAD_OUTPUT,
-                    OUTPUT,
-                    TERMS,
-                    GRAD_KEY,
-                    SCORE,
-                    MASK,
-                    BIAS,
-                    DROPOUT,
-                ),
-                *(b, h, head, key_head, own, s, m0, n0, column_hash, heads, plane, M, N, 1.0 / DROPOUT.keep),
+                *(grad_value, QUERIES, KEYS, WEIGHT, V, GRAD_OUTPUT, OUTPUT, TERMS, GRAD_KEY, SCORE, MASK, BIAS),
+                *(DROPOUT, b, h, head, key_head, own, s, m0, n0, column_hash, heads, plane, M, N, 1.0 / DROPOUT.keep),
                 *(DV, BDV, BM, BN, VALUES, FEATURES, True, PRECISION),
             )
     number = tl.arange(0, BDV)[None, :]

@@ -24,7 +24,7 @@ from ..base import TileWriter
 from . import jit_runtime
 from .flash_launches import FlashLaunches
 from .fused_attention import MAX_BITS, MAX_DIM
-from .kernel_arguments import BiasArgument, MaskArgument, StridedRows
+from .kernel_arguments import BiasArgument, MaskArgument, StridedRows, pair_strides
 from .launch_settings import INTERPRETED, LaunchSettings
 from .lens_arguments import KeepArgument, MatrixArgument, TermSums, WantedSums
 from .lens_requests import LensRequests
@@ -145,20 +145,13 @@ def _write(
     bias, exists = BiasArgument(), KeepArgument()
     if pairs is not None:
         pairs = pairs.detach().float()
-        bias = BiasArgument(pairs=pairs, pairs_strides=_strides(pairs))
+        bias = BiasArgument(pairs=pairs, pairs_strides=pair_strides(pairs))
     if keep is not None:
-        exists = KeepArgument(keep.view(torch.uint8), _strides(keep))
+        exists = KeepArgument(keep.view(torch.uint8), pair_strides(keep))
     _launch(
         *(launches, launches.query[:, :, rows], launches.key[:, :, columns], lse),
         *(MaskArgument(), bias, exists, WantedSums(matrix=matrix), settings(launches, heavy=True)),
     )
-
-
-def _strides(pairs: Tensor) -> tuple[int, int, int, int]:
-    """The strides of a tensor (B or 1, H or 1, m or 1, n or 1), 0 along axes of size 1."""
-    found = (0 if size == 1 else stride for size, stride in zip(pairs.shape, pairs.stride(), strict=True))
-    batch, head, row, column = found
-    return batch, head, row, column
 
 
 def _launch(

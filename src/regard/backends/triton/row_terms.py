@@ -17,6 +17,27 @@ SAME = tl.constexpr(2.0**-22)
 
 
 @triton.jit
+def two_parts(lse):
+    """A log-sum-exp to the base 2 as a sum of two numbers, and whether it is finite; infinite and 0 where it is not.
+
+    The second number is what rounding the first takes away: else all weights of a row would be off by it.
+    """
+    live = (lse - lse) == 0.0
+    exact = tl.where(live, lse, 0.0).to(tl.float64) * LOG2E_64
+    high = exact.to(tl.float32)
+    return tl.where(live, high, INF), (exact - high.to(tl.float64)).to(tl.float32), live
+
+
+@triton.jit
+def store_terms(TERMS, plane, m, M, high, rest, delta):
+    """Write what `load_terms` reads of rows m."""
+    at, plane = TERMS + m, tl.cast(plane, tl.int64)
+    tl.store(at, high, mask=m < M)
+    tl.store(at + plane, rest, mask=m < M)
+    tl.store(at + 2 * plane, delta, mask=m < M)
+
+
+@triton.jit
 def row_terms(
     OUTPUT,
     GRAD_OUTPUT,
@@ -35,9 +56,9 @@ def row_terms(
     """Of each row the log-sum-exp to the base 2 as a sum of two numbers, and delta: TERMS (3, B, H, M) float32.
 
     delta = keep probability · (Σ grad_output · output - grad_lse). The log-sum-exp of rows that take no part is
-    infinite. The second number is what rounding the first takes away: else all weights of a row would be off by it.
+    infinite.
     """
-    program, tiles, plane = tl.program_id(0), tl.cdiv(M, BM), tl.cast(plane, tl.int64)
+    program, tiles = tl.program_id(0), tl.cdiv(M, BM)
     m0, head = program % tiles * BM, (program // tiles).to(tl.int64)
     b, h = head // heads, head % heads
     m = m0 + tl.arange(0, BM)
@@ -48,19 +69,13 @@ def row_terms(
     if GRAD_LSE.pointer is not None:
         delta -= score_tile.row_numbers(GRAD_LSE, b, h, m, M, 0.0)
     tl.store(ANY + tl.zeros(output.shape, tl.int32), 1, mask=bad)
-    lse = score_tile.row_numbers(LSE, b, h, m, M, INF)
-    live = (lse - lse) == 0.0
-    exact = tl.where(live, lse, 0.0).to(tl.float64) * LOG2E_64
-    rounded = exact.to(tl.float32)
-    at = TERMS + head * M + m
-    tl.store(at, tl.where(live, rounded, INF), mask=m < M)
-    tl.store(at + plane, (exact - rounded.to(tl.float64)).to(tl.float32), mask=m < M)
-    tl.store(at + 2 * plane, tl.where(live, delta, 0.0) * keep_probability, mask=m < M)
+    high, rest, live = two_parts(score_tile.row_numbers(LSE, b, h, m, M, INF))  # pyright: ignore[reportGeneralTypeIssues]
+    store_terms(TERMS + head * M, plane, m, M, high, rest, tl.where(live, delta, 0.0) * keep_probability)
 
 
 @triton.jit
 def load_terms(TERMS, plane, m, M):
-    """What `row_terms` wrote of rows m: the two parts of the log-sum-exp, and delta."""
+    """What `store_terms` wrote of rows m: the two parts of the log-sum-exp, and delta."""
     at, plane = TERMS + m, tl.cast(plane, tl.int64)
     high = tl.load(at, mask=m < M, other=INF)
     return high, tl.load(at + plane, mask=m < M, other=0.0), tl.load(at + 2 * plane, mask=m < M, other=0.0)
