@@ -338,6 +338,10 @@ class TestCalibration:
         if native.available():
             assert set(measured.flash["cpu"]) == {"float32", "bfloat16", "float16"}
 
+    def test_other_devices_are_refused(self):
+        with pytest.raises(ConfigurationError, match="rates are measured on cpu and cuda; this is .* 'mps'"):
+            calibration.measure(device="mps")
+
     def test_brief_work_is_repeated_and_the_least_counts(self, monkeypatch):
         spent = iter([0.004, 0.001, 0.002, 0.5, 0.3])
         monkeypatch.setattr(calibration, "_once", lambda work: next(spent))

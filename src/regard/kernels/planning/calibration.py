@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...backends.base import TimedFlash, Work
 from ...backends.registry import BACKENDS
+from ...errors import ConfigurationError
 from .rates import FlashRates, Rates
 
 BUDGET = 10.0
@@ -55,14 +56,21 @@ def measure(budget: float = BUDGET, large: int | None = None, device: str = "cpu
     The benchmarks run in turn, so that all meet the same disturbances; the least of the rounds counts, since
     disturbances only add time. large: numbers read from main memory, a multiple of 1024; twice as many are allocated.
     device: "cpu" or "cuda", whose work is waited for.
+
+    Raises:
+        ConfigurationError: another kind of device.
     """
+    if device not in SIZES:
+        raise ConfigurationError(
+            f"rates are measured on {' and '.join(SIZES)}; this is a device of the kind {device!r}"
+        )
     sizes = SIZES[device]
     large, threads = large or sizes.large, torch.get_num_threads() if device == "cpu" else 1
     with torch.no_grad(), torch.device(device):
         (product, flops), (softmax, passes) = _products(sizes), _passes(sizes)
         new, again = _fresh(large)
         numbers = torch.ones(large)
-        flash = [(benchmark, benchmark.works) for benchmark in _flash_benchmarks(sizes)]
+        flash = [(benchmark, benchmark.make_works()) for benchmark in _flash_benchmarks(sizes)]
         products, softmaxes, taken, written, calls, *others = time_in_turn(
             [
                 *(_repeated(product, 16), _repeated(softmax, 16), new, again, _repeated(_call(), 1000)),
@@ -163,8 +171,7 @@ class _FlashBenchmark:
     dtype: torch.dtype
     sizes: Sizes
 
-    @property
-    def works(self) -> list[Work]:
+    def make_works(self) -> list[Work]:
         """Three forward passes, few rows, a forward and a backward pass, and those of small tiles where they tell."""
         timed, (large, other, few) = self.timed, self.shapes
         trained, small = self._tensors(self.sizes.trained_rows, TRAINED_DIM), self._tensors(SMALL, FEW_DIM, keys=SMALL)
