@@ -370,9 +370,8 @@ Work: TypeAlias = Callable[[], object]
 class TimedFlash(Protocol):
     """Calls of the fastest flash kernel of a backend, whose times give its rates: all pairs, without mask and bias.
 
-    few_rows: (rows, dim) of a forward pass of which what it packs takes much of
-    the time. begins_tiles: whether a backward pass takes noticeable time to begin each tile. Shapes: query (1, H, M,
-    D), key and value (1, H, N, D).
+    few_rows: (rows, dim) of a forward pass of which what it packs takes much of the time. begins_tiles: whether a
+    backward pass takes noticeable time to begin each tile. Shapes: query (1, H, M, D), key and value (1, H, N, D).
     """
 
     few_rows: tuple[int, int]

@@ -136,6 +136,11 @@ class NanSafeKernel(OwnGradient, Protocol):
         ...
 
 
+def needs_no_look(kernel: object, problem: Problem, *, backward: bool) -> bool:
+    """Whether a kernel is a `NanSafeKernel` for a problem, forward or backward."""
+    return isinstance(kernel, NanSafeKernel) and kernel.is_nan_safe(problem, backward=backward)
+
+
 @runtime_checkable
 class CheckedKernel(Kernel, Protocol):
     """A kernel whose code may be wrong on one device alone: it is compared with the reference at its first use."""

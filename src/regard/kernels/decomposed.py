@@ -23,7 +23,7 @@ from ..core.log_sum_exp import lse_dtype, merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..tiles.selections import ALL, Axis, ResidueClasses, Selection, reasons_against_parts, selections
-from .base import EVERY_GRADIENT, Cost, FlashWork, InPlaceKernel, Kernel, NanSafeKernel, OwnGradient, Result
+from .base import EVERY_GRADIENT, Cost, FlashWork, InPlaceKernel, Kernel, OwnGradient, Result, needs_no_look
 from .custom_op import apply_kernel, register
 from .planning.rates import predicted_seconds
 from .planning.signature import exact_signature, memoize_choice
@@ -80,11 +80,8 @@ class DecomposedKernel:
 
     def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
         """Whether the kernels of all parts are."""
-        kernels = ((self._kernel(each.problem), each.problem) for each in selections(problem))
-        return all(
-            isinstance(kernel, NanSafeKernel) and kernel.is_nan_safe(each, backward=backward)
-            for kernel, each in kernels
-        )
+        parts = (each.problem for each in selections(problem))
+        return all(needs_no_look(self._kernel(each), each, backward=backward) for each in parts)
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""

@@ -102,10 +102,11 @@ class ShortKernel:
 
     def reads_spans_alone(self, problem: Problem) -> bool:
         """Whether it reads keys and values as they are, and none outside of a mask's spans: of few rows."""
-        if problem.mask is None or not any(each.short is not None and each.runs(problem.value) for each in BACKENDS):
+        value, mask, rows = problem.value, problem.mask, heads_per_key(problem) * problem.queries
+        found = next((each.short for each in BACKENDS if each.short is not None and each.runs(value)), None)
+        if found is None or mask is None:  # it is asked before anybody has asked who computes the problem
             return False
-        as_they_are = _maker(problem.value)[1].rows_as_they_are(problem)
-        return heads_per_key(problem) * problem.queries <= as_they_are and has_spans(problem.mask, problem)
+        return rows <= found.rows_as_they_are(problem) and has_spans(mask, problem)
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""

@@ -23,7 +23,7 @@ from ...masks.causal import Causal
 from ...tiles.dense_mask import is_one_causal_query, is_square_causal
 from ...tiles.memo import within_choice
 from ..additive import AdditiveKernel
-from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, NanSafeKernel, OwnGradient, Result
+from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, OwnGradient, Result, needs_no_look
 from ..block_sparse import BlockSparseKernel
 from ..custom_op import apply_kernel, register
 from ..decode import DecodeKernel
@@ -290,15 +290,16 @@ def _is_plain(problem: Problem) -> bool:
 
 def _seconds(kernel: Kernel, problem: Problem) -> float:
     """The predicted time, with that of keeping NaN behind a mask away where no result is read to find it."""
-    cost, masked = kernel.cost(problem), problem.mask is not None and not is_one_causal_query(problem)
-    if masked and waits(problem.value) and not _is_nan_safe(kernel, problem):
+    cost = kernel.cost(problem)
+    if waits(problem.value) and _hides_keys(problem) and not needs_no_look(kernel, problem, backward=False):
         numbers = problem.pairs.query.numel() + problem.pairs.key.numel() + problem.value.numel()
         cost = replace(cost, passes=cost.passes + UNREAD * numbers)
     return predicted_seconds(cost, problem)
 
 
-def _is_nan_safe(kernel: Kernel, problem: Problem) -> bool:
-    return isinstance(kernel, NanSafeKernel) and kernel.is_nan_safe(problem, backward=False)
+def _hides_keys(problem: Problem) -> bool:
+    """Whether a mask leaves keys out."""
+    return problem.mask is not None and not is_one_causal_query(problem)
 
 
 class _DeferredChoice:
@@ -321,7 +322,7 @@ class _DeferredChoice:
         kernels = [fastest_own_gradient(problem)]
         if backward and problem.bias is not None:
             kernels.append(fastest_own_gradient(problem, bias=True))
-        return all(isinstance(each, NanSafeKernel) and each.is_nan_safe(problem, backward=backward) for each in kernels)
+        return all(needs_no_look(each, problem, backward=backward) for each in kernels)
 
     def run(self, problem: Problem) -> Result:
         return apply_kernel(problem, self)

@@ -240,6 +240,8 @@ class LanguageModel(nn.Module):
         >>> torch.stack(list(model.generate(torch.tensor([[3, 1, 4]]), 5)), 1).shape
         torch.Size([1, 5])
         """
+        if captured:
+            self._check_steps_are_alike()
         return generated(
             self,
             tokens,
@@ -249,7 +251,7 @@ class LanguageModel(nn.Module):
             lengths=lengths,
             generator=generator,
             chunk=self._chunk() if chunk is None else chunk,
-            captured=captured and self._can_be_captured(),
+            captured=captured,
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -347,8 +349,8 @@ class LanguageModel(nn.Module):
         scalings = [rotary.scaling for rotary in self._rotaries() if rotary is not None]
         return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else PROMPT_CHUNK
 
-    def _can_be_captured(self) -> bool:
-        """True.
+    def _check_steps_are_alike(self) -> None:
+        """Check that each step of generation is the same calls, as captured steps have to be.
 
         Raises:
             ConfigurationError: the frequencies of a rotary depend on the length, which is no number of a graph.
@@ -358,7 +360,6 @@ class LanguageModel(nn.Module):
                 "the frequencies of this model's rotary depend on the length of the text, so that its steps differ: "
                 "leave captured out"
             )
-        return True
 
     def _rotaries(self) -> list[Rotary | None]:
         """The rotary embedding of each layer."""
