@@ -9,7 +9,7 @@ from torch import Tensor, dtype
 
 from ...core.problem import Problem
 from ...lenses.weights import register_writer
-from ..base import AdditiveTiles, FewQueries, FlashTiles, WeightPass
+from ..base import WeightPass
 from . import jit_runtime
 from .additive_attention import AdditiveInTriton
 from .fused_attention import FlashInTriton
@@ -28,7 +28,11 @@ class TritonBackend:
     runs = staticmethod(jit_runtime.runs)
     short = None
     gathered = None
-    timed_flash = TimedFlashInTriton()
+
+    def __init__(self) -> None:
+        # Kernels look at these for tensors of any device, while torch.compile traces them too: they are attributes.
+        self.flash, self.few_queries, self.additive = FlashInTriton(), FewQueriesInTriton(), AdditiveInTriton()
+        self.timed_flash = TimedFlashInTriton()
 
     @property
     @cache  # noqa: B019  # there is one backend, for as long as the process lives
@@ -42,12 +46,6 @@ class TritonBackend:
 
     @property
     @cache  # noqa: B019
-    def flash(self) -> FlashTiles | None:
-        """Flash attention; None without Triton."""
-        return FlashInTriton() if jit_runtime.missing() is None else None
-
-    @property
-    @cache  # noqa: B019
     def weights(self) -> WeightPass | None:
         """The pass over weights for lenses; None without Triton."""
         if jit_runtime.missing() is not None:
@@ -55,18 +53,6 @@ class TritonBackend:
         from .lens_pass_launch import WeightsInTriton
 
         return WeightsInTriton()
-
-    @property
-    @cache  # noqa: B019
-    def few_queries(self) -> FewQueries | None:
-        """Flash decoding; None without Triton."""
-        return FewQueriesInTriton() if jit_runtime.missing() is None else None
-
-    @property
-    @cache  # noqa: B019
-    def additive(self) -> AdditiveTiles | None:
-        """Additive attention; None without Triton."""
-        return AdditiveInTriton() if jit_runtime.missing() is None else None
 
     def arithmetic(self, dtype: dtype) -> None:
         """Nothing to tell."""
