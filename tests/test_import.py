@@ -42,6 +42,7 @@ OPTIONAL = {
     "torchmetrics",
     "traitlets",
     "transformers",
+    "triton",
     "typer",
     "uvicorn",
     "yaml",
