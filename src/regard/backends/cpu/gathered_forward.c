@@ -21,7 +21,7 @@ INLINE void attend_rows(const struct gathered *problem, struct gather_scratch *s
     const void *key = row_at(problem->key, 1, batch * problem->key_batch + key_head * problem->key_head, kind.dtype),
                *value =
                    row_at(problem->value, 1, batch * problem->value_batch + key_head * problem->value_head, kind.dtype);
-    float maximum[ROWS], total[ROWS];
+    float maximum[ROWS] = {0}, total[ROWS] = {0};
     widen_rows(problem->query, problem->query_batch, problem->query_head, problem->query_row, problem->dim, places,
                scratch->query, kind.dtype, kind.rows);
     list_products(scratch, scratch->query, key, problem->key_row, problem->dim, scratch->weights, kind);

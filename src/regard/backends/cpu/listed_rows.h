@@ -12,8 +12,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* So many rows are multiplied by a key that is read once, as many sums as there are registers for beside what is read. */
-enum { ROWS = LANES == 4 ? 2 : 4, VECTORS = LANES == 16 ? 4 : 2 };
+/* So many rows are multiplied by a key that is read once, as many sums as there are registers for beside what is read.
+ * PART_VECTORS: of one row, or of all rows one each, the vectors that stay in registers while keys are read. */
+enum { ROWS = LANES == 4 ? 2 : 4, VECTORS = LANES == 16 ? 4 : 2, PART_VECTORS = 4 };
 
 /* Keys are fetched so many before they are read, as they lie anywhere, where those of a head are more bytes than are near
  * to the processor for certain. */
@@ -113,9 +114,6 @@ INLINE void fetch_listed(const struct gather_scratch *scratch, int64_t t, const 
     for (; byte < stop; byte += LINE) __builtin_prefetch(next + byte, 0, 3);
 }
 
-/* Vectors of a row that stay in registers while keys are read. */
-enum { PART_VECTORS = 4 };
-
 /* into[r][t] = rows[r] . row[key[t]], for all listed keys. */
 INLINE void list_products(const struct gather_scratch *scratch, const float *rows, const void *keys, int64_t stride,
                           int64_t dim, float *into, const struct kind kind) {
@@ -126,7 +124,7 @@ INLINE void list_products(const struct gather_scratch *scratch, const float *row
         for (int i = 0; i < at_once; i++) fetch_listed(scratch, t + i, keys, stride, 0, dim, kind.dtype);
         lanes sum[LANES] = {{0}}; /* (rows, keys) */
         for (int64_t a = 0; a < padded; a += part * LANES) {
-            lanes own[ROWS > PART_VECTORS ? ROWS : PART_VECTORS];
+            lanes own[PART_VECTORS] = {{0}};
             UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < part; v++)
                 if (a + v * LANES < padded) own[r * part + v] = load(rows + r * padded + a + v * LANES);
             FOR_ALL_LANES for (int i = 0; i < at_once; i++) {
