@@ -36,6 +36,7 @@ LAYERS = (
     ("regard.backends.cpu", "regard.backends.torch", "regard.backends.triton"),
     ("regard.backends",),
     ("regard.tiles",),
+    ("regard.normalizers",),
     ("regard.scores", "regard.masks", "regard.biases", "regard.lenses", "regard.positions"),
     ("regard.core",),
     ("regard.plots",),
@@ -45,7 +46,8 @@ LAYERS = (
 
 # Imports that go up for the names of types alone: under `if TYPE_CHECKING`, and never carried out.
 TYPES_ONLY = {
-    ("regard.core.operator", "regard.kernels.base"),
+    ("regard.core.normalizer", "regard.core.problem"),
+    ("regard.core.normalizer", "regard.kernels.base"),
     ("regard.core.problem", "regard.biases"),
     ("regard.core.problem", "regard.masks"),
 }

@@ -190,7 +190,7 @@ def test_a_page_of_a_mechanism_is_in_both_languages_with_all_sections_and_a_figu
 
 def test_there_is_a_page_for_each_part_that_users_extend():
     names = {page.stem for page in PAGES if page.parent.name == "extending"}
-    assert names >= {"mask", "score", "bias", "kernel", "backend", "lens", "operator", "model_family", "rule"}
+    assert names >= {"mask", "score", "bias", "kernel", "backend", "lens", "normalizer", "model_family", "rule"}
     index = (DOCS / "guides" / "index.md").read_text("utf-8")
     assert [name for name in sorted(names) if f"](../extending/{name}.md)" not in index] == []
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from . import biases as biases
 from . import lenses as lenses
 from . import masks as masks
+from . import normalizers as normalizers
 from . import plots as plots
 from . import positions as positions
 from . import scores as scores
@@ -37,6 +38,7 @@ __all__ = [
     "masks",
     "merge",
     "model_approximation",
+    "normalizers",
     "observe",
     "observe_linear_attention",
     "plots",

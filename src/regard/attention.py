@@ -12,6 +12,7 @@ from torch import Tensor
 from .biases import Bias
 from .core.grid import from_zero
 from .core.log_sum_exp import merge_softmax
+from .core.normalizer import Normalizer
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .core.torch_modes import functorch_active, generator_restored, is_causal_bias, under_transform
@@ -45,6 +46,7 @@ def attention(
     dropout_p: float = 0.0,
     query_positions: Tensor | range | None = None,
     key_positions: Tensor | range | None = None,
+    normalizer: Normalizer | None = None,
     kernel: str | None = None,
 ) -> Tensor:
     """softmax( f(Q, K) + B, where M ) · V, by the kernel with the lowest predicted time.
@@ -78,6 +80,7 @@ def attention(
         key_positions: (N,) or (*batch, N), whole numbers, or a range; without them 0..N-1. Mask, bias and dropout are
             functions of these: a shard of a longer sequence computes what the whole would, as fast as one from 0 where
             the positions are consecutive.
+        normalizer: what takes the place of softmax, from `regard.normalizers`; None for softmax.
         kernel: the name of the kernel to use, never another: "sdpa", "short", "cpu_flash", "decode",
             "block_sparse", "flex", "decomposed", "gathered", "additive", "tiled" or "reference".
 
@@ -86,8 +89,8 @@ def attention(
     Raises:
         ShapeError, DtypeError, DeviceError: tensors that do not fit; the message has their shapes and the mend.
         MaskError: a mask that is not bool, or does not broadcast to the weights.
-        ConfigurationError: a number out of its range; a call under `torch.jit.trace`, which would record the choices
-            made for one input.
+        ConfigurationError: a number out of its range; what has no meaning with a normalizer; a call under
+            `torch.jit.trace`, which would record the choices made for one input.
         KernelError: the named kernel cannot compute this.
 
     >>> import torch, regard
@@ -107,6 +110,7 @@ def attention(
         "dropout_p": dropout_p,
         "query_positions": query_positions,
         "key_positions": key_positions,
+        "normalizer": normalizer,
     }
     if getattr(query, "layout", None) is torch.jagged:
         return attend_jagged(attention, query, key, value, kernel=kernel, **options)
@@ -114,7 +118,7 @@ def attention(
 
 
 def run_problem(problem: Problem, kernel: str | None = None) -> Result:
-    """The result of a problem of any attention operator, by the kernel of that name or the fastest.
+    """The result of a problem, by the kernel of that name or the fastest.
 
     The current attention hook is called, if there is one.
     """
@@ -147,12 +151,14 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Merge attention over disjoint sets of keys: lse = log Σ_p exp(lse_p), output = Σ_p exp(lse_p - lse) · output_p.
 
     Each part is the result of `attention_with_lse` for some of the keys; merged, they are its result for all of them.
-    A sink may be in one part only.
+    A sink may be in one part only. Of the normalizers, those with a log-sum-exp are merged so: `Softpick`, `ReLU` and
+    `Softmax1`, whose 1 is a sink and counts once in each part. Outputs of `Sigmoid` are added, with one bias for all.
 
     Shapes: outputs (..., M, Dv), log-sum-exps (..., M), the same in all parts.
 
     Raises:
         ShapeError: no parts, or parts of different shapes.
+        ConfigurationError: a part without log-sum-exp.
 
     Source: Milakov and Gimelshein 2018 (arXiv 1805.02867), the online softmax.
 
@@ -167,6 +173,11 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         raise ShapeError("merge needs at least one (output, lse) pair; it was given none")
     first = parts[0][0].shape
     for index, (output, lse) in enumerate(parts):
+        if lse is None:
+            raise ConfigurationError(
+                f"part {index} has no log-sum-exp: its normalizer gives none, and parts are merged by it. Outputs of "
+                "normalizers.Sigmoid are added; others need all keys at once"
+            )
         if output.shape != first or lse.shape != output.shape[:-1]:
             raise ShapeError(
                 f"part {index} has the output {tuple(output.shape)} and the lse {tuple(lse.shape)}; the first output "
@@ -202,7 +213,10 @@ def explain(
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """The result of `observe`: the output, the log-sum-exp and the result of each lens."""
+    """The result of `observe`: the output, the log-sum-exp and the result of each lens.
+
+    A normalizer without log-sum-exp gives another number for each row in its place: see `regard.normalizers`.
+    """
 
     output: Tensor
     lse: Tensor
@@ -249,7 +263,7 @@ def observe(
 
 
 def observe_problem(problem: Problem, lenses: Sequence[Lens], kernel: str | None = None) -> Observation:
-    """Output, log-sum-exp and the results of lenses for a problem of any attention operator.
+    """Output, log-sum-exp and the results of lenses for a problem.
 
     Raises:
         ConfigurationError, KernelError: as `observe`.

@@ -1,7 +1,7 @@
 """Which kernel computes a problem, in words; a kernel asked for by name never falls back."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from torch.autograd import forward_ad
 import regard
 from regard import masks, native, scores
 from regard.attention import run_problem
-from regard.core.operator import OPERATORS, Operator
+from regard.core.normalizer import RatioNormalizer
 from regard.core.torch_modes import generator_restored
 from regard.errors import KernelError
 from regard.kernels import KERNELS, Cost, make_problem
+from regard.kernels.formula import formula
 from regard.kernels.planning import choice, signature
-from regard.kernels.reference import formula
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -334,22 +334,26 @@ class WithoutSinks:
         return formula(problem)
 
 
-class TestWhereNoKernelCan:
-    """An operator all of whose kernels refuse a problem; softmax has one that computes any."""
+class Refusing(RatioNormalizer):
+    """Softmax by other kernels."""
 
-    @pytest.fixture(autouse=True)
-    def operator(self, monkeypatch):
-        kernels = WithoutSinks("simple", masks=False), WithoutSinks("general", masks=True)
-        monkeypatch.setitem(OPERATORS, "refusing", Operator("refusing", lambda scores: scores, formula, kernels))
-        monkeypatch.setitem(choice._deferred_choices, "refusing", choice._DeferredChoice("refusing"))
+    name = "refusing"
+    kernels = WithoutSinks("simple", masks=False), WithoutSinks("general", masks=True)
+
+    def log_numerator(self, scores):
+        return scores
+
+
+class TestWhereNoKernelCan:
+    """A normalizer all of whose kernels refuse a problem; softmax has one that computes any."""
 
     def problem(self, **options):
-        return replace(make_problem(*whole(), **options), operator="refusing")
+        return make_problem(*whole(), **options, normalizer=Refusing())
 
     def test_the_error_has_the_reasons_of_each(self):
         problem = self.problem(mask=masks.causal(), sinks=torch.zeros(3))
         message = (
-            r"no kernel of the operator 'refusing' can compute this: simple: it has no sinks, it has no mask; "
+            r"no kernel of refusing attention can compute this: simple: it has no sinks, it has no mask; "
             r"general: it has no sinks\. Leave out what they refuse"
         )
         with pytest.raises(KernelError, match=message):
@@ -365,7 +369,7 @@ class TestWhereNoKernelCan:
         query, key, value = whole()
 
         def attended(query):
-            return run_problem(replace(make_problem(query, key[0], value[0]), operator="refusing")).output
+            return run_problem(make_problem(query, key[0], value[0], normalizer=Refusing())).output
 
         with pytest.raises(KernelError, match="simple: it has no backward of its own, as torch.compile and torch.func"):
             torch.func.vmap(attended)(query)

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from regard.backends.torch.tile_scores import make_tile_scores
 from regard.core.score_forms import DecayedDotPairs
 from regard.errors import ConfigurationError, KernelError, MaskError
 from regard.explorer import Atlas, record
+from regard.kernels.formula import formula
 from regard.kernels.hooks import attention_hook
 from regard.linear import (
     DeltaRule,
@@ -26,7 +28,6 @@ from regard.linear import (
     Softmax,
     linear_attention_weights,
 )
-from regard.linear.linear_operator import quadratic_formula
 from regard.linear.linear_weights import make_weights_problem
 from regard.linear.naive import quadratic_weights, step_recurrence
 
@@ -203,7 +204,7 @@ def test_tiles_of_decayed_scores(per):
 def test_the_operator_runs_by_itself(per):
     query, key, value = inputs()
     problem = make_weights_problem(query, key, value, causal=True, decay=decays(per))
-    found, true = run_problem(problem), quadratic_formula(problem)
+    found, true = run_problem(problem), formula(replace(problem, wants_lse=True))
     torch.testing.assert_close(found.output, true.output, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.lse, true.lse, atol=1e-5, rtol=1e-5)
     seen = observe_problem(problem, ())
@@ -297,7 +298,7 @@ def test_a_record_has_the_weights_beside_those_of_exact_attention(name, tmp_path
 def test_hooks_get_the_problem_once_and_results_stay():
     query, key, value = inputs()
     heard = []
-    with attention_hook(lambda problem, lse: heard.append((problem.operator, lse.shape))):
+    with attention_hook(lambda problem, lse: heard.append((problem.normalizer_name, lse.shape))):
         output, _ = regard.linear_attention_with_state(query, key, value, causal=True)
     assert heard == [("linear", (2, HEADS, LENGTH))]
     assert torch.equal(output, regard.linear_attention(query, key, value, causal=True))

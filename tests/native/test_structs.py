@@ -31,6 +31,7 @@ SHARED = (
     "recurrence.h",
     "reductions.h",
     "short.h",
+    "threshold.h",
     "top_entries.h",
 )
 """The headers whose structures Python fills."""

@@ -278,10 +278,10 @@ class SoftplusAttention(ReluAttention):
         return torch.nn.functional.softplus(scores)
 
 
-def test_another_operator_is_held_to_its_own_oracle():
+def test_another_normalizer_is_held_to_its_own_oracle():
     clean = [case for case in cases(2) if case.poison == "clean"]
     relu = ReluOracle()
-    each_choice = [replace(case, poison="clean") for case in cases(1)]  # pairs of them: tests/core/test_operator.py
+    each_choice = [replace(case, poison="clean") for case in cases(1)]  # pairs of them: tests/core/test_normalizer.py
     assert caught(ReluAttention(), each_choice, relu) is None
     assert "kernel 'relu' is wrong on the case" in str(caught(SoftplusAttention(), clean, relu))
     assert "kernel 'relu' is wrong on the case" in str(caught(ReluAttention(), clean))

@@ -451,8 +451,8 @@ def _redrawn(source: Any, number: int) -> Any:
 
 def _not_plain(problem: Problem, name: str) -> str:
     """Why a method without scores of pairs cannot compute a problem: a part of it that changes single scores."""
-    if problem.operator != "softmax":
-        return f"{name} approximates softmax attention, and this is {problem.operator} attention"
+    if problem.normalizer is not None:
+        return f"{name} approximates softmax attention, and this is {problem.normalizer_name} attention"
     if not isinstance(problem.pairs, DotPairs):
         return f"{name} approximates dot products, and the score is additive"
     present = {

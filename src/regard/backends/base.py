@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 from torch import Size, Tensor, dtype
 
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.normalizer import Normalizer
 from ..core.problem import Problem
 from ..core.recurrence_problem import FeatureMapName, RecurrenceGradients, RecurrenceProblem, RecurrenceResult
 from ..lenses.forms import WeightForm
@@ -25,7 +26,12 @@ Rows: TypeAlias = tuple[Tensor, Tensor]
 
 
 class FlashTiles(Protocol):
-    """Attention over the tiles that a mask leaves, with the online softmax: no weights in memory."""
+    """Attention over the tiles that a mask leaves, with the online softmax: no weights in memory.
+
+    normalizers: the classes of those that it computes beside softmax, with the gradients of their parameters.
+    """
+
+    normalizers: tuple[type[Normalizer], ...]
 
     def why_not(self, problem: Problem) -> list[str]:
         """Reasons against a problem, by its score, mask and bias; never by the values of its tensors."""
@@ -398,6 +404,26 @@ class TimedFlash(Protocol):
         ...
 
 
+class ThresholdTiles(Protocol):
+    """Attention whose weights are 0 below a threshold of each row, over the tiles that a mask leaves."""
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Reasons against a problem; never by the values of its tensors."""
+        ...
+
+    def visited_pairs(self, problem: Problem) -> float:
+        """The pairs whose scores are computed."""
+        ...
+
+    def forward(self, batched: BatchedProblem) -> Rows:
+        """Output and thresholds, -inf of rows without keys."""
+        ...
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of query, key and value, and of a bias; `Saved.lse` has the thresholds."""
+        ...
+
+
 class Backend(Protocol):
     """A maker of what kernels describe. A group that it does not have is None."""
 
@@ -430,6 +456,9 @@ class Backend(Protocol):
 
     @property
     def recurrences(self) -> Recurrences | None: ...
+
+    @property
+    def thresholds(self) -> ThresholdTiles | None: ...
 
     @property
     def timed_flash(self) -> TimedFlash | None: ...

@@ -21,8 +21,9 @@ class Saved:
     """Forward results and upstream gradients, as passed to a kernel's backward.
 
     Shapes: output, grad_output (B, H, M, Dv); lse, grad_lse (B, H, M). lse is +inf where a row takes no part: its
-    weights, exp(score - lse), are then 0. needs_bias_grad: whether the gradient of the bias is required. has_lse_grad:
-    whether the gradient of the log-sum-exp may have an entry other than 0.
+    weights, exp(score - lse), are then 0; of a normalizer without log-sum-exp it has that normalizer's numbers of the
+    rows. needs_bias_grad, needs_normalizer_grad: whether the gradients of the parameters of these are required.
+    has_lse_grad: whether the gradient of the log-sum-exp may have an entry other than 0.
     """
 
     output: Tensor
@@ -31,12 +32,13 @@ class Saved:
     grad_lse: Tensor
     needs_bias_grad: bool = False
     has_lse_grad: bool = True
+    needs_normalizer_grad: bool = False
 
     def part(self, batch: slice = WHOLE, rows: slice = WHOLE) -> Saved:
         """The same of some batches and some of their rows."""
         tensors = (self.output, self.lse, self.grad_output, self.grad_lse)
-        output, lse, *above = (tensor[batch, :, rows] for tensor in tensors)
-        return Saved(output, lse, *above, needs_bias_grad=self.needs_bias_grad, has_lse_grad=self.has_lse_grad)
+        output, lse, grad_output, grad_lse = (tensor[batch, :, rows] for tensor in tensors)
+        return replace(self, output=output, lse=lse, grad_output=grad_output, grad_lse=grad_lse)
 
     def delta(self) -> Tensor:
         """Σ grad_output · output - grad_lse per row: the gradient of a score is weight · (grad_weight - delta)."""
@@ -45,8 +47,9 @@ class Saved:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ProblemGradients:
-    """Gradients of a batched problem's tensors, each in its tensor's shape; one per bias parameter.
+    """Gradients of a batched problem's tensors, each in its tensor's shape; one per parameter of bias and normalizer.
 
+    sinks: of normalizers without log-sum-exp alone; of the others they are the operator's.
     checked: whether those of query, key and value need no check for NaN, as `core.finite.CheckedGradients`.
     """
 
@@ -56,6 +59,13 @@ class ProblemGradients:
     weight: Tensor | None = None
     bias: tuple[Tensor, ...] = ()
     checked: bool = False
+    normalizer: tuple[Tensor, ...] = ()
+    sinks: Tensor | None = None
+
+    @property
+    def others(self) -> bool:
+        """Whether there are gradients of other tensors than query, key and value, and the weight of a score."""
+        return bool(self.bias or self.normalizer) or self.sinks is not None
 
     def part(self, batch: slice) -> ProblemGradients:
         """Views of the gradients of some batches, to add to."""
@@ -163,9 +173,15 @@ class BatchedProblem:
             output[batch], lse[batch] = own_output, own_lse
         return output, lse
 
-    def zero_gradients(self, *, bias: bool = False) -> ProblemGradients:
-        """Zero gradients to add to, in float32 at least; of the bias only if `bias` is true."""
-        return self.new_gradients(zero=True, bias=bias)
+    def zero_gradients(self, *, bias: bool = False, normalizer: bool = False) -> ProblemGradients:
+        """Zero gradients to add to, in float32 at least; of bias and normalizer only if these are true."""
+        gradients = self.new_gradients(zero=True, bias=bias)
+        of = self.problem.normalizer
+        if of is None:
+            return gradients
+        parameters = tuple(torch.zeros_like(at_least_float32(each)) for each in of.parameters()) if normalizer else ()
+        sinks = None if self.problem.sinks is None or of.has_lse else torch.zeros_like(self.problem.sinks)
+        return replace(gradients, normalizer=parameters, sinks=sinks)
 
     def new_gradients(self, *, zero: bool, bias: bool = False) -> ProblemGradients:
         """`zero_gradients`, or those of query, key and value uninitialised."""

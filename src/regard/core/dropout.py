@@ -44,19 +44,22 @@ class Dropout:
         Shapes, all int64: head_numbers (b, heads, 1), batch · heads + head for each head of the whole problem;
         queries (m,) or (b, 1, m) and keys (n,) or (b, 1, n), their positions in the whole sequence.
         """
-        rows, columns = self.hashes(head_numbers, queries, keys)
-        return self._kept(rows.unsqueeze(-1) + columns.unsqueeze(-2))
+        return self._kept(self.pair_hashes(head_numbers, queries, keys))
 
     def listed_mask(self, head_numbers: Tensor, queries: Tensor, keys: Tensor, numbers: Tensor) -> Tensor:
         """The mask at listed keys alone, (b, heads, m, K); numbers (b or 1, heads or 1, m, K): of keys among (n,)."""
         rows, columns = self.hashes(head_numbers, queries, keys)
-        return self._kept(rows.unsqueeze(-1) + columns[numbers])
+        return self._kept(_hash32_(rows.unsqueeze(-1) + columns[numbers]))
 
-    def _kept(self, sums: Tensor) -> Tensor:
-        """1 where a weight is not dropped, by the sum of the hashes of its row and column, which is overwritten."""
-        bits = _hash32_(sums)
+    def _kept(self, bits: Tensor) -> Tensor:
+        """1 where a weight is not dropped, by the hashes of pairs, which are overwritten."""
         # Written back as numbers: a comparison that makes booleans, and a product with them, take five times as long.
         return torch.ge(bits, self.threshold, out=bits).float()
+
+    def pair_hashes(self, head_numbers: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """int32 hashes of the pairs of a tile, (b, heads, m, n); arguments are those of `dropout_mask`."""
+        rows, columns = self.hashes(head_numbers, queries, keys)
+        return _hash32_(rows.unsqueeze(-1) + columns.unsqueeze(-2))
 
     def hashes(self, head_numbers: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """int32 hashes of the rows, (b, heads, m), and of the columns, (n,) or (b, 1, n), of a tile.

@@ -97,7 +97,7 @@ def coarse_rows(problem: Problem, lse: Tensor) -> Tensor | None:
 
     Shapes: lse and the result are (..., heads, M). Softmax alone has such rows.
     """
-    if problem.operator != "softmax" or lse.dtype != torch.float32 or within_float32(lse):
+    if problem.normalizer is not None or lse.dtype != torch.float32 or within_float32(lse):
         return None
     coarse = lse.isfinite() & (lse.abs() > LARGEST_LSE)
     return coarse if coarse.any() else None
@@ -167,7 +167,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     sink = scores.new_full((*scores.shape[:-1], 1), -INFINITY)
     if sinks is not None:
-        sink = sinks[:, None, None].expand_as(sink)
+        sink = sinks.view(-1, *[1] * min(scores.ndim - 1, 2)).expand_as(sink)
     logits = torch.cat([scores, sink], -1)
     peak = logits.detach().amax(-1, keepdim=True)
     exponentials = torch.exp(logits - peak)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DeviceError, MaskError, ShapeError
 from .dropout import Dropout
 from .grid import WHOLE, Grid
-from .operator import operator_named
+from .normalizer import SOFTMAX, Normalizer, RatioNormalizer
 from .score_forms import AdditivePairs, PairForm
 from .symbolic_positions import Positions
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)  # never changed, but not frozen: small calls would feel what that takes
 class Problem:
-    """softmax( softcap(f(Q, K)) + B, where M ) · V, with the score's projections done.
+    """softmax( softcap(f(Q, K)) + B, where M ) · V, with the score's projections done; or another normalizer.
 
     Shapes: pairs over query (..., heads, M, ·) and key (..., key heads, N, ·); value (..., key heads, N, Dv); the
     weights are (..., heads, M, N). Inputs with fewer than four dimensions have no head axis.
@@ -38,7 +38,7 @@ class Problem:
     query_positions: Positions | None = None
     key_positions: Positions | None = None
     wants_lse: bool = False
-    operator: str = "softmax"
+    normalizer: Normalizer | None = None
 
     @property
     def queries(self) -> int:
@@ -177,7 +177,42 @@ class Problem:
 
     def log_numerator(self, scores: Tensor) -> Tensor:
         """The logarithms of the weights of some scores before their rows are normalized; for softmax the scores."""
-        return scores if self.operator == "softmax" else operator_named(self.operator).log_numerator(scores)
+        return scores if self.normalizer is None else self._ratio.log_numerator(scores)
+
+    def log_denominator(self, scores: Tensor) -> Tensor:
+        """The logarithms of what each score adds to the sum that its row is divided by; for softmax the scores."""
+        return scores if self.normalizer is None else self._ratio.log_denominator(scores)
+
+    @property
+    def has_lse(self) -> bool:
+        """Whether a row has a log-sum-exp, from which its weights follow one by one, and by which parts are merged."""
+        return self.normalizer is None or self.normalizer.has_lse
+
+    @property
+    def normalizer_name(self) -> str:
+        """The word for how rows are normalized, "softmax" unless there is a normalizer."""
+        return SOFTMAX if self.normalizer is None else self.normalizer.name
+
+    @property
+    def _ratio(self) -> RatioNormalizer:
+        if not isinstance(self.normalizer, RatioNormalizer):
+            raise AssertionError(f"the weights of {self.normalizer!r} are no quotients")
+        return self.normalizer
+
+    def normalized(self, rows: slice = WHOLE) -> tuple[Tensor, Tensor]:
+        """The normalizer's weights of some rows over all keys, (..., heads, m, N), and its numbers, (..., heads, m)."""
+        if self.normalizer is None:
+            raise AssertionError("softmax attention has no normalizer")
+        if rows != WHOLE and not self.normalizer.by_row:
+            weights, numbers = self.normalized()
+            return weights[..., rows, :], numbers[..., rows]
+        scores = self.scores(rows, WHOLE)
+        whole = scores if self.heads else scores.unsqueeze(-3)  # of one head
+        if self.sinks is not None:  # one more score in each row
+            sinks = self.sinks.to(scores.dtype)[:, None, None].expand(*whole.shape[:-1], 1)
+            whole = torch.cat([whole, sinks], -1)
+        weights, numbers = self.normalizer.normalize(whole)
+        return weights[..., : self.keys].reshape(scores.shape), numbers.reshape(scores.shape[:-1])
 
     def inputs_require_grad(self) -> bool:
         """Whether autograd needs the gradient of query, key or value."""
@@ -189,6 +224,8 @@ class Problem:
         tensors = [self.sinks] if self.bias is None else [self.sinks, *self.bias.parameters()]
         if isinstance(self.pairs, AdditivePairs):
             tensors.append(self.pairs.weight)
+        if self.normalizer is not None:
+            tensors += self.normalizer.parameters()
         return self.inputs_require_grad() or (
             torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
         )

@@ -153,8 +153,8 @@ def merge_steps(before: CapturedCall, call: CapturedCall) -> CapturedCall | None
 def _equal_except_rows(before: CapturedCall, call: CapturedCall) -> bool:
     """Whether two calls are equal in everything but their rows, keys and masks."""
     return (
-        (before.leading, before.has_heads, before.kind, before.scale, before.softcap, before.operator)
-        == (call.leading, call.has_heads, call.kind, call.scale, call.softcap, call.operator)
+        (before.leading, before.has_heads, before.kind, before.scale, before.softcap, before.normalizer)
+        == (call.leading, call.has_heads, call.kind, call.scale, call.softcap, call.normalizer)
         and (before.query.shape[-1], before.key.shape[:2]) == (call.query.shape[-1], call.key.shape[:2])
         and before.key.dtype == call.key.dtype
         and (before.errors is None) == (call.errors is None)

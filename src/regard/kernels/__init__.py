@@ -1,12 +1,12 @@
 """Kernels: implementations of attention, and the choice among them."""
 
+from ..core.normalizer import register_normalizer as register_normalizer
 from .base import Cost as Cost
 from .base import Kernel as Kernel
 from .base import Result as Result
 from .nan_safety import zero_nonfinite_inputs as zero_nonfinite_inputs
 from .planning.choice import KERNELS as KERNELS
 from .planning.choice import choose as choose
-from .planning.choice import register_operator as register_operator
 from .planning.plan import Plan as Plan
 from .validation import make_problem as make_problem
 
@@ -18,6 +18,6 @@ __all__ = [
     "Result",
     "choose",
     "make_problem",
-    "register_operator",
+    "register_normalizer",
     "zero_nonfinite_inputs",
 ]

@@ -3,7 +3,7 @@
 A kernel that brings its own gradient (`OwnGradient`) is registered by name and run by `apply_kernel`. Eagerly it is
 called directly, inside an autograd Function where a gradient is required. Under torch.compile it is the operator
 `regard::attend`, one opaque node of the graph. torch.func maps and differentiates the same Function. The derivative of
-the gradient is that of the reference formula, with all weights in memory.
+the gradient is that of the formula, with all weights in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..backends.registry import some_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import CheckedRows, all_finite, waits
 from ..core.log_sum_exp import add_exact_gradients, coarse_rows, lse_dtype, split_float64, within_float32
-from ..core.operator import operator_named
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, mapped_by_autograd, without_autocast
@@ -29,6 +28,7 @@ from ..errors import ConfigurationError, KernelError
 from ..tiles.memo import ForwardState
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import NanSafeKernel, OwnGradient, Result
+from .formula import formula
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
 
 MAX_SECOND_DERIVATIVE_PAIRS = 2**27
@@ -78,7 +78,7 @@ def _is_nan_safe(name: str, problem: Problem, *, backward: bool) -> bool:
 
 def _lse_dtype(problem: Problem, name: str) -> torch.dtype:
     """The dtype of the log-sum-exp that is kept for the gradient."""
-    if name in _WITH_EXACT_LSE and problem.operator == "softmax":
+    if name in _WITH_EXACT_LSE and problem.normalizer is None:
         return lse_dtype(problem.value)
     return torch.promote_types(problem.value.dtype, torch.float32)
 
@@ -107,13 +107,18 @@ def _with_tensors(problem: Problem, tensors: Sequence[Tensor]) -> Problem:
 
 def compute_forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, in the problem's own shapes; the latter in float32 at least."""
-    problem, computation = replace(problem, wants_lse=True), _COMPUTATIONS[name]
+    problem = replace(problem, wants_lse=True)
+
+    def compute(clean: Problem) -> Result:
+        # Which rows attend to NaN, softmax attention is asked, whatever the normalizer.
+        return _with_sinks(clean, _COMPUTATIONS[name if clean.normalizer is problem.normalizer else "tiled"])
+
     with torch.no_grad():
         if _is_nan_safe(name, problem, backward=False):
             with without_autocast(problem.value.device.type):
-                result = _with_sinks(problem, computation)
+                result = compute(problem)
         else:
-            result = run_nan_safe(problem, lambda clean: _with_sinks(clean, computation))
+            result = run_nan_safe(problem, compute)
     return result.output, require_lse(result.lse).to(_lse_dtype(problem, name))
 
 
@@ -129,8 +134,8 @@ def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
     batched = BatchedProblem.from_problem(problem)
     rows = computation.forward(batched)
     (output, lse), checked = rows, isinstance(rows, CheckedRows) and problem.sinks is None
-    if problem.sinks is not None:
-        output, lse = add_sinks(output, lse, problem.sinks)
+    if problem.sinks is not None and problem.has_lse:
+        output, lse = add_sinks(output, lse, problem.log_denominator(problem.sinks))
     return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse), checked)
 
 
@@ -221,7 +226,7 @@ def _gradients(
     grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
     if nan_safe:
         lse = lse.to(torch.promote_types(problem.value.dtype, torch.float32))
-    exact = waits(lse) and (lse.dtype == torch.float64 or problem.operator != "softmax")
+    exact = waits(lse) and (lse.dtype == torch.float64 or problem.normalizer is not None)
     if exact and lse.dtype == torch.float64 and problem.value.dtype != torch.float64:
         lse, share = split_float64(lse)
         grad_output, grad_lse = grad_output * share.unsqueeze(-1).to(grad_output.dtype), grad_lse * share
@@ -240,9 +245,10 @@ def _gradients(
         lse = lse.masked_fill(lse == float("-inf"), float("inf"))
         grad_lse = grad_lse.masked_fill(lse == float("inf"), 0.0)
     bias = problem.bias is not None and any(id(parameter) in needed for parameter in problem.bias.parameters())
-    saved = Saved(output, lse, grad_output, grad_lse, bias, has_lse_grad)
+    normalizer = problem.normalizer is not None and any(id(each) in needed for each in problem.normalizer.parameters())
+    saved = Saved(output, lse, grad_output, grad_lse, bias, has_lse_grad, normalizer)
     gradients = computation.backward(batched, saved)
-    if coarse is None and isinstance(problem.pairs, DotPairs) and problem.sinks is None and not gradients.bias:
+    if coarse is None and isinstance(problem.pairs, DotPairs) and problem.sinks is None and not gradients.others:
         # The usual case without another problem: query, key and value are the first tensors, no other has a gradient.
         dots = (batched.unflatten_batch(each) for each in (gradients.query, gradients.key, gradients.value))
         return [*dots, *tree_tensors(problem)[3:]], gradients.checked
@@ -267,9 +273,14 @@ def _gradients_as_problem(
     )
     if isinstance(pairs, AdditivePairs):
         pairs = replace(pairs, weight=gradients.weight)
-    sinks = None if problem.sinks is None else sinks_gradient(problem.sinks, saved)
+    sinks, normalizer = gradients.sinks, problem.normalizer
+    if problem.sinks is not None and sinks is None:
+        sinks = sinks_gradient(problem, problem.sinks, saved)
+    if normalizer is not None and gradients.normalizer:
+        normalizer = normalizer.with_parameters(gradients.normalizer)
     bias = problem.bias.with_parameters(gradients.bias) if problem.bias is not None and gradients.bias else problem.bias
-    return replace(problem, pairs=pairs, value=batched.unflatten_batch(gradients.value), bias=bias, sinks=sinks)
+    value = batched.unflatten_batch(gradients.value)
+    return replace(problem, pairs=pairs, value=value, bias=bias, sinks=sinks, normalizer=normalizer)
 
 
 def _without_nan(saved: Saved) -> Saved:
@@ -284,9 +295,13 @@ def _without_nan(saved: Saved) -> Saved:
     )
 
 
-def sinks_gradient(sinks: Tensor, saved: Saved) -> Tensor:
+def sinks_gradient(problem: Problem, sinks: Tensor, saved: Saved) -> Tensor:
     """The gradient of the sinks, (heads,), from the log-sum-exp that includes them."""
-    return -(torch.exp(sinks.to(saved.lse.dtype)[:, None] - saved.lse) * saved.delta()).sum((0, 2))
+    leaf = sinks.detach().to(saved.lse.dtype).requires_grad_()
+    with torch.enable_grad():
+        logs = problem.log_denominator(leaf)
+    above = -(torch.exp(logs.detach()[:, None] - saved.lse) * saved.delta()).sum((0, 2))
+    return above if logs is leaf else torch.autograd.grad(logs, leaf, above)[0]
 
 
 def differentiate(
@@ -331,7 +346,7 @@ def _mapped_gradients(
             (tensor.view_as(tensor) if twice else tensor.detach().requires_grad_()) if need else tensor
             for tensor, need in zip(tensors, needed, strict=True)
         ]
-        computed = operator_named(problem.operator).formula(replace(_with_tensors(clean, inputs), wants_lse=True))
+        computed = formula(replace(_with_tensors(clean, inputs), wants_lse=True))
     wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
     results = computed.output, require_lse(computed.lse)
     found = torch.autograd.grad(
@@ -438,7 +453,7 @@ def _second_derivative(
     def computed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         spread = _scatter_needed(inputs, needed)
         over = [tensor if new is None else new for tensor, new in zip(tensors, spread, strict=True)]
-        result = operator_named(problem.operator).formula(replace(_with_tensors(problem, over), wants_lse=True))
+        result = formula(replace(_with_tensors(problem, over), wants_lse=True))
         return result.output, require_lse(result.lse)
 
     def gradient(grad_output: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -32,12 +32,15 @@ class FlashKernel:
     def why_not(self, problem: Problem) -> list[str]:
         """Scores that are no dot products, and what no backend computes over tiles."""
         reasons = []
-        if problem.operator != "softmax":
-            reasons.append(f"its code computes softmax attention; this is {problem.operator}")
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
         reasons += reasons_against([each for each in BACKENDS if each.flash is not None], problem.value)
-        return reasons or _maker(problem.value)[1].why_not(problem)
+        if reasons:
+            return reasons
+        backend, tiles = _maker(problem.value)
+        if problem.normalizer is not None and type(problem.normalizer) not in tiles.normalizers:
+            return [f"the backend {backend} computes no {problem.normalizer_name} attention over tiles"]
+        return tiles.why_not(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""

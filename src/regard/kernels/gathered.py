@@ -41,8 +41,8 @@ class GatheredKernel:
     def why_not(self, problem: Problem) -> list[str]:
         """Scores that are no dot products, masks without lists, and positions that do not tell the number of a key."""
         reasons = []
-        if problem.operator != "softmax":
-            reasons.append(f"its code computes softmax attention; this is {problem.operator}")
+        if problem.normalizer is not None:
+            reasons.append(f"its code computes softmax attention; this is {problem.normalizer_name}")
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
         if chosen_keys(problem.mask) is None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..backends.base import TileWriter
 from ..backends.registry import BACKENDS
+from ..backends.torch.row_loop import tiles_of_whole_rows
 from ..core.batched_problem import BatchedProblem
 from ..core.log_sum_exp import with_exact_lse
 from ..core.problem import Problem
@@ -64,7 +65,10 @@ def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction
         reductions = _run_in_one_pass(problem, lse, reductions)
         if not reductions:
             return
-        for tile in _tiles(problem, lse, terms=any(reduction.needs_entropy_terms for reduction in reductions)):
+        terms, tiles_of = any(each.needs_entropy_terms for each in reductions), _tiles
+        if not problem.has_lse:
+            tiles_of = _tiles_of_whole_rows
+        for tile in tiles_of(problem, lse, terms=terms):
             for reduction in reductions:
                 reduction.add(tile)
 
@@ -102,6 +106,15 @@ def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile
                     for columns in split_slice(run.columns, size[1]):
                         made = weights.tile(row.rows, columns, masked=run.masked, terms=terms)
                         yield WeightTile(*made, batch, row.rows, columns)
+
+
+def _tiles_of_whole_rows(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile]:
+    """Tiles of weights that follow from all scores of a row; 0 in rows that attend to NaN."""
+    batched = BatchedProblem.from_problem(problem)
+    broken = lse.reshape(batched.shape[:3]).isnan().unsqueeze(-1)
+    for batch, rows, columns, weights in tiles_of_whole_rows(batched, WEIGHTS_PER_TILE):
+        weights = weights.masked_fill(broken[batch, :, rows], 0.0)
+        yield WeightTile(weights, weights * weights.log2().clamp(min=-FAR) if terms else None, batch, rows, columns)
 
 
 def tile_writer(batched: BatchedProblem, lse: Tensor) -> TileWriter:

@@ -70,6 +70,7 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
     """
     value = problem.value
     propagates_nan = propagates_nan and problem.softcap is None and not isinstance(problem.pairs, AdditivePairs)
+    propagates_nan = propagates_nan and problem.normalizer is None  # others may give NaN a weight of 0
     if torch.is_autocast_enabled(value.device.type):
         with torch.autocast(value.device.type, enabled=False):
             return run_nan_safe(problem, compute, propagates_nan=propagates_nan)
@@ -125,7 +126,8 @@ def _finite(problem: Problem) -> Problem:
 def _attends_to(problem: Problem, marked: Tensor, compute: Compute) -> Tensor:
     """For each query and each column of `marked` (..., key heads, N, ·): whether it attends to a marked key.
 
-    The mask alone decides: a bias or a sink may leave a key a weight that underflows, and NaN passes through it.
+    The mask alone decides: a bias or a sink may leave a key a weight that underflows, and NaN passes through it. Of
+    normalizers without log-sum-exp, which may leave most keys without weight, it is softmax attention that is asked.
     Without a mask all queries attend to all keys, and have one row for all: (..., heads, 1, ·).
     """
     if problem.mask is None:
@@ -145,6 +147,7 @@ def _attends_to(problem: Problem, marked: Tensor, compute: Compute) -> Tensor:
             sinks=None,
             dropout=None,
             wants_lse=False,
+            normalizer=problem.normalizer if problem.has_lse else None,
         )
         return compute(uniform).output > 0
 

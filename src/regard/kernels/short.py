@@ -61,8 +61,8 @@ class ShortKernel:
     def why_not(self, problem: Problem) -> list[str]:
         """Features that its code does not support, or more keys than it is meant for."""
         reasons, value = [], problem.value
-        if problem.operator != "softmax":
-            reasons.append(f"its code computes softmax attention; this is {problem.operator}")
+        if problem.normalizer is not None:
+            reasons.append(f"its code computes softmax attention; this is {problem.normalizer_name}")
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
         for name, feature in (("softcap", problem.softcap), ("dropout", problem.dropout)):

@@ -1,9 +1,10 @@
-"""The tiled kernel: the online softmax in plain torch, for any problem, in memory linear in the lengths."""
+"""The tiled kernel: any problem in plain torch, in memory linear in the lengths."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from ..backends.torch.row_loop import RowAttention
 from ..backends.torch.tile_loop import TiledAttention
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
@@ -17,15 +18,20 @@ TORCH_FEATURE = price("tiled.torch_feature")
 
 
 class TiledKernel:
-    """The online softmax in torch, for any mask, bias, softcap, sinks, dropout, dims and pair form, with gradients."""
+    """Tiles or whole rows in torch, for any mask, bias, softcap, sinks, dropout, dims, pair form and normalizer.
+
+    Quotients, as of softmax, by tiles with a running sum; other normalizers by a few whole rows at a time.
+    """
 
     def __init__(self, tile: int = SCORES_PER_TILE) -> None:
         self.name = "tiled" if tile == SCORES_PER_TILE else f"tiled({tile})"
-        self._tiled = TiledAttention(tile)
+        self._tiled, self._by_rows = TiledAttention(tile), RowAttention(tile)
         register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
-        """No reasons: it computes every problem."""
+        """Normalizers whose rows depend on one another; it computes every other problem."""
+        if problem.normalizer is not None and not problem.normalizer.by_row:
+            return [f"it computes some rows at a time, and those of {problem.normalizer_name} attention depend on all"]
         return []
 
     def cost(self, problem: Problem) -> Cost:
@@ -41,9 +47,9 @@ class TiledKernel:
         return apply_kernel(problem, self)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of a batched problem."""
-        return self._tiled.forward(batched)
+        """Output and log-sum-exp of a batched problem, or what its normalizer says of each row."""
+        return (self._tiled if batched.problem.has_lse else self._by_rows).forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return self._tiled.backward(batched, saved)
+        return (self._tiled if batched.problem.has_lse else self._by_rows).backward(batched, saved)

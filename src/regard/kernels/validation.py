@@ -21,6 +21,7 @@ from torch import Tensor
 from ..biases import Bias, as_bias
 from ..core.dropout import Dropout
 from ..core.finite import all_finite, waits
+from ..core.normalizer import Normalizer
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm, zero_nonfinite
 from ..core.torch_modes import is_causal_bias, under_transform
@@ -58,6 +59,7 @@ class AttentionOptions(TypedDict, total=False):
     dropout_p: float
     query_positions: Tensor | range | None
     key_positions: Tensor | range | None
+    normalizer: Normalizer | None
 
 
 def make_problem(
@@ -74,6 +76,7 @@ def make_problem(
     dropout_p: float = 0.0,
     query_positions: Tensor | range | None = None,
     key_positions: Tensor | range | None = None,
+    normalizer: Normalizer | None = None,
     wants_lse: bool = False,
 ) -> Problem:
     """Check the arguments of `regard.attention` and return the Problem."""
@@ -100,6 +103,8 @@ def make_problem(
     )
     if softcap is not None or sinks is not None:
         _check_variants(problem)
+    if normalizer is not None:
+        problem = _normalized_by(problem, normalizer)
     if query_positions is not None or key_positions is not None:
         if query_positions is None and problem.queries > problem.keys:
             problem = replace(problem, key_positions=key_positions)
@@ -334,6 +339,25 @@ def _check_variants(problem: Problem) -> None:
                 + ("" if problem.heads else ", and input with a head axis: (batch, heads, length, dim)")
             )
         check_device("sinks", sinks, problem.value.device)
+
+
+def _normalized_by(problem: Problem, normalizer: Normalizer) -> Problem:
+    """The problem with a normalizer, which fits it and has a meaning for all that is asked."""
+    if isinstance(normalizer, type) or not isinstance(normalizer, Normalizer):
+        raise ConfigurationError(
+            f"normalizer needs one from regard.normalizers, such as normalizers.Sigmoid(), or None for softmax; it is "
+            f"{normalizer!r}"
+        )
+    if (name := normalizer.refused(problem)) is not None:
+        raise ConfigurationError(
+            f"{name} has no meaning with normalizer={normalizer!r}: {normalizer.refuses[name]}. Leave {name} out"
+        )
+    if problem.wants_lse and not normalizer.has_lse:
+        raise ConfigurationError(
+            f"normalizer={normalizer!r} has no log-sum-exp: a row is not divided by a sum of exponentials. Call "
+            "regard.attention for the output alone, or regard.observe with lenses"
+        )
+    return normalizer.for_problem(problem)
 
 
 def drops_nothing(probability: object) -> bool:

@@ -57,9 +57,9 @@ class MaxLogit:
         return self._start(problem, WeightsLayout.from_problem(problem, shard))
 
     def _start(self, problem: Problem, layout: WeightsLayout) -> _MaxLogitState:
-        if problem.operator != "softmax":
+        if problem.normalizer is not None:
             raise ConfigurationError(
-                f"MaxLogit shows the largest score under a softmax, and these are weights of {problem.operator} "
+                f"MaxLogit shows the largest score under a softmax, and these are weights of {problem.normalizer_name} "
                 "attention, which has none: look at Pooled(1, 'max'), the largest weight"
             )
         return _MaxLogitState(layout, by_row=self.per == "row")

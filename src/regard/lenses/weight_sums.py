@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from .base import RowShard, WeightsLayout, WeightTile, select_batches
+from .base import Reduction, RowShard, WeightsLayout, WeightTile, select_batches
 from .forms import CellReduction, ColumnSums, EntropySums, never_decrease
 
 
@@ -30,6 +30,18 @@ class RowEntropySums:
 
     def native(self) -> EntropySums:
         return EntropySums(self.sums)
+
+
+class RowWeightSums:
+    """Σ_j w_ij of each row: `sums` (B, H, M)."""
+
+    needs_entropy_terms = False
+
+    def __init__(self, layout: WeightsLayout) -> None:
+        self.sums = layout.zeros(layout.queries)
+
+    def add(self, tile: WeightTile) -> None:
+        self.sums[tile.batch, :, tile.rows].add_(tile.weights.sum(-1))
 
 
 class ColumnWeightSums:
@@ -146,7 +158,8 @@ class Entropy:
     """-Σ_j w_ij · ln w_ij for each row i: (..., heads, M), in nats; 0 for a row that attends to nothing.
 
     Between 0, where one key has all the weight, and ln N, where all have as much; its exponential is how many keys a
-    row attends to in effect. The weight of a sink is no term of the sum. Dropout is not applied. No autograd.
+    row attends to in effect. The weight of a sink is no term of the sum. Of a normalizer whose rows do not sum to 1,
+    such as `normalizers.Sigmoid`, it is that of the weights divided by their sum. Dropout is not applied. No autograd.
 
     Source: Shannon 1948, A Mathematical Theory of Communication, section 6; for attention Clark et al. 2019
     (arXiv 1906.04341, section 3.3), who average over the rows of a corpus.
@@ -159,7 +172,8 @@ class Entropy:
 
     def start(self, problem: Problem) -> _EntropyState:
         """The state of one run."""
-        return _EntropyState(WeightsLayout.from_problem(problem))
+        normalizer = problem.normalizer
+        return _EntropyState(WeightsLayout.from_problem(problem), normalizer is None or normalizer.sums_to_one)
 
     def start_shard(self, problem: Problem, shard: RowShard) -> _EntropyState:
         """The state of one run over the rows of one process."""
@@ -167,15 +181,20 @@ class Entropy:
 
 
 class _EntropyState:
-    """-Σ w · log w of each row."""
+    """-Σ w · log w of each row; of rows that do not sum to 1, that of their shares."""
 
-    def __init__(self, layout: WeightsLayout) -> None:
+    def __init__(self, layout: WeightsLayout, sums_to_one: bool) -> None:
         self.layout, self.rows = layout, RowEntropySums(layout)
-        self.reductions = (self.rows,)
+        self.mass = None if sums_to_one else RowWeightSums(layout)
+        self.reductions: tuple[Reduction, ...] = (self.rows,) if self.mass is None else (self.rows, self.mass)
 
     def finish(self, problem: Problem, lse: Tensor) -> Tensor:
+        terms = self.rows.sums
+        if self.mass is not None:  # Σ w/m · log w/m = (Σ w · log w) / m - log m
+            mass = torch.where(self.mass.sums > 0, self.mass.sums, 1.0)
+            terms = terms / mass - mass.log2()
         # Rounding may make a weight larger than 1, and its term then negative. 0.0 - x: a sum of 0 gives 0, not -0.
-        entropy = (0.0 - math.log(2) * self.rows.sums).clamp_(min=0.0)
+        entropy = (0.0 - math.log(2) * terms).clamp_(min=0.0)
         return self.layout.to_result(entropy.masked_fill_(self.layout.nan_rows(lse), math.nan))
 
 

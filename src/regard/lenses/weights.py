@@ -52,9 +52,10 @@ MAX_WEIGHTS_AT_ONCE = 2**21
 class Weights:
     """exp(scores - lse) on rows × columns: softmax weights, (..., heads, rows, columns), before any dropout.
 
-    Each row is normalised over all its keys, also where only some columns are selected; a row with nothing to attend to
-    is zeros, one that attends to NaN is NaN. Only the selected weights are computed, with temporary tensors of constant
-    size. With a gradient, autograd stores every intermediate.
+    With a normalizer, they are its weights. Each row is normalised over all its keys, also where only some columns are
+    selected; a row with nothing to attend to is zeros, one that attends to NaN is NaN. Only the selected weights are
+    computed, with temporary tensors of constant size; for normalizers without log-sum-exp, whole rows, a few at a time.
+    With a gradient, autograd stores every intermediate.
 
     Raises:
         ConfigurationError: rows or columns that are no slice of whole numbers with a step of at least 1; when it
@@ -124,6 +125,8 @@ class Weights:
 
     def _at_once(self, problem: Problem, lse: Tensor) -> Tensor:
         """All rows in one step, with a gradient."""
+        if not problem.has_lse:
+            return whole_row_weights(problem, lse, self.rows)[..., self.columns]
         lse = lse[..., self.rows, None]
         scores = problem.log_numerator(problem.scores(self.rows, self.columns))
         return (scores - infinite_where_empty(lse)).exp_()
@@ -133,11 +136,15 @@ class Weights:
         rows = range(problem.queries)[self.rows]
         columns = len(range(problem.keys)[self.columns])
         result = lse.new_empty(*problem.weights_shape[:-2], len(rows), columns)
-        most = max(MAX_WEIGHTS_AT_ONCE // max(problem.weights_shape[:-2].numel() * columns, 1), 1)
+        computed = columns if problem.has_lse else problem.keys
+        most = max(MAX_WEIGHTS_AT_ONCE // max(problem.weights_shape[:-2].numel() * computed, 1), 1)
         for start in range(0, len(rows), most):
             block = _slice(rows[start : start + most])
             part, into = lse[..., block], result[..., start : start + most, :]
             if any(write(problem, part, block, self.columns, into) for write in _writers):
+                continue
+            if not problem.has_lse:
+                into.copy_(whole_row_weights(problem, lse, block)[..., self.columns])
                 continue
             logs = problem.log_numerator(problem.scores(block, self.columns))
             torch.exp(logs.sub_(infinite_where_empty(part[..., None])), out=into)
@@ -162,6 +169,11 @@ def register_writer(writer: Writer) -> None:
 def infinite_where_empty(lse: Tensor) -> Tensor:
     """The log-sum-exp with +inf for rows that attend to nothing, so that exp(score - lse) is 0 for any finite score."""
     return lse.masked_fill(lse == float("-inf"), float("inf"))
+
+
+def whole_row_weights(problem: Problem, lse: Tensor, rows: slice) -> Tensor:
+    """The weights of some rows over all keys, (..., heads, m, N), where they follow from all scores of a row."""
+    return problem.normalized(rows)[0].masked_fill(lse[..., rows, None].isnan(), math.nan)
 
 
 class _RectangleState:

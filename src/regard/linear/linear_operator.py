@@ -1,17 +1,19 @@
-"""Linear attention as an attention operator, whose weights lenses and records read: φ(q)·φ(k) over their sum."""
+"""Linear attention as a normalizer, whose weights lenses and records read: φ(q)·φ(k) over their sum."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core.operator import Operator
+from ..core.normalizer import RatioNormalizer, register_normalizer
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, DecayedDotPairs, DotPairs, at_least_float32, per_head
+from ..core.score_forms import AdditivePairs, DecayedDotPairs, DotPairs
 from ..errors import MaskError
-from ..kernels import Cost, Result, register_operator
+from ..kernels import Cost, Kernel, Result
 from .feature_maps import Identity
 from .linear_mask import read_mask
 from .linear_plans import feature_plan
@@ -22,16 +24,6 @@ def log_of_positive(scores: Tensor) -> Tensor:
     """The logarithm of scores above 0, and -inf of others; its gradient is finite everywhere."""
     positive = scores > 0
     return torch.where(positive, torch.where(positive, scores, 1.0).log(), -math.inf)
-
-
-def quadratic_formula(problem: Problem) -> Result:
-    """Σ_j s_ij v_j / Σ_j s_ij over the scores s of features, at least 0, with all of them in memory."""
-    numerators = problem.scores().clamp(min=0.0)  # [..., H, M, N]; -inf, of masked pairs, becomes 0
-    total = numerators.sum(-1, keepdim=True)  # [..., H, M, 1]
-    weights = numerators / total.masked_fill(total == 0, 1.0)
-    value = at_least_float32(problem.value).to(weights.dtype)
-    output = per_head(lambda folded: folded @ value, weights, value)  # [..., H, M, Dv]
-    return Result(output.to(problem.value.dtype), log_of_positive(total).squeeze(-1))
 
 
 class RecurrenceKernel:
@@ -85,4 +77,22 @@ def _features(pairs: DotPairs | AdditivePairs | DecayedDotPairs) -> tuple[Tensor
     return pairs.query[..., : pairs.features], pairs.key[..., : pairs.features], pairs.decay()
 
 
-LINEAR = register_operator(Operator("linear", log_of_positive, quadratic_formula, (RecurrenceKernel(),)))
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearWeights(RatioNormalizer):
+    """w_ij = s_ij / Σ_k s_ik over products s of features, at least 0."""
+
+    name = "linear"
+    kernels: ClassVar[tuple[Kernel, ...] | None] = (RecurrenceKernel(),)
+
+    def log_numerator(self, scores: Tensor) -> Tensor:
+        """Log s, and -inf of scores that are not above 0."""
+        return log_of_positive(scores)
+
+    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights without a logarithm, and lse."""
+        numerators = scores.clamp(min=0.0)  # -inf, of masked pairs, becomes 0
+        total = numerators.sum(-1, keepdim=True)
+        return numerators / total.masked_fill(total == 0, 1.0), log_of_positive(total).squeeze(-1)
+
+
+LINEAR = register_normalizer(LinearWeights())

@@ -127,7 +127,7 @@ def make_weights_problem(query: Tensor, key: Tensor, value: Tensor, **options: U
     else:
         decay = decay.unsqueeze(-1) if decay.ndim == 3 else decay
         pairs = DecayedDotPairs.from_decay(unflatten(queries), unflatten(keys), unflatten(decay))
-    return Problem(pairs, value.expand(*pairs.key.shape[:-1], -1), _whole_mask(options), operator=LINEAR.name)
+    return Problem(pairs, value.expand(*pairs.key.shape[:-1], -1), _whole_mask(options), normalizer=LINEAR)
 
 
 def check_has_weights(options: LinearOptions) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..attention import Observation, attention, observe
 from ..biases import Bias
 from ..core.grid import from_zero
+from ..core.normalizer import Normalizer
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.validation import AttentionOptions, ScoreLike
 from ..lenses import Lens
@@ -22,6 +23,7 @@ from .caches import KeyValueStore, KVCache, ProjectedMemory
 from .input_checks import check_positions, probability, refuse_scripting
 from .layer_arguments import (
     BiasModule,
+    NormalizerModule,
     check_cache,
     check_no_rotation,
     checked_rotary,
@@ -168,6 +170,8 @@ class Attention(CachedAttention):
         softcap: c · tanh(score / c) before bias and mask.
         sinks: (num_heads,), initial values of a learned logit per head that joins the softmax and has no value.
         dropout: probability of dropping a weight in training.
+        normalizer: what takes the place of softmax, from `regard.normalizers`; its `nn.Parameter`s are parameters of
+            the layer. `step` needs `Sigmoid` with a bias of its own: the default depends on the number of keys.
 
     Raises:
         ConfigurationError: an argument of the wrong kind, or out of range.
@@ -200,9 +204,11 @@ class Attention(CachedAttention):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         dropout: float = 0.0,
+        normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
         self.projections = projections
+        self.normalizer = None if normalizer is None else NormalizerModule(normalizer)
         self.score = score
         self.mask = None if mask is None else as_mask(mask)
         self.bias = None if bias is None else BiasModule(bias)
@@ -339,6 +345,7 @@ class Attention(CachedAttention):
             "score": score,
             "softcap": self.softcap,
             "sinks": self.sinks,
+            "normalizer": None if self.normalizer is None else self.normalizer(),
         }
 
     def _step_output(self, context: Tensor) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..biases import Bias, as_bias
+from ..core.normalizer import Normalizer
 from ..errors import ConfigurationError, ShapeError
 from ..masks import Mask, where
 from ..positions import Rotary, Rotation
@@ -15,11 +17,28 @@ from .caches import KeyValueStore, KVCache
 from .caches.base import KEY_VALUE_MEMBERS
 
 
-class BiasModule(nn.Module):
-    """A bias as a module: its tensors are registered, so that they are moved, trained and saved with the layer.
+class TensorsModule(nn.Module):
+    """What has tensors, as a module: they are registered, so that they are moved, trained and saved with the layer.
 
-    `forward()` returns the bias over the current tensors. An `nn.Parameter` is registered as a parameter, any other
-    tensor as a buffer that is not saved.
+    An `nn.Parameter` is registered as a parameter, any other tensor as a buffer that is not saved.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.names = [f"tensor_{index}" for index in range(len(tensors))]
+        for name, tensor in zip(self.names, tensors, strict=True):
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor, persistent=False)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that are registered now."""
+        return [getattr(self, name) for name in self.names]
+
+
+class BiasModule(TensorsModule):
+    """A bias as a module; `forward()` returns the bias over the tensors that are registered now.
 
     >>> import torch, regard
     >>> table = nn.Parameter(torch.zeros(2, 8))
@@ -31,22 +50,42 @@ class BiasModule(nn.Module):
     """
 
     def __init__(self, bias: Bias | Tensor) -> None:
-        super().__init__()
-        self.template = _BiasTemplate(as_bias(bias))
-        tensors = self.template.bias.parameters()
-        self.names = [f"tensor_{index}" for index in range(len(tensors))]
-        for name, tensor in zip(self.names, tensors, strict=True):
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor, persistent=False)
+        bias = as_bias(bias)
+        super().__init__(bias.parameters())
+        self.template = _BiasTemplate(bias)
 
     def forward(self) -> Bias:
         """The bias over the tensors that are registered now."""
-        return self.template.bias.with_parameters([getattr(self, name) for name in self.names])
+        return self.template.bias.with_parameters(self.tensors())
 
     def extra_repr(self) -> str:
         return repr(self.template.bias)
+
+
+class NormalizerModule(TensorsModule):
+    """A normalizer as a module; `forward()` returns the normalizer over the tensors that are registered now.
+
+    >>> import torch, regard
+    >>> module = NormalizerModule(regard.normalizers.Sigmoid(nn.Parameter(torch.zeros(2))))
+    >>> [name for name, _ in module.named_parameters()]
+    ['tensor_0']
+    """
+
+    def __init__(self, normalizer: Normalizer) -> None:
+        if isinstance(normalizer, type) or not isinstance(normalizer, Normalizer):
+            raise ConfigurationError(
+                f"normalizer needs one from regard.normalizers, such as normalizers.Sigmoid(), or None for softmax; it "
+                f"is {normalizer!r}"
+            )
+        super().__init__(normalizer.parameters())
+        self.template = normalizer
+
+    def forward(self) -> Normalizer:
+        """The normalizer over the tensors that are registered now."""
+        return self.template.with_parameters(self.tensors())
+
+    def extra_repr(self) -> str:
+        return repr(self.template)
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,7 +133,7 @@ def describe(problem: Problem) -> dict[str, str]:
         "parameters": any(each.requires_grad for each in tree_tensors((problem.bias, problem.sinks))),
     }
     return {
-        "operator": problem.operator,
+        "operator": problem.normalizer_name,
         "dtype": str(value.dtype).removeprefix("torch."),
         "query shape": without_length(pairs.query),
         "key shape": without_length(pairs.key),

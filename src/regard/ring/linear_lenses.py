@@ -142,7 +142,7 @@ def _weights_problem(call: LinearCall, plan: FeaturePlan, options: LinearOptions
         KeysOfSequence(part.pairs) if isinstance(part, TensorMask) else part for part in whole_masks(call, options)
     ]
     mask = reduce(and_, masks) if masks else None
-    return Problem(pairs, value.expand(*pairs.key.shape[:-1], -1), mask, operator=LINEAR.name)
+    return Problem(pairs, value.expand(*pairs.key.shape[:-1], -1), mask, normalizer=LINEAR)
 
 
 def _decay_sums(call: LinearCall, decay: Tensor) -> Tensor:

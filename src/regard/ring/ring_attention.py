@@ -226,6 +226,11 @@ def _head_parallel(
 
 def _check_shard(problem: Problem, kernel: str | None) -> None:
     """Check what a ring needs of a shard's problem beside what one process needs."""
+    if problem.normalizer is not None:
+        raise ConfigurationError(
+            f"a ring computes softmax attention, whose parts are merged by their log-sum-exp; this is "
+            f"{problem.normalizer_name} attention: leave normalizer out, or attend over the whole sequence"
+        )
     check_positions(problem)
     for name, positions in (("query", problem.query_positions), ("key", problem.key_positions)):
         if isinstance(positions, Tensor) and positions.ndim > 1:
@@ -322,7 +327,7 @@ class _RingAttention(torch.autograd.Function):
             batched = BatchedProblem.from_problem(problem)
             flat = batched.flatten_batch
             saved = Saved(flat(own.output), flat(own.lse), flat(own.grad_output), flat(own.grad_lse))
-            sources, found = [*sources, problem.sinks], [*found, sinks_gradient(problem.sinks, saved)]
+            sources, found = [*sources, problem.sinks], [*found, sinks_gradient(problem, problem.sinks, saved)]
         gradients: dict[int, list[Tensor]] = {}
         for tensor, gradient in zip(sources, found, strict=True):
             gradients.setdefault(id(tensor), []).append(gradient)

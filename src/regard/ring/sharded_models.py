@@ -112,9 +112,9 @@ def _substitute(settings: ShardSettings, hook: AttentionHook | None) -> Attentio
 
 def _of_softmax(problem: Problem) -> Problem:
     """The problem with its log-sum-exp, by which results of softmax attention are merged."""
-    if problem.operator != "softmax":
+    if problem.normalizer is not None:
         raise ConfigurationError(
-            f"ring.sharded computes softmax and linear attention, and this is of the operator {problem.operator!r}: "
+            f"ring.sharded computes softmax and linear attention, and this is {problem.normalizer_name}: "
             "leave the block for it, and pass it the whole sequence"
         )
     return replace(problem, wants_lse=True)

@@ -214,14 +214,16 @@ class AllHeadsView(HeadView):
 def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTable]:
     """The tables from the scores to the context, of a problem whose projections are done."""
     problem, names = view.problem, view.query_names
-    linear = problem.operator == "linear"
+    linear = problem.normalizer_name == "linear"
     tables = [*_scores(view, score), *_mask_and_bias(view)]
     scores = view.of_pairs(problem.scores())
-    if not linear:
+    parts = scores[0] if linear else None  # whose shares of their sum are the weights
+    if problem.normalizer is None:
         tables.append(exponentials := _exponentials(view, scores))
+        parts = exponentials.numbers[0]
     weights = view.of_pairs(observe_problem(problem, [Weights()])[Weights()])
     context = view.of_queries(run_problem(problem).output)
-    weighted = "linear_weights" if linear else "weights"
+    weighted = "linear_weights" if linear else "weights" if parts is not None else "normalizer_weights"
     tables.append(
         make_table(
             "weights",
@@ -230,7 +232,7 @@ def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTab
             view.keys,
             wording=weighted,
             sums="rows",
-            example=quotient_example(scores[0] if linear else exponentials.numbers[0], weights[0]),
+            example="" if parts is None else quotient_example(parts, weights[0]),
         )
     )
     tables += [
@@ -292,7 +294,7 @@ def _scores(view: HeadView, score: Score | None) -> Iterator[StepTable]:
         scores = view.of_pairs(replace(pairs, scale=1.0).scores())
         example = product_example(view.of_queries(pairs.query)[0], view.of_keys(pairs.key)[0], scores[0, 0])
         wording = SCORE_STEPS.get(type(score), "scores")
-        if problem.operator == "linear":
+        if problem.normalizer_name == "linear":
             wording = "feature_products"
         yield make_table("scores", scores, names, view.keys, wording=wording, example=example)
         if pairs.scale != 1.0:

@@ -158,6 +158,11 @@ STEPS = {
         "a_ij = s_ij / Σ_k s_ik",
         r"a_{ij} = \frac{s_{ij}}{\sum_k s_{ik}}",
     ),
+    "normalizer_weights": StepWording(
+        Wording("Attention weights: by the normalizer, row by row", "어텐션 가중치: 행마다 정규화 함수로 계산한 값"),
+        "a_ij = w(e_i1, …, e_in)_j",
+        r"a_{ij} = w(e_{i1}, \dots, e_{in})_j",
+    ),
     "linear_state": StepWording(
         Wording("State after position {}", "위치 {} 뒤의 상태"),
         "S_t = S_{t-1} + φ(k_t) v_tᵀ",

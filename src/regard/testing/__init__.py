@@ -1,4 +1,4 @@
-"""Tests for kernels and attention operators: seeded cases, a float64 oracle, tolerances derived from it.
+"""Tests for kernels and normalizers: seeded cases, a float64 oracle, tolerances derived from it.
 
 A kernel of your own is tested like the library's, by pytest or without it:
 
@@ -10,7 +10,7 @@ A kernel of your own is tested like the library's, by pytest or without it:
 `long_cases()` cross the borders of a kernel's tiles, `random_cases(count)` are random. Dropout is part of all of them:
 `dropout_keeps` says which weights a seed keeps.
 
-Another operator than softmax attention is tested by the same cases, with an `Oracle` of its own:
+Another normalizer than softmax is tested by the same cases, with an `Oracle` of its own:
 `assert_agrees(kernel, case, oracle=ReluOracle())`; `regard.testing.oracle` has that example.
 """
 

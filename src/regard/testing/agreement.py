@@ -1,7 +1,7 @@
 """The agreement suite: compare a kernel's results and gradients with the oracle's on every case that it supports.
 
 What is tested need not be one of the library's kernels, nor softmax attention: anything with a `name`, `why_not` and
-`run` is run through the same cases, and held to the oracle of its operator.
+`run` is run through the same cases, and held to the oracle of its normalizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .tolerance import Expected, compare
 
 
 class Implementation(Protocol):
-    """Protocol of a subject of the suite: a kernel, or another implementation of an attention operator.
+    """Protocol of a subject of the suite: a kernel, or another implementation of attention.
 
     An attribute `exponential` declares how far, relatively, its exponentials are from correctly rounded ones.
     """
@@ -59,7 +59,7 @@ def suite(
 
     Any `strength` choices of score, mask, bias, layout, lengths, dtype and so on are combined in some case (see
     `cases`); `among` replaces the cases, by `long_cases()` or `random_cases(1000)` for example. `with_lse` admits only
-    cases whose log-sum-exp can be returned. The problems are of the operator of `oracle`.
+    cases whose log-sum-exp can be returned. The problems have the normalizer of `oracle`.
 
     >>> from regard.testing import suite
     >>> kernel, case = next(suite(strength=1))
@@ -68,7 +68,10 @@ def suite(
     """
     implementations = tuple(implementations)
     for case in cases(strength) if among is None else among:
-        problem = make_inputs(case, device).problem(wants_lse=with_lse, operator=oracle.operator)
+        inputs, normalizer = make_inputs(case, device), oracle.normalizer
+        if normalizer is not None and normalizer.refused(inputs.problem()):
+            continue
+        problem = inputs.problem(wants_lse=with_lse, normalizer=normalizer)
         yield from ((one, case) for one in implementations if not one.why_not(problem))
 
 
@@ -111,8 +114,8 @@ def measure_agreement(
     True
     """
     inputs = make_inputs(case, device)
-    plain, with_lse = (inputs.problem(wants_lse=wanted, operator=oracle.operator) for wanted in (False, True))
-    has_lse = not implementation.why_not(with_lse)
+    plain, with_lse = (inputs.problem(wants_lse=wanted, normalizer=oracle.normalizer) for wanted in (False, True))
+    has_lse = with_lse.has_lse and not implementation.why_not(with_lse)
     exponential = getattr(implementation, "exponential", 0.0)
     comparison = _Comparison(inputs, _expected_results(case, has_lse, oracle), has_lse, exponential)
     faults = []

@@ -12,6 +12,7 @@ from torch import Tensor
 import regard
 
 from ..core.dropout import Dropout
+from ..core.normalizer import Normalizer
 from ..core.problem import Problem
 from ..kernels import make_problem
 from ..masks import Mask
@@ -92,8 +93,8 @@ class Inputs:
         (gradient,) = torch.autograd.grad((self.argument(name, leaf) * rows.unsqueeze(-1)).sum(), leaf)
         return gradient > 0
 
-    def problem(self, *, wants_lse: bool = False, operator: str = "softmax") -> Problem:
-        """The `Problem` that the kernels of an operator compute."""
+    def problem(self, *, wants_lse: bool = False, normalizer: Normalizer | None = None) -> Problem:
+        """The `Problem` that kernels compute, of softmax attention or with a normalizer."""
         case, leaves = self.case, self.leaves
         bias = None
         if case.bias != "unbiased":
@@ -113,7 +114,8 @@ class Inputs:
         dropout = None
         if case.dropout == "dropout":
             dropout = Dropout(DROPOUT, torch.tensor(self.seed, device=leaves["value"].device))
-        return replace(problem, dropout=dropout, operator=operator)
+        problem = replace(problem, dropout=dropout)
+        return problem if normalizer is None else normalizer.for_problem(problem)
 
 
 def make_inputs(case: Case, device: str | torch.device = "cpu") -> Inputs:

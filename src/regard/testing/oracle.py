@@ -5,7 +5,7 @@ its inputs and its dropout seed those of `case_inputs`. `Oracle.truth` computes 
 and from nothing else, those that attend to the same keys together; cases of more than 2¹² pairs (`long_cases`) all at
 once, where masked scores are filled and NaN counts as 0.
 `Oracle.approximations` are the same formula in the precision of the inputs: their error shows what error a kernel may
-have (see `tolerance`). An oracle of another operator than softmax attention says how its weights follow from its
+have (see `tolerance`). An oracle of another normalizer than softmax says how its weights follow from its
 scores, and inherits the rest:
 
 >>> class ReluOracle(Oracle):
@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.normalizer import Normalizer
 from .case_inputs import DROPOUT, SCALE, SOFTCAP, Inputs
 from .cases import MAX_ROWWISE_PAIRS
 from .mask_and_bias_cases import BIAS_CASES
@@ -59,13 +60,13 @@ class OracleResult:
 
 
 class Oracle:
-    """An attention operator: output = D · w(S) V of masked scores S, with dropout factors D and weights w.
+    """Attention by a normalizer: output = D · w(S) V of masked scores S, with dropout factors D and weights w.
 
     Shapes: scores (..., M, N), weights (..., M, N), output (..., M, Dv). A subclass defines `weights`,
-    and `operator`, the name of the operator that the problems of the cases are of.
+    and `normalizer`, that of the problems of the cases; None for softmax.
     """
 
-    operator = "softmax"
+    normalizer: Normalizer | None = None
 
     def weights(self, scores: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of scores (..., M, N), and the log of each row's normaliser (..., M), both differentiable.

@@ -57,6 +57,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "recurrence_backward.c",
     "recurrence_forward.c",
     "recurrence_step.c",
+    "threshold.c",
     "top_entries.c",
 )
 CPU_SUPPORT = "cpu_support.c"

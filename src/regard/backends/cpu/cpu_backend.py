@@ -12,6 +12,7 @@ from .flash_tiles import FlashInC
 from .gathered_lists import GatheredInC
 from .linear_recurrence import RecurrencesInC
 from .short_rows import ShortInC
+from .threshold_tiles import ThresholdsInC
 from .timed_flash import TimedFlashInC
 from .weight_pass import WeightsInC
 
@@ -27,7 +28,7 @@ class CpuBackend:
         self.flash, self.few_queries, self.short = FlashInC(), FewQueriesInC(), ShortInC()
         self.gathered, self.additive = GatheredInC(), AdditiveInC()
         self.weights, self.recurrences = WeightsInC(), RecurrencesInC()
-        self.timed_flash = TimedFlashInC()
+        self.timed_flash, self.thresholds = TimedFlashInC(), ThresholdsInC()
 
     def arithmetic(self, dtype: torch.dtype) -> str | None:
         """The variant in use, and how it multiplies numbers of 16 bits."""

@@ -73,9 +73,28 @@ INLINE void raise_maxima(const lanes limit[GROUP], float *maximum, float shift[G
     }
 }
 
-/* A group of rows with one block of keys: the online softmax. */
+/* The weights of a row, from its scores in place, dropped where dropout says so; returns their sum before that. */
+INLINE lanes finish_weights(const struct flash *problem, const struct forward_state *state, int64_t row, int64_t column,
+                            float *tile, int64_t low, int64_t high, float shift, const int paired, const int sigmoid) {
+    lanes sum = {0}, complement;
+    int32_t row_hash = row_hash_at(problem, state->batch, state->head, state->begin + row);
+    for (int64_t j = low; j < high; j += LANES) {
+        lanes score = load(tile + j) - shift,
+              power = sigmoid ? sigmoid_lanes(score, &complement) : exp2_lanes(score);
+        sum += power;
+        if (problem->row_hashes) {
+            bits hashes = load_bits(problem->column_hashes + column + j) + row_hash;
+            power = zero_unless(dropout_mask(problem, hashes), power);
+        }
+        store_terms(tile, j, power, paired);
+    }
+    return sum;
+}
+
+/* A group of rows with one block of keys: the online softmax, or weights of each score alone. */
 INLINE void process_row_group(const struct flash *problem, struct forward_state *state, int64_t row, int64_t column,
-                              const uint64_t *words, const struct extent extent, const int paired) {
+                              const uint64_t *words, const struct extent extent, const int paired,
+                              const int sigmoid) {
     int64_t padded = padded_terms(problem->dim, paired), value_padded = padded_dim(problem->value_dim);
     int64_t low = aligned_begin(extent), high = aligned_end(extent), count = min_int(problem->columns - column, BLOCK);
     /* One buffer for the products, the scores and at last the weights, not divided by their sum, as terms. */
@@ -89,19 +108,12 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
         const float *relative_bias = row_bias(problem, state->head, state->begin + row + r, column);
         limit[r] = finish_scores(problem, extent, row_word(words, r, count), relative_bias, tile + r * BLOCK, paired);
     }
-    raise_maxima(limit, state->maximum + row, shift, rescale);
-    for (int r = 0; r < GROUP; r++) {
-        lanes sum = {0}; /* of this block alone: a sum over many keys is rounded once per block */
-        int32_t row_hash = row_hash_at(problem, state->batch, state->head, state->begin + row + r);
-        for (int64_t j = low; j < high; j += LANES) {
-            lanes power = exp2_lanes(load(tile + r * BLOCK + j) - shift[r]);
-            sum += power;
-            if (problem->row_hashes) {
-                bits hashes = load_bits(problem->column_hashes + column + j) + row_hash;
-                power = zero_unless(dropout_mask(problem, hashes), power);
-            }
-            store_terms(tile + r * BLOCK, j, power, paired);
-        }
+    if (sigmoid)
+        for (int r = 0; r < GROUP; r++) shift[r] = -problem->sigmoid_bias[state->head], rescale[r] = 1.0f;
+    else
+        raise_maxima(limit, state->maximum + row, shift, rescale);
+    for (int r = 0; r < GROUP; r++) { /* sums of this block alone: one over many keys is rounded once per block */
+        lanes sum = finish_weights(problem, state, row + r, column, tile + r * BLOCK, low, high, shift[r], paired, sigmoid);
         store(state->total + (row + r) * LANES, load(state->total + (row + r) * LANES) * rescale[r] + sum);
     }
     float *output = state->output + row * value_padded;
@@ -114,8 +126,16 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
 #define ROW_GROUP \
     (const struct flash *problem, struct forward_state *state, int64_t row, int64_t column, const uint64_t *words, \
      const struct extent extent)
-APART void row_group_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0); }
-APART void row_group_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1); }
+APART void row_group_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0, 0); }
+APART void row_group_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1, 0); }
+APART void sigmoid_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0, 1); }
+APART void sigmoid_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1, 1); }
+
+/* The function for a group of rows. */
+static void(*row_group(const struct flash *problem, int dtype)) ROW_GROUP {
+    if (problem->sigmoid_bias) return in_pairs(dtype) ? sigmoid_of_pairs : sigmoid_of_floats;
+    return in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats;
+}
 
 /* A result that is merged with: as if its weights had been computed before, with a sum of 1 in units of its lse. */
 INLINE void resume_rows(const struct flash *problem, struct forward_state *state) {
@@ -140,7 +160,7 @@ INLINE void start_rows(const struct flash *problem, struct forward_state *state,
                        state->query + row * padded, dtype, in_pairs(dtype));
     memset(state->output, 0, (size_t)(all * padded_dim(problem->value_dim)) * sizeof(float));
     memset(state->total, 0, (size_t)(all * LANES) * sizeof(float));
-    for (int64_t row = 0; row < all; row++) state->maximum[row] = -INFINITY;
+    for (int64_t row = 0; row < all; row++) state->maximum[row] = problem->sigmoid_bias ? 0.0f : -INFINITY;
     if (problem->accumulate) resume_rows(problem, state);
 }
 
@@ -149,7 +169,8 @@ INLINE void write_rows(const struct flash *problem, struct forward_state *state,
     lanes check = {0}; /* in a register, while rows are written */
     for (int64_t row = 0; row < state->count; row++) {
         float total = sum_lanes(load(state->total + row * LANES)),
-              share = total == 0.0f ? 0.0f : 1.0f / (total * problem->keep_probability);
+              divisor = problem->sigmoid_bias ? 1.0f : total,
+              share = total == 0.0f ? 0.0f : 1.0f / (divisor * problem->keep_probability);
         void *target =
             (void *)head_rows(&problem->result, state->batch, state->head, state->begin + row, dtype);
         *row_number(&problem->lse, state->batch, state->head, state->begin + row) =
@@ -165,6 +186,7 @@ INLINE void write_rows(const struct flash *problem, struct forward_state *state,
 
 APART void process_row_blocks(const struct flash *problem, struct forward_state *state, int dtype) {
     struct cursor cursors[MOST_BLOCKS];
+    void(*process_group) ROW_GROUP = row_group(problem, dtype);
     start_rows(problem, state, dtype);
     load_ahead(&problem->result, state->batch, state->head, state->begin, state->count, problem->value_dim,
                dtype);
@@ -187,8 +209,7 @@ APART void process_row_blocks(const struct flash *problem, struct forward_state 
             for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
                 struct extent extent = tile_extent(words ? words + row : 0, count);
                 if (extent.begin < extent.end)
-                    (in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats)(problem, state, b * BLOCK + row, column,
-                                                                                 words ? words + row : 0, extent);
+                    process_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent);
             }
         }
     }

@@ -4,6 +4,9 @@
  *               + relative_bias[j - i + rows - 1];
  * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(score(i, j) - lse[i])
  *
+ * or, where there is a sigmoid_bias, weight(i, j) = 1 / (1 + exp(-score(i, j) - sigmoid_bias)), and lse[i] is the
+ * logarithm of the sum of a row's weights.
+ *
  * Source: Dao et al. 2022 (arXiv 2205.14135), algorithms 1, 2 and 4; Milakov and Gimelshein 2018 (arXiv 1805.02867) for
  * the online softmax. Powers are of 2 here: what the softmax is of is multiplied by log2(e) beforehand. */
 #ifndef REGARD_FLASH_H
@@ -47,6 +50,7 @@ struct flash {
     int64_t bits_batch, bits_head;
     const float *relative_bias; /* (heads, rows + columns - 1), times log2(e), or null; the stride of the first */
     int64_t relative_bias_head;
+    const float *sigmoid_bias; /* (heads), times log2(e); null for softmax */
     const int32_t *row_hashes; /* (batch, heads, rows), or null: no weights are dropped; see dropout_mask */
     const int32_t *column_hashes; /* (columns) */
     int64_t threshold;

@@ -52,9 +52,10 @@ INLINE float output_factor(const struct flash *problem, const int paired) {
     return paired ? 1.0f / problem->keep_probability : 1.0f;
 }
 
-/* The weights of a row, and the gradients of its scores: weight (grad_weight - delta). */
+/* The weights of a row, and the gradients of its scores: weight (grad_weight - delta), or of a sigmoid weight (1 - weight)
+ * grad_weight. */
 INLINE void tile_row_gradient(const struct flash *problem, const struct gradient *state, const struct tile *tile,
-                              int64_t r, const struct extent extent, const int paired) {
+                              int64_t r, const struct extent extent, const int paired, const int sigmoid) {
     const float product_factor = score_factor(problem, paired), weight_factor = output_factor(problem, paired);
     float *weights = state->weights + r * BLOCK, *grad_scores = state->grad_scores + r * BLOCK;
     int64_t row = tile->row + r, low = aligned_begin(extent), high = aligned_end(extent);
@@ -65,17 +66,20 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
           delta = head_values(problem, state, tile->head, state->delta)[row];
     uint64_t word = row_word(tile->words, (int)r, tile->count);
     int32_t row_hash = row_hash_at(problem, state->batch, tile->head, row);
+    const float bias = sigmoid ? problem->sigmoid_bias[tile->head] : 0.0f;
+    const lanes takes_part = broadcast(lse == INFINITY ? 0.0f : 1.0f);
     for (int64_t j = low; j < high; j += LANES) {
         lanes slope = broadcast(1.0f), score = apply_softcap(problem, load(weights + j) * product_factor, &slope);
         if (relative_bias && j < extent.end) score += load_partial(relative_bias + j, extent.end - j);
         if (extent.partial) score = select_bits(word, j, score, -INFINITY);
-        lanes weight = exp2_lanes(less_log_sum(score, broadcast(lse), broadcast(lse_rest)));
+        lanes complement, weight = sigmoid ? sigmoid_lanes(score + bias, &complement) * takes_part
+                                           : exp2_lanes(less_log_sum(score, broadcast(lse), broadcast(lse_rest)));
         lanes dropped = weight, grad_weight = load(grad_scores + j) * weight_factor; /* see row_group_gradient */
         if (problem->row_hashes) {
             bits mask = dropout_mask(problem, load_bits(problem->column_hashes + tile->column + j) + row_hash);
             dropped = zero_unless(mask, dropped), grad_weight = zero_unless(mask, grad_weight);
         }
-        lanes gradient = weight * (grad_weight - delta);
+        lanes gradient = sigmoid ? weight * complement * grad_weight : weight * (grad_weight - delta);
         if (extent.partial) gradient = select_bits(word, j, gradient, 0.0f);
         if (relative_bias_target && j < extent.end)
             store_partial(relative_bias_target + j, load_partial(relative_bias_target + j, extent.end - j) + gradient,
@@ -104,7 +108,7 @@ INLINE void pair_group(float *weights, float *grad_scores, float *terms) {
 }
 
 INLINE void row_group_gradient(const struct flash *problem, struct gradient *shared, const struct tile *tile, int64_t r,
-                               const struct extent extent, const int paired) {
+                               const struct extent extent, const int paired, const int sigmoid) {
     const struct gradient copy = *shared, *state = &copy; /* in registers: what is stored elsewhere cannot change it */
     int64_t padded = padded_dim(problem->dim), terms = padded_terms(problem->dim, paired),
             value_terms = padded_terms(problem->value_dim, paired);
@@ -118,7 +122,7 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sha
         add_terms(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, term_count(problem->value_dim, paired)},
                   state->grad_scores + target, BLOCK, 0, paired);
     }
-    for (int64_t i = 0; i < GROUP; i++) tile_row_gradient(problem, state, tile, r + i, extent, paired);
+    for (int64_t i = 0; i < GROUP; i++) tile_row_gradient(problem, state, tile, r + i, extent, paired, sigmoid);
     if (paired) pair_group(state->weights + r * BLOCK, own, pairs);
     struct factor grad_scores = {paired ? pairs : own, BLOCK, 1};
     int64_t first = paired ? extent.begin / 2 : extent.begin, last = term_count(extent.end, paired);
@@ -142,8 +146,16 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sha
 
 #define ROW_GROUP \
     (const struct flash *problem, struct gradient *state, const struct tile *tile, int64_t r, const struct extent extent)
-APART void row_group_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0); }
-APART void row_group_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1); }
+APART void row_group_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0, 0); }
+APART void row_group_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1, 0); }
+APART void sigmoid_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0, 1); }
+APART void sigmoid_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1, 1); }
+
+/* The function for a group of rows. */
+static void(*row_group(const struct flash *problem, int dtype)) ROW_GROUP {
+    if (problem->sigmoid_bias) return in_pairs(dtype) ? sigmoid_of_pairs : sigmoid_of_floats;
+    return in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats;
+}
 
 /* Key and value gradients of a tile: products over its rows. */
 INLINE void column_gradients(const struct flash *problem, struct gradient *state, const struct tile *tile,
@@ -191,7 +203,7 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
         if (extent.begin < extent.end) {
-            (in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats)(problem, state, tile, r, extent);
+            row_group(problem, dtype)(problem, state, tile, r, extent);
             for (int i = 0; i < GROUP; i++) tile->columns_used |= row_word(tile->words, (int)r + i, tile->count);
             tile->begin = min_int(tile->begin, r), tile->end = r + GROUP;
         } else {

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.dropout import DropoutHashes
 from ...core.finite import CheckedGradients, CheckedRows
 from ...core.large_results import LARGE_BYTES, new_large
+from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs
 from ...errors import DtypeError, ShapeError
+from ...normalizers import Sigmoid
 from ...tiles.diagonals import bias_along, distances
 from ...tiles.mask_tiles import TileLayout, sampled_layouts
 from ...tiles.row_spans import has_spans
@@ -47,12 +49,18 @@ GROUP, NARROW = 16, 5 * TILE_SIZE[1]
 """Rows of a group where a block of rows has so many columns at most, as QUERIES and NARROW of narrow.h."""
 
 
+Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Those of query, key and value, and of each diagonal, (H, M + N - 1), where it is asked for."""
+
+
 class FlashInC:
     """Attention over tiles by one call of C for each slice of batches with the same tiles.
 
     In float32, whatever comes in: 16 bits are widened as they are read. A mask is read as a bit for each pair of tiles
     that it cuts; a bias by distance and its gradient as one number for each diagonal.
     """
+
+    normalizers: tuple[type[Normalizer], ...] = (Sigmoid,)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Biases that the code does not add, and masks of too many bits."""
@@ -69,21 +77,7 @@ class FlashInC:
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, slice by slice of batches with the same tiles."""
         results = [(batch, _gradients(part, saved.part(batch))) for batch, part in tile_problems(batched)]
-        if len(results) == 1:
-            (query, key, value, line) = results[0][1]
-            gradients = ProblemGradients(
-                *(query, key, value),
-                bias=batched.zero_bias_gradients() if saved.needs_bias_grad else (),
-                checked=isinstance(results[0][1], CheckedGradients),
-            )
-        else:
-            gradients, line = batched.zero_gradients(bias=saved.needs_bias_grad), None
-            for batch, (query, key, value, own_line) in results:
-                gradients.query[batch], gradients.key[batch], gradients.value[batch] = query, key, value
-                line = own_line if line is None or own_line is None else line + own_line
-        if line is not None and isinstance(batched.problem.bias, RelativeBias):
-            batched.problem.bias.accumulate_at(distances(batched.problem), line, gradients.bias)
-        return gradients
+        return joined_gradients(batched, saved, results)
 
     def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
@@ -116,8 +110,8 @@ class FlashInC:
                 accumulate=accumulate,
             )
             finite, line = finite and isinstance(gradients, CheckedGradients), gradients[3]
-            if line is not None and isinstance(batched.problem.bias, RelativeBias):
-                batched.problem.bias.accumulate_at(distances(batched.problem), line, into.bias)
+            if line is not None:
+                _add_bias_gradient(batched.problem, line, into)
         return finite
 
     def visited_pairs(self, problem: Problem) -> float:
@@ -132,6 +126,46 @@ class FlashInC:
         return share * pairs
 
 
+def joined_gradients(
+    batched: BatchedProblem, saved: Saved, results: Sequence[tuple[slice, Gradients]]
+) -> ProblemGradients:
+    """The gradients of a batched problem from those of slices of its batches: query, key, value and each diagonal."""
+    if len(results) == 1:
+        (query, key, value, line) = results[0][1]
+        gradients = ProblemGradients(
+            *(query, key, value),
+            bias=batched.zero_bias_gradients() if saved.needs_bias_grad else (),
+            checked=isinstance(results[0][1], CheckedGradients),
+        )
+    else:
+        gradients, line = batched.zero_gradients(bias=saved.needs_bias_grad), None
+        for batch, (query, key, value, own_line) in results:
+            gradients.query[batch], gradients.key[batch], gradients.value[batch] = query, key, value
+            line = own_line if line is None or own_line is None else line + own_line
+    if line is not None and saved.needs_bias_grad:
+        _add_bias_gradient(batched.problem, line, gradients)
+    if line is not None and saved.needs_normalizer_grad and batched.problem.normalizer is not None:
+        (parameter,) = batched.problem.normalizer.parameters()
+        of_heads = line.sum(-1)
+        gradients = replace(gradients, normalizer=(of_heads if parameter.ndim else of_heads.sum(),))
+    return gradients
+
+
+def _add_bias_gradient(problem: Problem, line: Tensor, into: ProblemGradients) -> None:
+    """Add the gradient of a bias by distance, from that of each diagonal of each head."""
+    if isinstance(problem.bias, RelativeBias):
+        of_line = bias_along(problem, problem.bias)
+        problem.bias.accumulate_at(distances(problem), line.sum_to_size(of_line.shape), into.bias)
+
+
+def _sigmoid_bias(batched: BatchedProblem) -> Tensor | None:
+    """The bias of sigmoid attention for each head; None of softmax attention."""
+    normalizer, heads = batched.problem.normalizer, batched.shape[1]
+    if not isinstance(normalizer, Sigmoid):
+        return None
+    return torch.as_tensor(normalizer.bias, dtype=torch.float32, device="cpu").expand(heads)
+
+
 def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem]]:
     """The native problem of each slice of batches with the same tiles."""
     pairs, problem = batched.pairs, batched.problem
@@ -144,9 +178,10 @@ def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem
         found = packed_tiles(batched)
     for batch, tiles in _one_by_one(found) if _differ_in_columns(batched) else found:
         own = pairs.query[batch], pairs.key[batch], batched.value[batch]
+        dropped = _dropout_hashes(batched, batch)
         yield (
             batch,
-            FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, _dropout_hashes(batched, batch)),
+            FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, dropped, _sigmoid_bias(batched)),
         )
 
 
@@ -198,11 +233,10 @@ def _band_pairs(layout: TileLayout) -> float:
     return pairs
 
 
-def _gradients(part: FlashProblem, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _gradients(part: FlashProblem, saved: Saved) -> Gradients:
     grad_lse = saved.grad_lse if saved.has_lse_grad else None
-    return part.backward(
-        saved.output, saved.lse, saved.grad_output, grad_lse, wants_relative_bias=saved.needs_bias_grad
-    )
+    wants_line = saved.needs_bias_grad or saved.needs_normalizer_grad
+    return part.backward(saved.output, saved.lse, saved.grad_output, grad_lse, wants_relative_bias=wants_line)
 
 
 class RowsStruct(ctypes.Structure):
@@ -222,6 +256,7 @@ class FlashStruct(ctypes.Structure):
         *(("scale", c_float), ("softcap", c_float), ("query", RowsStruct), ("key", RowsStruct), ("value", RowsStruct)),
         *(("first", c_void_p), ("runs", c_void_p), ("bits", c_void_p), ("bits_batch", c_int64)),
         *(("bits_head", c_int64), ("relative_bias", c_void_p), ("relative_bias_head", c_int64)),
+        ("sigmoid_bias", c_void_p),
         *(("row_hashes", c_void_p), ("column_hashes", c_void_p), ("threshold", c_int64), ("keep_probability", c_float)),
         *(("accumulate", c_int64), ("result", RowsStruct), ("lse", RowsStruct)),
         *(("output", RowsStruct), ("grad_output", RowsStruct), ("grad_lse", c_void_p), ("grad_query", RowsStruct)),
@@ -238,8 +273,8 @@ class FlashProblem:
 
     query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all of one of `DTYPES`, on the CPU, of any strides
     but in the last axis, where what is not contiguous is copied; Hk divides H. softcap: c · tanh(s / c).
-    relative_bias: b, (1 or H, M + N - 1) float32, from the last query's first key on. Computed in float32, without
-    autograd.
+    relative_bias: b, (1 or H, M + N - 1) float32, from the last query's first key on. sigmoid_bias: (H,); with it the
+    weights are σ(s_ij + sigmoid_bias), and lse is the logarithm of their sum. Computed in float32, without autograd.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
@@ -254,6 +289,7 @@ class FlashProblem:
     softcap: float | None = None
     relative_bias: Tensor | None = None
     dropout: DropoutHashes | None = None
+    sigmoid_bias: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check(self.query, self.key, self.value, self.relative_bias)
@@ -299,7 +335,7 @@ class FlashProblem:
         into: tuple[Tensor, Tensor, Tensor] | None = None,
         accumulate: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The gradients of query, key, value and, if requested, relative_bias, in float32 and in their shapes.
+        """The gradients of query, key and value, and, if requested, of each diagonal, (H, M + N - 1), in float32.
 
         output and grad_output as the value in all but length; lse and grad_lse (B, H, M) float32, the former +inf for
         rows that take no part, the latter None for 0. into: gradients of query, key and value, float32 and of any
@@ -323,8 +359,8 @@ class FlashProblem:
             if into is None
             else into[1:]
         )
-        wants_bias = wants_relative_bias and self.relative_bias is not None
-        bias = torch.zeros(batch, heads, parts, rows + columns - 1, device="cpu") if wants_bias else None
+        diagonals = max(rows + columns - 1, 0)
+        bias = torch.zeros(batch, heads, parts, diagonals, device="cpu") if wants_relative_bias else None
         output, grad_output = last_contiguous(output), last_contiguous(grad_output.to(self.value.dtype))
         lse, grad_lse = lse.contiguous(), None if grad_lse is None else grad_lse.contiguous()
         work, _held = self.arguments(
@@ -343,9 +379,8 @@ class FlashProblem:
             grad_relative_bias=None if bias is None else bias.data_ptr(),
         )
         run_units(code.flash_backward, work, threads)
-        if bias is not None and self.relative_bias is not None:
-            bias = bias.sum((0, 2)).sum_to_size(self.relative_bias.shape)
-        gradients = query.sum(0) if parts > 1 else query[0], key, value, bias
+        line = None if bias is None else bias.sum((0, 2))
+        gradients = query.sum(0) if parts > 1 else query[0], key, value, line
         return gradients if work.nonfinite else CheckedGradients(gradients)
 
     def flops(self) -> int:
@@ -361,6 +396,7 @@ class FlashProblem:
         """
         query, key, value = (last_contiguous(tensor.detach()) for tensor in (self.query, self.key, self.value))
         bias = None if self.relative_bias is None else (self.relative_bias.detach() * math.log2(math.e)).contiguous()
+        sigmoid = None if self.sigmoid_bias is None else (self.sigmoid_bias.detach() * math.log2(math.e)).contiguous()
         tiles, hashes = self.tiles, self._padded_hashes()
         (batches, bit_heads, count, _), words = tiles.bits.shape, BLOCK
         work = FlashStruct(
@@ -387,13 +423,14 @@ class FlashProblem:
             bits_head=count * words if bit_heads > 1 else 0,
             relative_bias=None if bias is None else bias.data_ptr(),
             relative_bias_head=0 if bias is None or bias.shape[0] == 1 else bias.shape[1],
+            sigmoid_bias=None if sigmoid is None else sigmoid.data_ptr(),
             row_hashes=None if hashes is None else hashes[0].data_ptr(),
             column_hashes=None if hashes is None else hashes[1].data_ptr(),
             threshold=0 if self.dropout is None else self.dropout.threshold,
             keep_probability=1.0 if self.dropout is None else self.dropout.keep_probability,
             **fields,
         )
-        return work, [query, key, value, bias, hashes]
+        return work, [query, key, value, bias, sigmoid, hashes]
 
     def _padded_hashes(self) -> tuple[Tensor, Tensor] | None:
         """The dropout hashes of rows and of columns, the latter padded, as C reads whole vectors."""

@@ -72,6 +72,8 @@ class Library:
         self.recurrence_backward = function("recurrence_backward", c_void_p)
         self.short = function("short", c_void_p)
         self.short_backward = function("short_backward", c_void_p)
+        self.threshold = function("threshold", c_void_p)
+        self.threshold_backward = function("threshold_backward", c_void_p)
         self.top_entries = function("top_entries", c_void_p)
         self.recurrence_step = function(
             "recurrence_step",

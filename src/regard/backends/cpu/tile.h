@@ -82,6 +82,14 @@ INLINE lanes exp2_lanes(lanes x) {
 #endif
 }
 
+/* 1 / (1 + 2^-x), and `complement`, 1 less that, without cancellation. */
+INLINE lanes sigmoid_lanes(lanes x, lanes *complement) {
+    lanes power = exp2_lanes(-absolute(x)), share = 1.0f / (power + 1.0f), other = power * share;
+    bits negative = x < 0.0f;
+    *complement = (lanes)((negative & (bits)share) | (~negative & (bits)other));
+    return (lanes)((negative & (bits)other) | (~negative & (bits)share));
+}
+
 /* Scores less the log-sum-exp of their rows, see in_base_2. Where that is a row's only score, they differ by no more than
  * rounding a log-sum-exp in natural units changes it: such a difference is 0, so that the weight of one key is 1. */
 INLINE lanes less_log_sum(lanes score, lanes lse, lanes rest) {

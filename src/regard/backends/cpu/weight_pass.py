@@ -26,7 +26,7 @@ class WeightsInC:
 
     def reduces(self, problem: Problem) -> bool:
         """Whether C goes over the tiles of a problem."""
-        dots = problem.operator == "softmax" and isinstance(problem.pairs, DotPairs)
+        dots = problem.normalizer is None and isinstance(problem.pairs, DotPairs)
         return dots and library.supports(problem.value) and not FlashInC().why_not(problem)
 
     def takes(self, form: WeightForm) -> bool:
@@ -48,7 +48,7 @@ class WeightsInC:
 def _writes(problem: Problem) -> bool:
     """Whether C computes the weights of a tile: dot products without a bias."""
     pairs = problem.pairs
-    plain = problem.operator == "softmax" and isinstance(pairs, DotPairs) and problem.bias is None
+    plain = problem.normalizer is None and isinstance(pairs, DotPairs) and problem.bias is None
     return plain and library.supports(pairs.query, pairs.key)
 
 

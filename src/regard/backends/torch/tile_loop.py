@@ -1,4 +1,4 @@
-"""The online softmax: attention tile by tile in memory linear in the lengths, forward and backward."""
+"""The online softmax, and other quotients: attention tile by tile in memory linear in the lengths, and its gradient."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.log_sum_exp import lse_dtype
+from ...core.normalizer import RatioNormalizer
 from ...core.score_forms import at_least_float32, per_head, per_key_head
 from ...tiles.mask_tiles import (
     BlockRow,
@@ -25,7 +26,8 @@ class TiledAttention:
     """Output, log-sum-exp and gradients by tiles of at most `tile` scores.
 
     Forward: the online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). Backward: the weights of a tile are
-    exp(score - lse), computed again (Dao et al. 2022, arXiv 2205.14135, section 3.1).
+    exp(score - lse), computed again (Dao et al. 2022, arXiv 2205.14135, section 3.1). Quotients of other functions of
+    the scores, of a `RatioNormalizer`, go the same way.
     """
 
     tile: int = SCORES_PER_TILE
@@ -39,7 +41,7 @@ class TiledAttention:
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """Tile by tile: P = exp(scores - lse), dP = dO · Vᵀ, dS = P · (dP - delta), and from dS everything else."""
-        gradients = batched.zero_gradients(bias=saved.needs_bias_grad)
+        gradients = batched.zero_gradients(bias=saved.needs_bias_grad, normalizer=saved.needs_normalizer_grad)
         for batch, rows in block_rows(batched.problem, self.tile, together=saved.needs_bias_grad):
             tiles = ScoredTiles(batched.part(batch), self.tile)
             self._backward(tiles, rows, saved.part(batch), gradients.part(batch))
@@ -47,11 +49,12 @@ class TiledAttention:
         return gradients
 
     def _forward(self, tiles: ScoredTiles, rows: tuple[BlockRow, ...], output: Tensor, lse: Tensor) -> None:
-        value = at_least_float32(tiles.batched.value)
+        value, ratio = at_least_float32(tiles.batched.value), ratio_of(tiles.batched)
         for row in rows:
             softmax = OnlineSoftmax(output[:, :, row.rows], lse[:, :, row.rows])
             for columns, masked in tiles.in_row(row):
-                weights = softmax.weights(tiles.scores(row.rows, columns, masked)[0])
+                scores = tiles.scores(row.rows, columns, masked)[0]
+                weights = softmax.weights(scores) if ratio is None else softmax.numerators(scores, ratio)
                 if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
                     weights.mul_(dropout_mask)
                 part = value[:, :, columns]
@@ -61,7 +64,7 @@ class TiledAttention:
     def _backward(
         self, tiles: ScoredTiles, rows: tuple[BlockRow, ...], saved: Saved, gradients: ProblemGradients
     ) -> None:
-        value = at_least_float32(tiles.batched.value)
+        value, ratio = at_least_float32(tiles.batched.value), ratio_of(tiles.batched)
         for row in rows:
             here = saved.part(rows=row.rows)
             lse, delta = here.lse.unsqueeze(-1), here.delta().unsqueeze(-1)
@@ -69,14 +72,28 @@ class TiledAttention:
             for columns, masked in tiles.in_row(row):
                 part = value[:, :, columns]
                 scores, slope = tiles.scores(row.rows, columns, masked)
-                weights = exponential_(scores.sub_(lse))
+                weights = exponential_(scores.sub_(lse) if ratio is None else ratio.log_numerator(scores) - lse)
                 inner = per_head(lambda folded, part=part: folded @ part.mT, asked, part)  # dP
                 used = weights
                 if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
                     inner.mul_(dropout_mask)
                     used = dropout_mask.mul_(weights) if dropout_mask.dtype == weights.dtype else dropout_mask * weights
                 gradients.value[:, :, columns] += per_key_head(used, asked, part)
-                tiles.add_gradients(row.rows, columns, inner.sub_(delta).mul_(weights), slope, gradients)
+                if ratio is None:
+                    upstream = inner.sub_(delta).mul_(weights)
+                else:
+                    upstream, own = ratio.backward_tile(scores, lse, inner, delta)
+                    for into, found in zip(gradients.normalizer, own, strict=False):
+                        into += found
+                tiles.add_gradients(row.rows, columns, upstream, slope, gradients)
+
+
+def ratio_of(batched: BatchedProblem) -> RatioNormalizer | None:
+    """The normalizer of a problem whose weights are quotients; None of softmax attention."""
+    normalizer = batched.problem.normalizer
+    if normalizer is not None and not isinstance(normalizer, RatioNormalizer):
+        raise AssertionError(f"the rows of {normalizer!r} are not computed tile by tile")
+    return normalizer
 
 
 class ScoredTiles:
@@ -158,6 +175,17 @@ class OnlineSoftmax:
         self.sum *= shrink
         self.peak = peak
         return weights
+
+    def numerators(self, scores: Tensor, ratio: RatioNormalizer) -> Tensor:
+        """`weights` of another quotient: n / e^peak, for the peak of d."""
+        logs = ratio.log_denominator(scores)
+        peak = torch.maximum(self.peak, logs.amax(-1, keepdim=True))
+        some = peak.masked_fill(peak == float("-inf"), 0.0)
+        shrink = torch.exp(self.peak - some)
+        self.total = self.total * shrink + exponential_(logs - some).sum(-1, keepdim=True)
+        self.sum *= shrink
+        self.peak = peak
+        return exponential_(ratio.log_numerator(scores) - some)
 
     def add(self, values: Tensor) -> None:
         """Add the weights times the values of a part."""

@@ -35,7 +35,7 @@ class WeightsByTorch:
     def writer(self, batched: BatchedProblem, lse: Tensor) -> TileWriter:
         """What writes the tiles; lse (B, H, M, 1)."""
         problem, pairs = batched.problem, batched.pairs
-        plain = problem.operator == "softmax" and problem.bias is None and problem.softcap is None
+        plain = problem.normalizer is None and problem.bias is None and problem.softcap is None
         if plain and isinstance(pairs, DotPairs):
             return TileWeightsFromLogs(DotProductLogs(batched, pairs, lse))
         return TileWeightsFromLogs(ScoreLogs(batched, lse))

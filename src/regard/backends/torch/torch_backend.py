@@ -18,6 +18,7 @@ class TorchBackend:
     flash = None
     short = None
     additive = None
+    thresholds = None
     recurrences = None  # torch's operators compute them in linear/chunks.py, where gradients have gradients too
 
     def __init__(self) -> None:

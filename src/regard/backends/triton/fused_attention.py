@@ -11,6 +11,7 @@ from ...biases import RelativeBias
 from ...biases.base import TensorBias
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import CheckedRows
+from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...tiles.mask_tiles import distinct_matrices, sampled_layouts
 from ...tiles.row_spans import has_spans
@@ -39,6 +40,8 @@ class FlashInTriton:
 
     Gradients have the dtypes of their tensors, or float32 where a tensor is broadcast over batches.
     """
+
+    normalizers: tuple[type[Normalizer], ...] = ()
 
     def why_not(self, problem: Problem) -> list[str]:
         """Large head dims, masks of too many bits, and biases that would be too large a tensor."""

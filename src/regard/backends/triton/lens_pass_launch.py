@@ -92,7 +92,7 @@ def _computes(problem: Problem) -> bool:
     """Whether scores are products of queries and keys that a kernel reads."""
     pairs = problem.pairs
     return (
-        problem.operator == "softmax"
+        problem.normalizer is None
         and isinstance(pairs, DotPairs)
         and jit_runtime.runs(pairs.query, pairs.key)
         and pairs.query.dtype == pairs.key.dtype

@@ -28,6 +28,7 @@ class TritonBackend:
     runs = staticmethod(jit_runtime.runs)
     short = None
     gathered = None
+    thresholds = None
 
     def __init__(self) -> None:
         # Kernels look at these for tensors of any device, while torch.compile traces them too: they are attributes.

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.operator import operator_named
-from ...errors import AtlasError, CheckpointError, ConfigurationError
+from ...errors import AtlasError, CheckpointError
 from ...utils.safetensors_files import TensorFile, storable, write_tensors
 from .attention_map import AttentionMap
+from .normalizer_json import read_normalizer
 from .pyramid import PyramidLevels
 from .translation_info import check_translation_info, check_words
 
@@ -76,7 +76,7 @@ FIELDS = {
     *(*COUNTS, *WORDS, "leading", "head_axis", "scale", "softcap", "mask", "bias", "rounding"),
     *("arrays", "cell", "metrics", "tokens"),
 }
-OPTIONAL = {"roles", "gold", "hypotheses", "features"}
+OPTIONAL = {"roles", "gold", "hypotheses", "features", "normalizer"}
 SCORES = "dot", "additive", "decayed dot", "weights"
 MOST = 2**48
 """No count is larger: products of a few of them are still exact."""
@@ -145,10 +145,8 @@ def _check_fields(record: Any) -> None:
             _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs a word")
     if record["kind"] not in ("self", "cross") or record["score"] not in SCORES:
         _fail(f"its kind {record['kind'][:80]!r} or its score {record['score'][:80]!r} is not known")
-    try:
-        operator_named(record["operator"])
-    except ConfigurationError as error:
-        _fail(f"it is of an operator that this program does not have: {error}")
+    if "normalizer" not in record:
+        read_normalizer(record, {})
     for name in ("leading", "cell"):
         if not isinstance(record[name], list) or not all(_is_count(item) for item in record[name]):
             _fail(f"{name!r} is {str(record[name])[:80]!r}; it needs whole numbers of at least 1")

@@ -54,7 +54,7 @@ class AttentionMap:
 
     @property
     def operator(self) -> str:
-        """The attention operator that the weights are of: "softmax", or "linear" for linear attention."""
+        """How rows are normalized: "softmax", "linear" for linear attention, or the name of a normalizer."""
         return self.record["operator"]
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...biases import Bias
+from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...core.score_forms import AdditivePairs, DecayedDotPairs, DotPairs, PairForm
 from ...lenses.base import WeightsLayout
@@ -40,7 +41,7 @@ class CapturedCall:
     scale: float
     weight: Tensor | None
     softcap: float | None
-    operator: str
+    normalizer: Normalizer | None
     sinks: Tensor | None
     mask: Mask | None
     bias: Bias | None
@@ -96,20 +97,20 @@ class CapturedCall:
             mask=self.mask,
             bias=self.bias,
             softcap=self.softcap,
-            operator=self.operator,
+            normalizer=self.normalizer,
             query_positions=placed[0],
             key_positions=placed[1],
         )
 
 
 class TensorSnapshots:
-    """Copies of the tensors of masks and biases, made once for all calls that share them."""
+    """Copies of the tensors of masks, biases and normalizers, made once for all calls that share them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def copy(self, value: Any) -> Any:
-        """Copy a mask or a bias with its tensors."""
+        """Copy a mask, a bias or a normalizer with its tensors."""
         if value is None:
             return None
         tensors, form = tree_flatten(value)
@@ -142,7 +143,7 @@ def capture(
     heads = problem.pairs.key.shape[-3] if problem.heads else 1
     query = _batched(problem.pairs.query, problem, layout.heads)
     key = _batched(problem.pairs.key, problem, heads)
-    half = half and problem.operator == "softmax" and _fits_float16(query, key)
+    half = half and problem.normalizer is None and _fits_float16(query, key)
     dtype = torch.float16 if half else query.dtype
     queries, keys = layout.positions(problem)
     mine, theirs = _copied(query, dtype), _copied(key, dtype)
@@ -157,7 +158,7 @@ def capture(
         scale=problem.pairs.scale if isinstance(problem.pairs, DotPairs) else 1.0,
         weight=None if weight is None else _copied(weight, weight.dtype),
         softcap=problem.softcap,
-        operator=problem.operator,
+        normalizer=snapshots.copy(problem.normalizer),
         sinks=None if problem.sinks is None else _copied(problem.sinks, torch.float32),
         mask=snapshots.copy(problem.mask),
         bias=snapshots.copy(problem.bias),

@@ -13,12 +13,14 @@ from torch import Tensor
 from ...biases import Bias
 from ...core.grid import Grid
 from ...core.intervals import Ternary
+from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...core.score_forms import AdditivePairs, DecayedDotPairs, DotPairs, PairForm
 from ...errors import AtlasError, ConfigurationError
 from ...masks import Mask
 from ...masks.base import Kept, Pairs
 from .mask_json import read_bias, read_mask
+from .normalizer_json import read_normalizer
 
 
 class RecordErrors:
@@ -67,6 +69,10 @@ class HeadSlice:
     sequence: int
     head: int
 
+    def select_parameters(self, normalizer: Normalizer) -> Normalizer:
+        """The normalizer with the numbers of the head."""
+        return normalizer.with_parameters([each[self.head] if each.ndim else each for each in normalizer.parameters()])
+
     def select(self, pairs: Tensor) -> Tensor:
         """Select from (..., m, n): (m, n)."""
         leading = self.axes.leading
@@ -81,6 +87,10 @@ class SequenceSlice:
 
     axes: RecordAxes
     sequence: int
+
+    def select_parameters(self, normalizer: Normalizer) -> Normalizer:
+        """The normalizer itself, of all heads."""
+        return normalizer
 
     def select(self, pairs: Tensor) -> Tensor:
         """Select from (..., m, n): (heads or 1, m, n), or (m, n) where heads share it."""
@@ -164,7 +174,7 @@ class RecordedProblem:
             mask=None if mask is None else SlicedMask(mask, part),
             bias=None if bias is None else SlicedBias(bias, part),
             softcap=self.record["softcap"],
-            operator=self.record["operator"],
+            normalizer=None if self._normalizer is None else part.select_parameters(self._normalizer),
             query_positions=self.sequence_positions("query_positions") if placed else None,
             key_positions=self.sequence_positions("key_positions") if placed else None,
         )
@@ -185,6 +195,10 @@ class RecordedProblem:
             None if mask is None else read_mask(mask, self.arrays),
             None if bias is None else read_bias(bias, self.arrays),
         )
+
+    @cached_property
+    def _normalizer(self) -> Normalizer | None:
+        return read_normalizer(self.record, self.arrays)
 
     @property
     def _axes(self) -> RecordAxes:

@@ -15,6 +15,7 @@ from ...kernels.lens_pass import run_reductions
 from ...lenses.base import WeightsLayout, WeightTile
 from .captured_call import CapturedCall, is_causal
 from .mask_json import by_rows, read_mask, written
+from .normalizer_json import write_normalizer
 from .pyramid import SHARE, PyramidLevels, UnmaskedCells
 from .role_detection import RoleDetector
 from .summary import ArrayStore, SummaryAccumulator, SummaryValues, summary
@@ -162,6 +163,8 @@ def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, pr
     sums, roles = SummaryAccumulator(layout, levels, call.positions), RoleDetector.for_call(call, words)
     run_reductions(problem, call.lse.view(problem.weights_shape[:-1]), [sums, *roles.reductions])
     seen = sums.finish(call.lse)
+    if call.normalizer is not None and not call.normalizer.sums_to_one:
+        seen = seen.of_shares()
     lse = call.lse if call.errors is None else _lse_of_rounded(call, seen)
     attending = ~call.lse.isneginf()
     held = {"query": call.query, "key": call.key, "lse": lse}
@@ -191,7 +194,7 @@ def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, pr
         **({} if call.features is None else {"features": call.features}),
         "scale": call.scale,
         "softcap": call.softcap,
-        "operator": call.operator,
+        **write_normalizer(call.normalizer, arrays.shared),
         "mask": mask,
         "bias": None if call.bias is None else written(call.bias, grid, arrays.shared),
         "rounding": call.rounding,

@@ -56,7 +56,7 @@ class RoleDetector:
                 pairs=call.form_of(query, key),
                 value=key[..., :0],
                 mask=None if call.mask is None else SlicedMask(call.mask, SequenceSlice(axes, at)),
-                operator=call.operator,
+                normalizer=call.normalizer,
                 query_positions=_positions_of_sequence(call.positions[0], at),
                 key_positions=_positions_of_sequence(call.positions[1], at),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ class SummaryValues:
     reach: Tensor
     received: Tensor
     near: Tensor
+
+    def of_shares(self) -> SummaryValues:
+        """The same with the entropy of each row's weights divided by their sum, for rows that do not sum to 1."""
+        mass = torch.where(self.mass > 0, self.mass, 1.0)
+        return replace(self, entropy=(self.entropy / mass + mass.log()).clamp(min=0.0))
 
 
 class SummaryAccumulator:

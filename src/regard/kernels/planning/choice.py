@@ -14,11 +14,10 @@ from torch.nn import Parameter
 from ... import native
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import waits
-from ...core.operator import OPERATORS, Operator, operator_named
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs
 from ...core.torch_modes import functorch_active, under_dispatch_mode
-from ...errors import ConfigurationError, KernelError, nearest
+from ...errors import KernelError, nearest
 from ...masks.causal import Causal
 from ...tiles.dense_mask import is_one_causal_query, is_square_causal
 from ...tiles.memo import within_choice
@@ -31,9 +30,10 @@ from ..decomposed import DecomposedKernel
 from ..flash import FlashKernel
 from ..flex import FlexKernel
 from ..gathered import GatheredKernel
-from ..reference import ReferenceKernel, formula
+from ..reference import ReferenceKernel
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
+from ..threshold import ThresholdKernel
 from ..tiled import TiledKernel
 from .rates import predicted_seconds
 from .signature import memoize_choice, rounded_signature
@@ -44,6 +44,7 @@ PLAIN_KERNEL = SdpaKernel()
 
 SHORT, DECODE = ShortKernel(), DecodeKernel()
 FLASH, BLOCK_SPARSE, ADDITIVE, TILED = FlashKernel(), BlockSparseKernel(), AdditiveKernel(), TiledKernel()
+REFERENCE = ReferenceKernel()
 
 KERNELS: tuple[Kernel, ...] = (
     PLAIN_KERNEL,
@@ -56,10 +57,13 @@ KERNELS: tuple[Kernel, ...] = (
     GatheredKernel(),
     ADDITIVE,
     TILED,
-    ReferenceKernel(),
+    REFERENCE,
 )
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
 of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
+
+ROW_KERNELS: tuple[Kernel, ...] = (FLASH, ThresholdKernel(), TILED, REFERENCE)
+"""The kernels of every other normalizer, unless it names its own."""
 
 MAX_UNCOMPARED_LENGTH = 256
 """The most queries and keys on the CPU of which the kernel is known by their sizes: no times are compared."""
@@ -82,12 +86,14 @@ AnyKernel = TypeVar("AnyKernel", bound=Kernel)
 
 
 def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
-    """The kernels of the problem's operator."""
-    return KERNELS if problem.operator == "softmax" else operator_named(problem.operator).kernels
+    """The kernels of softmax attention, or of the problem's normalizer."""
+    if problem.normalizer is None:
+        return KERNELS
+    return ROW_KERNELS if problem.normalizer.kernels is None else problem.normalizer.kernels
 
 
 def forward_mode_kernel(problem: Problem) -> Kernel:
-    """The kernel under forward-mode differentiation: the last of the operator's, by plain torch operations alone."""
+    """The kernel under forward-mode differentiation: the last of them, by plain torch operations alone."""
     return kernels_of(problem)[-1]
 
 
@@ -120,7 +126,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
         if (kernel := uncompared_kernel(problem)) is not None:
             return kernel
         if (torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem):
-            return _deferred_choices[problem.operator]
+            return _DEFERRED
         return _memoized_choice(problem)
     kernels = kernels_of(problem)
     kernel = next((kernel for kernel in kernels if kernel.name == name), None)
@@ -170,8 +176,8 @@ def _no_kernel_error(problem: Problem, otherwise: str = "") -> KernelError:
     """
     reasons = (f"{kernel.name}: {', '.join(kernel.why_not(problem)) or otherwise}" for kernel in kernels_of(problem))
     return KernelError(
-        f"no kernel of the operator {problem.operator!r} can compute this: {'; '.join(reasons)}. Leave out what they "
-        "refuse, or register the operator with a kernel that computes it"
+        f"no kernel of {problem.normalizer_name} attention can compute this: {'; '.join(reasons)}. Leave out what they "
+        "refuse, or give the normalizer a kernel that computes it"
     )
 
 
@@ -225,7 +231,7 @@ def _is_small(problem: Problem) -> bool:
 
 def _small_kernel(problem: Problem) -> Kernel | None:
     """The kernel of a problem that `_is_small`, by what each query reads; None where that does not tell."""
-    if problem.operator == "softmax" and not problem.inputs_require_grad():
+    if problem.normalizer is None and not problem.inputs_require_grad():
         if (_streams(problem) or _is_step(problem)) and not DECODE.why_not(problem):
             return DECODE
         if _is_plain_step(problem) and not PLAIN_KERNEL.why_not(problem):
@@ -280,7 +286,7 @@ def _is_plain(problem: Problem) -> bool:
         and problem.dropout is None
         and not problem.wants_lse
         and isinstance(problem.pairs, DotPairs)
-        and problem.operator == "softmax"
+        and problem.normalizer is None
     ):
         return False
     query, key, value = problem.pairs.query.shape, problem.pairs.key.shape, problem.value.shape
@@ -305,8 +311,9 @@ def _hides_keys(problem: Problem) -> bool:
 class _DeferredChoice:
     """A kernel that chooses another at run time, when tensors have values: for calls under torch.compile or vmap."""
 
-    def __init__(self, operator: str) -> None:
-        self.name = f"{operator}: auto"
+    name = "auto"
+
+    def __init__(self) -> None:
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -347,19 +354,4 @@ def fastest_own_gradient(problem: Problem, *, bias: bool = False) -> OwnGradient
     return _fastest_that_agrees(able, problem)
 
 
-_deferred_choices: dict[str, _DeferredChoice] = {}
-
-
-def register_operator(operator: Operator) -> Operator:
-    """Register an operator by its name, for kernel dispatch, autograd, lenses and recordings.
-
-    Raises:
-        ConfigurationError: another operator has that name.
-    """
-    if OPERATORS.setdefault(operator.name, operator) is not operator:
-        raise ConfigurationError(f"there is another operator {operator.name!r}: each needs a name of its own")
-    _deferred_choices[operator.name] = _DeferredChoice(operator.name)
-    return operator
-
-
-SOFTMAX = register_operator(Operator("softmax", lambda scores: scores, formula, KERNELS))
+_DEFERRED = _DeferredChoice()

@@ -33,9 +33,9 @@ class Plan:
 
     def __str__(self) -> str:
         problem = self.problem
-        operator = "" if problem.operator == "softmax" else f"{problem.operator} "
+        kind = "" if problem.normalizer is None else f"{problem.normalizer_name} "
         lines = [
-            f"{operator}attention of {problem.queries:,} queries over {problem.keys:,} keys, weights "
+            f"{kind}attention of {problem.queries:,} queries over {problem.keys:,} keys, weights "
             f"{tuple(problem.weights_shape)}, {_word(problem.value.dtype)} on {problem.value.device}",
             f"  score: {type(problem.pairs).__name__}   mask: {problem.mask!r}   bias: {problem.bias!r}",
         ]

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from ... import biases, masks
-from ...core.operator import operator_named
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs
 from ...errors import RegardError
 from ...utils.atomic_files import atomic_write
 from ..base import Result
+from ..formula import formula
 from .rates import cache_file
 
 LENGTH, FEW, WINDOW = 600, 5, 400
@@ -146,7 +146,6 @@ def small_problem(problem: Problem) -> Problem:
 
 def compare(run: Run, problem: Problem) -> Deviation:
     """The worst deviation of a kernel's output, log-sum-exp and gradients from the formula in float64."""
-    formula = operator_named(problem.operator).formula
     with torch.inference_mode(False):
         truth, approximation = _results(formula, _in_float64(problem)), _results(formula, problem)
         results = _results(run, problem)

@@ -3,7 +3,7 @@
 Problems of one signature share a choice, and the kernel is not asked `why_not` again: so a `why_not` reads nothing of a
 problem that its signature does not have, unless it is about time or memory (`MAX_BITS` of `flash`). In it are:
 
-    the operator, the form of the scores, and which options there are (softcap, sinks, dropout, log-sum-exp);
+    the normalizer, the form of the scores, and which options there are (softcap, sinks, dropout, log-sum-exp);
     of the tensors the leading axes, dims, class, dtype and device, and how the last axis of queries lies in memory;
     the lengths, and how far apart the positions of queries and keys are;
     of the mask and the bias the classes and numbers, whether rows are spans, of their tensors kind and size, of their
@@ -29,6 +29,7 @@ from ... import native
 from ...biases import Bias
 from ...biases.base import Sum
 from ...biases.score_mod import ScoreModBias
+from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...core.state import is_constant
 from ...masks import Mask
@@ -88,7 +89,7 @@ def _signature(problem: Problem, length: Length) -> Signature:
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     queries, keys, shift = problem.queries, problem.keys, problem.shift
     return (
-        problem.operator,
+        None if problem.normalizer is None else _normalizer_signature(problem.normalizer),
         type(problem.pairs),
         *(problem.softcap is None, problem.sinks is None, problem.dropout is None, problem.wants_lse),
         *(query.shape[:-2], key.shape[:-2], value.shape[:-2], query.shape[-1], value.shape[-1]),
@@ -101,6 +102,14 @@ def _signature(problem: Problem, length: Length) -> Signature:
         # As `rates.rates_key`, without a call on the way of every attention.
         *(torch.get_num_threads(), native.variant_in_use(), rates.times_saved),
     )
+
+
+def _normalizer_signature(normalizer: Normalizer) -> Hashable:
+    """The class of a normalizer and its numbers, and of its tensors the size; itself where it is no dataclass."""
+    if not is_dataclass(normalizer):
+        return normalizer
+    parts = [getattr(normalizer, each.name) for each in fields(normalizer) if each.init]
+    return type(normalizer), *(part.shape if isinstance(part, Tensor) else part for part in parts)
 
 
 def _mask_signature(mask: Mask, length: Length) -> Hashable:

@@ -1,4 +1,4 @@
-"""An operator of one's own gets what softmax attention has: shown by a sibling, normalised ReLU attention.
+"""A normalizer of one's own gets what softmax attention has: shown by a sibling, normalised ReLU attention.
 
 w_ij = relu(s_ij) / Σ_k relu(s_ik), a row without positive scores has output 0. Up to `RELU` is all that it is; nothing
 else in the package knows of it.
@@ -18,7 +18,7 @@ from regard import biases, lenses, masks, scores
 from regard.attention import observe_problem, run_problem
 from regard.backends.torch.tile_loop import ScoredTiles, TiledAttention
 from regard.core.batched_problem import BatchedProblem, ProblemGradients, Saved
-from regard.core.operator import Operator, operator_named
+from regard.core.normalizer import RatioNormalizer, normalizer_named, register_normalizer
 from regard.core.problem import Problem
 from regard.core.score_forms import at_least_float32, per_head, per_key_head
 from regard.errors import ConfigurationError, KernelError
@@ -26,7 +26,6 @@ from regard.kernels import Cost, Plan, Result, choose
 from regard.kernels.base import EVERY_GRADIENT
 from regard.kernels.custom_op import apply_kernel, register
 from regard.kernels.hooks import attention_hook
-from regard.kernels.planning.choice import register_operator
 from regard.kernels.planning.unit_costs import tilewise_cost
 from regard.kernels.validation import make_problem
 from regard.testing import Case, assert_agrees, suite
@@ -125,11 +124,23 @@ class ReluTiled:
 
 
 TILED = ReluTiled()
-RELU = register_operator(Operator("relu", log_relu, relu_formula, (TILED,)))
+
+
+class Relu(RatioNormalizer):
+    """relu(s) / Σ relu(s)."""
+
+    name = "own relu"
+    kernels = (TILED,)
+
+    def log_numerator(self, scores: Tensor) -> Tensor:
+        return log_relu(scores)
+
+
+RELU = register_normalizer(Relu())
 
 
 def relu_attention(query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options) -> Tensor:
-    return run_problem(replace(make_problem(query, key, value, **options), operator="relu"), kernel).output
+    return run_problem(replace(make_problem(query, key, value, **options), normalizer=RELU), kernel).output
 
 
 # What it gets.
@@ -179,7 +190,7 @@ def test_learned_biases_softcap_dropout_and_additive_scores_as_the_formula_has_t
     score = scores.Additive(8, 8, 6).double()
     cases: tuple[dict[str, Any], ...] = ({"softcap": 2.0}, {"dropout_p": 0.3}, {"score": score})
     for options in cases:
-        problem = replace(make_problem(query, key, value, bias=biases.relative(table), **options), operator="relu")
+        problem = replace(make_problem(query, key, value, bias=biases.relative(table), **options), normalizer=RELU)
         leaves = [query, key, value, table, *(score.parameters() if "score" in options else ())]
         found, expected = run_problem(problem), relu_formula(problem)
         torch.testing.assert_close(found.output, expected.output)
@@ -242,7 +253,7 @@ def test_hooks_and_lenses():
     with attention_hook(lambda problem, lse: heard.append((problem, lse))):
         output = relu_attention(*tensors, mask=masks.causal())
     ((problem, lse),) = heard
-    assert problem.operator == "relu"
+    assert problem.normalizer is RELU
     weights, entropy, received, top = lenses.Weights(), lenses.Entropy(), lenses.Received(), lenses.TopK(2)
     seen = observe_problem(problem, (weights, entropy, received, top))
     true = relu_formula(replace(problem, value=torch.eye(53, dtype=torch.float64).expand(2, 2, 53, 53))).output
@@ -256,11 +267,11 @@ def test_hooks_and_lenses():
 
 def test_parts_of_a_row_are_merged():
     query, key, value = inputs()
-    whole = run_problem(replace(make_problem(query, key, value, wants_lse=True), operator="relu"))
+    whole = run_problem(replace(make_problem(query, key, value, wants_lse=True), normalizer=RELU))
     parts = []
     for columns in (slice(0, 20), slice(20, 53)):
         problem = make_problem(query, key[:, :, columns], value[:, :, columns], wants_lse=True)
-        part = run_problem(replace(problem, operator="relu"))
+        part = run_problem(replace(problem, normalizer=RELU))
         parts.append((part.output, part.lse))
     output, lse = regard.merge(parts)
     torch.testing.assert_close(output, whole.output)
@@ -281,17 +292,19 @@ def test_records(tmp_path):
         model(*tensors)
     recording.atlas().save(tmp_path / "relu.atlas")
     recorded = Atlas.open(tmp_path / "relu.atlas").maps[0]
-    problem = replace(make_problem(*tensors, mask=masks.causal()), operator="relu")
+    problem = replace(make_problem(*tensors, mask=masks.causal()), normalizer=RELU)
     true = relu_formula(replace(problem, value=torch.eye(53).expand(2, 2, 53, 53))).output
     found = torch.from_numpy(recorded.weights(1, slice(0, 37), slice(0, 53)))
     torch.testing.assert_close(found, true[0, 1], atol=1e-5, rtol=1e-4)
 
 
-def test_an_operator_that_is_not_there_is_named():
-    with pytest.raises(ConfigurationError, match="there is no attention operator 'rleu'; did you mean 'relu'"):
-        operator_named("rleu")
-    with pytest.raises(ConfigurationError, match="there is another operator 'relu': each needs a name of its own"):
-        register_operator(Operator("relu", log_relu, relu_formula, ()))
+def test_a_normalizer_that_is_not_there_is_named():
+    with pytest.raises(ConfigurationError, match="there is no normalizer 'own rleu'; did you mean 'own relu'"):
+        normalizer_named("own rleu")
+    with pytest.raises(
+        ConfigurationError, match="there is another normalizer 'own relu': each needs a name of its own"
+    ):
+        register_normalizer(Relu())
     with pytest.raises(KernelError, match="there is no kernel 'cpu_flash'; .*'relu_tiled'"):
         relu_attention(*inputs(), kernel="cpu_flash")
 
@@ -304,10 +317,10 @@ def test_the_name_of_another_kernel_is_refused():
         Tiled()
 
 
-def test_the_plan_says_which_operator_it_is():
-    problem = replace(make_problem(*inputs(), mask=masks.causal()), operator="relu")
+def test_the_plan_says_which_normalizer_it_is():
+    problem = replace(make_problem(*inputs(), mask=masks.causal()), normalizer=RELU)
     plan = Plan(problem, choose(problem))
-    assert "relu attention of 37 queries over 53 keys" in str(plan)
+    assert "own relu attention of 37 queries over 53 keys" in str(plan)
     assert "relu_tiled" in str(plan)
     assert "cpu_flash" not in str(plan)
 
@@ -315,7 +328,7 @@ def test_the_plan_says_which_operator_it_is():
 class ReluOracle(Oracle):
     """relu(S) / Σ relu(S), from the masked scores."""
 
-    operator = "relu"
+    normalizer = RELU
 
     def weights(self, scores: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
         positive = scores.relu()

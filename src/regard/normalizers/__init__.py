@@ -1,0 +1,48 @@
+"""Normalizers: what takes the place of softmax, `regard.attention(..., normalizer=regard.normalizers.Sigmoid())`.
+
+Each turns the scores s_ij of a row, over the keys j that query i attends to, into weights w_ij; the output is
+Σ_j w_ij · value_j. None, the default, is softmax.
+
+| normalizer | w_ij | row sums | log-sum-exp |
+| --- | --- | --- | --- |
+| `Sigmoid` | σ(s + b) | any | no: parts are added |
+| `Softmax1` | e^s / (1 + Σ e^s) | below 1 | yes |
+| `Softpick` | relu(e^s - 1) / Σ abs(e^s - 1) | at most 1 | yes |
+| `ReLU` | relu(s)^p / Σ relu(s)^p | 1, or 0 | yes |
+| `Sparsemax` | max(s - τ, 0) | 1 | no |
+| `Entmax` | max((α - 1) s - τ, 0)^(1/(α - 1)) | 1 | no |
+| `StickBreaking` | σ(s_j) Π_{k>j} (1 - σ(s_k)) | at most 1 | no |
+| `TopScores` | softmax over the k largest | 1 | no |
+| `Hard` | 1 for the largest | 1 | no |
+| `Monotonic`, `MoChA` | the probability of stopping at key j, from where the query before did | at most 1 | no |
+"""
+
+from ..core.normalizer import Normalizer as Normalizer
+from ..core.normalizer import RatioNormalizer as RatioNormalizer
+from .entmax import Entmax as Entmax
+from .entmax import Sparsemax as Sparsemax
+from .hard import Hard as Hard
+from .monotonic import MoChA as MoChA
+from .monotonic import Monotonic as Monotonic
+from .ratios import ReLU as ReLU
+from .ratios import Softmax1 as Softmax1
+from .ratios import Softpick as Softpick
+from .sigmoid import Sigmoid as Sigmoid
+from .stick_breaking import StickBreaking as StickBreaking
+from .top_scores import TopScores as TopScores
+
+__all__ = [
+    "Entmax",
+    "Hard",
+    "MoChA",
+    "Monotonic",
+    "Normalizer",
+    "RatioNormalizer",
+    "ReLU",
+    "Sigmoid",
+    "Softmax1",
+    "Softpick",
+    "Sparsemax",
+    "StickBreaking",
+    "TopScores",
+]

@@ -1,0 +1,52 @@
+"""Parameters of normalizers: one number for all heads, or one for each."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ..core.problem import Problem
+from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
+from ..utils.numbers import lies_between
+
+
+def over_heads(parameter: Tensor | float, scores: Tensor) -> Tensor | float:
+    """A parameter as a number or a tensor that broadcasts to scores (..., heads, M, n), in their dtype."""
+    if not isinstance(parameter, Tensor):
+        return parameter
+    parameter = parameter.to(scores.dtype)
+    return parameter.view(-1, 1, 1) if parameter.ndim else parameter
+
+
+def sum_over_heads(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of a parameter, () or (heads,), from those of the pairs (..., heads, M, n)."""
+    if not parameter.ndim:
+        return gradient.sum()
+    return gradient.flatten(0, -4).sum((0, -2, -1)) if gradient.ndim > 3 else gradient.sum((-2, -1))
+
+
+def check_parameter(name: str, parameter: Tensor | float | None, problem: Problem) -> None:
+    """Check that a parameter is a finite number, a tensor () or (heads,), or None.
+
+    Raises:
+        ConfigurationError, ShapeError, DtypeError, DeviceError: it is none.
+    """
+    if parameter is None:
+        return
+    if not isinstance(parameter, Tensor):
+        if not lies_between(-math.inf, parameter, math.inf):
+            raise ConfigurationError(f"{name} is {parameter!r}; it needs a finite number, or a tensor")
+        return
+    heads = problem.pairs.query.shape[-3] if problem.heads else 1
+    if not parameter.is_floating_point():
+        raise DtypeError(f"{name} needs floating-point numbers; it is {parameter.dtype}: call .float()")
+    if tuple(parameter.shape) not in ((), (heads,)):
+        raise ShapeError(
+            f"{name} is {tuple(parameter.shape)}; it needs one number, (), or one for each head, ({heads},)"
+        )
+    if parameter.device != problem.value.device:
+        raise DeviceError(
+            f"{name} is on {parameter.device}, but query, key and value are on {problem.value.device}: move it with "
+            f".to({str(problem.value.device)!r})"
+        )

@@ -1,0 +1,55 @@
+"""Each normalizer, by each kernel that computes it, against its oracle in float64."""
+
+from functools import partial
+
+import pytest
+
+from regard import native
+from regard.core.problem import Problem
+from regard.kernels import Result
+from regard.kernels.planning.choice import ROW_KERNELS
+from regard.testing import assert_agrees, long_cases, suite
+
+from .oracles import ORACLES
+
+KERNELS_BY_NAME = {kernel.name: kernel for kernel in ROW_KERNELS}
+
+
+class Subject:
+    """A kernel; that of tiles stores sums as logarithms, which float32 rounds by 2⁻²², and takes their exponential."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.kernel = name, KERNELS_BY_NAME[name]
+        self.exponential = 2.0**-22 if name == "tiled" else 0.0
+
+    def why_not(self, problem: Problem) -> list[str]:
+        return self.kernel.why_not(problem)
+
+    def run(self, problem: Problem) -> Result:
+        return self.kernel.run(problem)
+
+
+NATIVE = {"sigmoid": "cpu_flash", "sparsemax": "threshold", "entmax 1.5": "threshold"}
+SUBJECTS = [(name, kernel) for name in ORACLES for kernel in ("tiled", "reference")]
+if native.available():
+    SUBJECTS += NATIVE.items()
+
+
+@pytest.mark.parametrize(("name", "kernel"), SUBJECTS)
+def test_it_passes_the_agreement_suite(name, kernel, assert_all):
+    oracle = ORACLES[name]
+    pairs = list(suite([Subject(kernel)], strength=2 if kernel in NATIVE.values() else 1, oracle=oracle))
+    # Infinity in a query or key may be a score of -inf, which counts for nothing; here rows that attend to it are NaN.
+    pairs = [(kernel, case) for kernel, case in pairs if case.poison not in ("query", "key")]
+    assert len(pairs) > 10
+    assert_all(partial(assert_agrees, oracle=oracle), pairs)
+
+
+@pytest.mark.skipif(not native.available(), reason="there is no native code")
+@pytest.mark.parametrize(("name", "kernel"), NATIVE.items())
+def test_it_agrees_over_several_blocks(name, kernel, assert_all):
+    oracle = ORACLES[name]
+    pairs = list(suite([Subject(kernel)], among=long_cases(), oracle=oracle))
+    pairs = [(kernel, case) for kernel, case in pairs if case.poison not in ("query", "key")]
+    assert len(pairs) > 3
+    assert_all(partial(assert_agrees, oracle=oracle), pairs)
