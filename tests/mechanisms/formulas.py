@@ -1,0 +1,238 @@
+"""Formulas of mechanisms, written out with all weights: what recipes/every_mechanism.toml compares its rows with."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INFINITY = float("inf")
+
+
+def hide(scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores that are -inf where a query does not attend."""
+    return scores.masked_fill(~keep, -INFINITY)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """e^s_j / Σ_k e^s_k."""
+    return scores.softmax(-1)
+
+
+def additive_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    """Σ_f weight_f tanh(query_if + key_jf)."""
+    return (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh() @ weight
+
+
+def entmax(scores: Tensor, alpha: float) -> Tensor:
+    """max((α - 1) s - τ, 0)^(1 / (α - 1)), τ by bisection until rows sum to 1."""
+    scaled = (alpha - 1) * scores
+    high = scaled.amax(-1, keepdim=True)
+    low = high - 1
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = (scaled - middle).clamp(min=0).pow(1 / (alpha - 1)).sum(-1, keepdim=True) >= 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return (scaled - low).clamp(min=0).pow(1 / (alpha - 1))
+
+
+def stick_breaking(scores: Tensor, keep: Tensor) -> Tensor:
+    """σ(s_j) Π_{k > j} (1 - σ(s_k)), one key after the other from the last."""
+    taken = hide(scores, keep).sigmoid()
+    left, weights = torch.ones_like(taken[..., 0]), torch.zeros_like(taken)
+    for j in reversed(range(scores.shape[-1])):
+        weights[..., j] = taken[..., j] * left
+        left = left * (1 - taken[..., j])
+    return weights
+
+
+def monotonic(stops: Tensor) -> Tensor:
+    """The probability of stopping at key j, from where the query before did; the first begins at key 0."""
+    before = torch.zeros_like(stops[..., 0, :])
+    before[..., 0] = 1
+    rows = []
+    for i in range(stops.shape[-2]):
+        at = torch.zeros_like(before[..., 0])
+        row = torch.zeros_like(before)
+        for j in range(stops.shape[-1]):
+            at = at + before[..., j]
+            row[..., j] = at * stops[..., i, j]
+            at = at * (1 - stops[..., i, j])
+        before = row
+        rows.append(row)
+    return torch.stack(rows, -2)
+
+
+def mocha(scores: Tensor, width: int) -> Tensor:
+    """Softmax over the `width` keys up to where the query stops, over all places where it may."""
+    stops, exponentials = monotonic(scores.sigmoid()), scores.exp()
+    weights = torch.zeros_like(scores)
+    for end in range(scores.shape[-1]):
+        chunk = slice(max(end - width + 1, 0), end + 1)
+        weights[..., chunk] += stops[..., end : end + 1] * softmax(exponentials[..., chunk].log())
+    return weights
+
+
+def repeated(key_heads: Tensor, group: int) -> Tensor:
+    """Each key head once for each query head that it serves."""
+    return key_heads.repeat_interleave(group, 1)
+
+
+def in_lists(lists: Tensor, columns: int) -> Tensor:
+    """Which columns each row's list has: (..., rows, count) to booleans (..., rows, columns)."""
+    return (lists.unsqueeze(-1) == torch.arange(columns)).any(-2)
+
+
+def globals_of(tokens: list[int]) -> Tensor:
+    """Pairs of which one is among the tokens."""
+    marked = torch.zeros(37, dtype=torch.bool)
+    marked[tokens] = True
+    return marked[:, None] | marked
+
+
+# --- layers: their own matrices, the rest written out
+
+
+def layer_of(
+    layer: Any,
+    x: Tensor,
+    memory: Tensor | None = None,
+    keep: Tensor | None = None,
+    turn: Callable[[Tensor], Tensor] = lambda heads: heads,
+) -> Tensor:
+    """W_o · heads of softmax(turn(W_q x) · turn(W_k m) / √d) W_v m, with 4 heads."""
+
+    def heads(linear: Any, tokens: Tensor) -> Tensor:
+        return (tokens @ linear.weight.T + linear.bias).unflatten(-1, (4, -1)).transpose(1, 2)
+
+    own, memory = layer.projections, x if memory is None else memory
+    query, key, value = turn(heads(own.query, x)), turn(heads(own.key, memory)), heads(own.value, memory)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    context = softmax(scores if keep is None else hide(scores, keep)) @ value
+    return context.transpose(1, 2).flatten(-2) @ own.output.weight.T + own.output.bias
+
+
+def latent(layer: Any, x: Tensor, keep: Tensor) -> Tensor:
+    """DeepSeek-V2's Eq. 37 to 47 without a latent of queries: 4 heads of 16, 24 latent numbers, 8 rotated."""
+    own = layer.projections
+    query = (x @ own.query.weight.T).unflatten(-1, (4, 24)).transpose(1, 2)
+    low, shared = (x @ own.down.weight.T).split([24, 8], -1)
+    low = low / (low.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    key, value = ((low @ each.weight.T).unflatten(-1, (4, 16)).transpose(1, 2) for each in (own.key, own.value))
+    scores = query[..., :16] @ key.mT + rotated(query[..., 16:]) @ rotated(shared.unsqueeze(1)).mT
+    context = softmax(hide(scores / 24**0.5, keep)) @ value
+    return context.transpose(1, 2).flatten(-2) @ own.output.weight.T
+
+
+# --- positions
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """Sin and cos of position / 10000^(2k / dim), in turn."""
+    angles = torch.arange(length).double()[:, None] / 10000 ** (torch.arange(0, dim, 2).double() / dim)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
+
+
+def rotated(heads: Tensor, speed: float = 1.0) -> Tensor:
+    """Pairs (x_k, x_k+D/2) turned by position · 10000^(-2k / D)."""
+    half = heads.shape[-1] // 2
+    angles = speed * torch.arange(heads.shape[-2]).double()[:, None] / 10000 ** (torch.arange(half).double() / half)
+    first, second = heads[..., :half], heads[..., half:]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def t5_bucket(relative: Tensor, buckets: int = 32, far: int = 128) -> Tensor:
+    """Half of the buckets for later keys; of each half, half for one distance each, half on a logarithmic scale."""
+    half = buckets // 2
+    away, small = relative.abs(), half // 2
+    far_away = small + (away / small).log() / math.log(far / small) * (half - small)
+    bucket = torch.where(away < small, away, far_away.clamp(max=half - 1).nan_to_num(0).long())
+    return bucket + half * (relative > 0)
+
+
+# --- chosen keys
+
+
+def best(scores: Tensor, count: int) -> Tensor:
+    """Booleans of the `count` largest scores of each row, none of those that are -inf."""
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    chosen.scatter_(-1, scores.topk(count, -1).indices, True)
+    return chosen & (scores > -INFINITY)
+
+
+def moba(query: Tensor, key: Tensor, size: int, count: int) -> Tensor:
+    """The query's own block, and the best of the blocks before by query · mean of the block's keys."""
+    blocks = -(-key.shape[-2] // size)
+    means = torch.stack([key[..., size * b : size * (b + 1), :].mean(-2) for b in range(blocks)], -2)
+    own = torch.arange(query.shape[-2])[:, None] // size
+    block = torch.arange(blocks)
+    scores = (query @ means.mT).masked_fill(block > own, -INFINITY).masked_fill(block == own, INFINITY)
+    return best(scores, count).repeat_interleave(size, -1)[..., : key.shape[-2]]
+
+
+def lightning(query: Tensor, key: Tensor, weights: Tensor, count: int) -> Tensor:
+    """The best keys up to the query by Σ_h w_ih relu(q_ih · k_j)."""
+    scores = torch.einsum("bih,bhij->bij", weights, (query @ key.unsqueeze(1).mT).relu())
+    return best(scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -INFINITY), count)
+
+
+def native_sparse(query: Tensor, key: Tensor, value: Tensor, compressed: Any, gates: Tensor) -> Tensor:
+    """Eq. 5 to 12: compressed blocks of 8 at every 4, 4 selected blocks of 8, a window of 7; two heads share keys."""
+    i, j = torch.arange(37)[:, None], torch.arange(37)
+    key, value = repeated(key, 2), repeated(value, 2)
+    small_key, small_value = (repeated(each, 2) for each in compressed)
+
+    def attend(keys: Tensor, values: Tensor, keep: Tensor) -> Tensor:
+        return hide(query @ keys.mT / 4, keep).softmax(-1).nan_to_num(0.0) @ values
+
+    ended = 4 * torch.arange(8) + 7 <= i
+    weights = hide(query @ small_key.mT / 4, ended).softmax(-1).nan_to_num(0.0).unflatten(1, (2, 2)).sum(2)
+    importance = torch.zeros(2, 2, 37, 5, dtype=weights.dtype)
+    for block in range(5):
+        for m in (0, 1):
+            for n in (0, 1):
+                if 0 <= 2 * block + m - n < 8:
+                    importance[..., block] += weights[..., 2 * block + m - n]
+    block, own = torch.arange(5), i // 8
+    importance = importance.masked_fill((block == 0) | (block == own) | (block == own - 1), INFINITY)
+    selected = best(importance.masked_fill(block > own, -INFINITY), 4).repeat_interleave(8, -1)[..., :37]
+    branches = (
+        attend(small_key, small_value, ended),
+        attend(key, value, repeated(selected, 2) & (j <= i)),
+        attend(key, value, (j <= i) & (i - j < 7)),
+    )
+    return (gates.movedim(-1, 0).unsqueeze(-1) * torch.stack(branches)).sum(0)
+
+
+# --- recurrences
+
+
+def linear(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Weights q_i · k_j of the keys up to i, divided by their sum."""
+    weights = (query @ key.mT).tril()
+    return weights / weights.sum(-1, keepdim=True) @ value
+
+
+def favor_features(favor: Any, rows: Tensor) -> Tensor:
+    """e^(w · x - |x|² / 2) of x / D^(1/4), up to a factor."""
+    rows = rows / rows.shape[-1] ** 0.25
+    return (rows @ favor.matrix.to(rows.dtype).T - rows.square().sum(-1, keepdim=True) / 2).exp()
+
+
+def recurrence(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
+) -> Tensor:
+    """S_i = e^g_i S_(i-1) + k_i u_iᵀ and o_i = S_iᵀ q_i; u_i is v_i, or β_i (v_i - (e^g_i S_(i-1))ᵀ k_i)."""
+    state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
+    outputs = []
+    for i in range(key.shape[2]):
+        if decay is not None:
+            state = decay[:, :, i].exp().unsqueeze(-1) * state
+        written = value[:, :, i]
+        if beta is not None:
+            written = beta[:, :, i, None] * (written - (state.mT @ key[:, :, i, :, None]).squeeze(-1))
+        state = state + key[:, :, i, :, None] * written.unsqueeze(-2)
+        outputs.append((state.mT @ query[:, :, i, :, None]).squeeze(-1))
+    return torch.stack(outputs, 2)
