@@ -28,7 +28,8 @@ weights unless it says otherwise.""",
 $s_{{ij}}$는 쿼리 i와 키 j의 스코어, $w_{{ij}}$는 그 가중치이고 출력은 $o_i = \\sum_j w_{{ij}} v_j$입니다. `q`, `k`,
 `v`의 모양은 `(batch, heads, length, dim)`이고 `x`는 층의 입력입니다. 모든 줄은 float64로 쓴 수식과 비교하는 테스트로
 실행됩니다. 그 아래는 커널입니다. 시간은 마스크가 남기는 쌍의 수에, 표에 n이라고 적힌 곳에서는 길이 n에
-비례합니다. n²라고 적히지 않았다면 메모리는 길이에 비례합니다. 따로 적지 않은 줄은 `regard.lenses`의 모든 렌즈가 가중치를 읽습니다.""",
+비례합니다. n²라고 적히지 않았다면 메모리는 길이에 비례합니다.
+따로 적지 않은 줄은 `regard.lenses`의 모든 렌즈가 가중치를 읽습니다.""",
 )
 COLUMNS = (
     ("mechanism", "formula", "with regard"),

@@ -74,7 +74,7 @@ MASK = causal() & window(before=127)
 @pytest.mark.parametrize(
     ("sizes", "options", "kernel", "most"),
     [
-        pytest.param((1, 8, 1024, 64), {"kernel": "reference"}, "kernels/reference.py", 6, id="reference"),
+        pytest.param((1, 8, 1024, 64), {"kernel": "reference"}, "kernels/formula.py", 7, id="reference"),
         pytest.param((1, 8, 1024, 64), {}, None, 13, id="default"),
         pytest.param((1, 8, 1024, 64), {"softcap": 30.0}, "kernels/flash.py", 13, id="default, native"),
         pytest.param((1, 8, 16, 64), {}, "small_calls.py", 7, id="default of few pairs"),

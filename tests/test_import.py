@@ -21,7 +21,7 @@ FUNCTIONS = {
     ),
     *("merge", "model_approximation", "observe", "observe_linear_attention", "scaled_dot_product_attention"),
 }
-SUBMODULES = {"biases", "lenses", "masks", "plots", "positions", "scores"}
+SUBMODULES = {"biases", "lenses", "masks", "normalizers", "plots", "positions", "scores"}
 
 OPTIONAL = {
     "anywidget",
