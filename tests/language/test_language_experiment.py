@@ -62,6 +62,21 @@ def test_layers_by_name_and_with_keys():
     assert config.attention.sinks
 
 
+def test_a_normalizer_by_name_and_with_its_number():
+    configs = [
+        experiment(model={"normalizer": given}).model.config().attention.normalizer
+        for given in (
+            "softmax",
+            "sparsemax",
+            "entmax",
+            {"kind": "entmax", "number": 1.25},
+            {"kind": "relu", "number": 2},
+        )
+    ]
+    made = [None if config is None else repr(config.make()) for config in configs]
+    assert made == [None, "Sparsemax()", "Entmax(alpha=1.5)", "Entmax(alpha=1.25)", "ReLU(power=2)"]
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -80,6 +95,17 @@ def test_layers_by_name_and_with_keys():
         ({"model": {"num_kv_heads": 3}}, "model.num_kv_heads 3 does not divide model.num_heads 4"),
         ({"data": {"files": []}}, "data.files: has .*at least 1 item"),
         ({"data": {"files": ["a"], "length": 1}}, "data.length: has 1, needs to be greater than or equal to 2"),
+        (
+            {"model": {"sinks": True, "normalizer": {"kind": "sigmoid", "number": -4}}},
+            "model.sinks has no meaning with model.normalizer 'sigmoid': no sum divides the weights",
+        ),
+        (
+            {"model": {"normalizer": "sparsemax"}, "training": {"ring": "zigzag"}},
+            "training.ring 'zigzag' merges softmax attention, and model.normalizer is 'sparsemax'",
+        ),
+        ({"model": {"normalizer": "sigmoid"}}, "'sigmoid' needs a number: its bias, such as -5.0"),
+        ({"model": {"normalizer": {"kind": "entmax", "number": 1}}}, "alpha"),
+        ({"model": {"normalizer": "sparsmax"}}, "there is no kind 'sparsmax'; did you mean 'sparsemax'"),
         ({"task": "translation"}, "task: has 'translation', needs to be 'language-model'"),
     ],
 )

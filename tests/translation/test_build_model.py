@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from regard.errors import ConfigurationError
 from regard.lenses import Weights
-from regard.nn import LinearAttention, LinformerAttention, PerformerAttention
+from regard.nn import Attention, LinearAttention, LinformerAttention, PerformerAttention
 from regard.translation.build_model import build_model
 from regard.translation.settings import TransformerSettings
 
@@ -36,6 +36,8 @@ OTHERS = [
     {"encoder_attention": "linear"},
     {"encoder_attention": "performer", "positions": "rotary"},
     {"encoder_attention": {"kind": "linformer", "rank": 3}, "max_source_length": 9},
+    {"normalizer": "sparsemax"},
+    {"normalizer": {"kind": "entmax", "number": 1.25}},
 ]
 
 
@@ -97,6 +99,13 @@ def test_each_kind_of_encoder_attention_is_that_layer():
     assert len(shared) == 1  # Linformer's blocks share one projection along the length
 
 
+def test_a_normalizer_takes_the_place_of_softmax_in_all_attention():
+    model = build(normalizer={"kind": "sigmoid", "number": -2.0})
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    assert len(layers) == 4  # of two blocks, and of one with attention to the source
+    assert {repr(layer.normalizer()) for layer in layers} == {"Sigmoid(bias=-2.0)"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -104,6 +113,8 @@ def test_each_kind_of_encoder_attention_is_that_layer():
         ({"encoder_attention": "linear", "positions": "alibi"}, "'linear' has no scores of pairs of tokens, which"),
         ({"encoder_attention": "linear", "score": "dot"}, "'linear' has a score of its own; leave model.score"),
         ({"encoder_attention": "performer", "attention_dropout": 0.1}, "attention_dropout 0.1 drops weights of"),
+        ({"encoder_attention": "linear", "normalizer": "softpick"}, "'softpick' takes the place of softmax in all"),
+        ({"normalizer": "top_scores"}, "'top_scores' needs a number: how many keys have weight, such as 16"),
         ({"num_heads": 3}, "each head takes dim / num_heads features; write model.head_dim"),
         ({"head_dim": 3, "positions": "rotary"}, "model.head_dim is 3 and needs to be even"),
     ],

@@ -24,7 +24,18 @@ from regard.models.language_model import (
 from regard.positions import Rotary
 from regard.ring import Contiguous, RingLayout, Striped, Zigzag
 from regard.translation.experiment import TRANSLATION, Experiment, YAMLExperiment, read_mapping, settings_tables
-from regard.translation.settings import Count, NotTruth, Positive, Section, Share, Shorthand, WholeNumber
+from regard.translation.settings import (
+    Count,
+    NormalizerSettings,
+    NotTruth,
+    PlainNormalizerSettings,
+    Positive,
+    Section,
+    Share,
+    Shorthand,
+    WholeNumber,
+    normalizer_config,
+)
 
 BYTES = 256
 """The vocabulary: tokens are the bytes of the text."""
@@ -97,6 +108,8 @@ class ByteModelSettings(Section):
     """What each layer attends to, from the first to the last."""
     sinks: bool = False
     """Whether each head of softmax attention learns a logit that takes weight and gives no value."""
+    normalizer: NormalizerSettings = PlainNormalizerSettings(kind="softmax")
+    """What makes weights of scores, in all softmax attention."""
     rotary_base: Positive = 10_000.0
     """Base of the rotary positions of softmax attention."""
     dropout: Share = 0.0
@@ -115,6 +128,13 @@ class ByteModelSettings(Section):
             raise ValueError(f"model.num_kv_heads {self.num_kv_heads} does not divide model.num_heads {self.num_heads}")
         return self
 
+    @model_validator(mode="after")
+    def _sinks_have_a_meaning(self) -> ByteModelSettings:
+        config = normalizer_config(self.normalizer)
+        if self.sinks and config is not None and (why := config.make().refuses.get("sinks")):
+            raise ValueError(f"model.sinks has no meaning with model.normalizer {config.name!r}: {why}")
+        return self
+
     def config(self) -> LanguageModelConfig:
         """The configuration of `regard.models.LanguageModel`."""
         rotary = Rotary(self.dim // self.num_heads, base=self.rotary_base)
@@ -127,6 +147,7 @@ class ByteModelSettings(Section):
                 num_kv_heads=self.num_kv_heads,
                 sinks=self.sinks,
                 dropout=self.attention_dropout,
+                normalizer=normalizer_config(self.normalizer),
             ),
             feed_forward=GatedFeedForwardConfig(self.hidden_dim),
             tied=True,
@@ -222,6 +243,15 @@ class LanguageExperiment(YAMLExperiment):
     """The model to train."""
     training: LongTrainingSettings = LongTrainingSettings()
     """How to train it."""
+
+    @model_validator(mode="after")
+    def _rings_compute_softmax(self) -> LanguageExperiment:
+        if self.training.ring is not None and self.model.normalizer.kind != "softmax":
+            raise ValueError(
+                f"training.ring {self.training.ring!r} merges softmax attention, and model.normalizer is "
+                f"{self.model.normalizer.kind!r}: leave one of the two out"
+            )
+        return self
 
 
 TASKS: dict[str, type[Experiment] | type[LanguageExperiment]] = {

@@ -24,6 +24,7 @@ from regard.nn import (
     Projections,
     TransformerBlock,
 )
+from regard.normalizers import Normalizer
 from regard.positions import Learned, Rotary, Sinusoidal
 from regard.scores import Additive, Concat, Dot, General, Location, ScaledDot, Score
 from regard.translation import settings as sections
@@ -114,12 +115,23 @@ def _build_softmax_attention(settings: sections.TransformerSettings, mask: Mask 
         bias=alibi(settings.num_heads) if positions == "alibi" else None,
         rotary=Rotary(settings.features_per_head) if positions == "rotary" else None,
         dropout=settings.attention_dropout,
+        normalizer=_build_normalizer(settings),
     )
 
 
 def _build_cross_attention(settings: sections.TransformerSettings) -> Attention:
-    score = _build_transformer_score(settings)
-    return Attention(_build_projections(settings), score=score, dropout=settings.attention_dropout)
+    return Attention(
+        _build_projections(settings),
+        score=_build_transformer_score(settings),
+        dropout=settings.attention_dropout,
+        normalizer=_build_normalizer(settings),
+    )
+
+
+def _build_normalizer(settings: sections.TransformerSettings) -> Normalizer | None:
+    """What takes the place of softmax in all attention; None for softmax."""
+    config = sections.normalizer_config(settings.normalizer)
+    return None if config is None else config.make()
 
 
 def _build_transformer_score(settings: sections.TransformerSettings) -> Score | None:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from regard.errors import ConfigurationError
+from regard.models.normalizer_config import NormalizerConfig
 from regard.translation.vocabulary import VocabularySettings
 
 
@@ -231,6 +233,41 @@ EncoderAttentionSettings = Annotated[
 ]
 
 
+class PlainNormalizerSettings(Section):
+    """Weights without a number to choose, of all attention of the model."""
+
+    kind: Literal["softmax", "softmax1", "softpick", "sparsemax", "stick_breaking"]
+    """`softmax`; with a 1 in its sum; of e^s - 1; the nearest distribution to the scores; the nearest tokens first."""
+
+
+class NumberedNormalizerSettings(Section):
+    """Weights with a number to choose."""
+
+    kind: Literal["entmax", "relu", "sigmoid", "top_scores"]
+    """Between softmax and sparsemax; of positive scores; of each score alone; softmax over the largest scores."""
+    number: Annotated[float | int, NotTruth] | None = None
+    """α of entmax (null: 1.5), the power of relu (null: 1), the bias of sigmoid, how many top_scores."""
+
+    @model_validator(mode="after")
+    def _number_fits(self) -> NumberedNormalizerSettings:
+        try:
+            NormalizerConfig(self.kind, self.number)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+NormalizerSettings = Annotated[PlainNormalizerSettings | NumberedNormalizerSettings, Discriminator("kind"), Shorthand]
+"""What makes weights of scores."""
+
+
+def normalizer_config(settings: PlainNormalizerSettings | NumberedNormalizerSettings) -> NormalizerConfig | None:
+    """The normalizer of the settings; None for softmax."""
+    if isinstance(settings, NumberedNormalizerSettings):
+        return NormalizerConfig(settings.kind, settings.number)
+    return None if settings.kind == "softmax" else NormalizerConfig(settings.kind)
+
+
 class TransformerSettings(Section):
     """The Transformer of Vaswani et al. (2017), whose base model is the default."""
 
@@ -248,6 +285,8 @@ class TransformerSettings(Section):
     """q·k/√head_dim, as in the paper, or q·k, of all attention."""
     encoder_attention: EncoderAttentionSettings = SoftmaxAttentionSettings()
     """How the encoder's tokens attend to each other; the decoder's attention is softmax attention."""
+    normalizer: NormalizerSettings = PlainNormalizerSettings(kind="softmax")
+    """What makes weights of scores, in all softmax attention."""
     encoder_layers: Count = 6
     """Layers of the encoder."""
     decoder_layers: Count = 6
@@ -302,6 +341,11 @@ class TransformerSettings(Section):
             raise ValueError(
                 f"model.encoder_attention {kind!r} has a score of its own; leave model.score {self.score!r} out, or "
                 "choose softmax"
+            )
+        if kind != "softmax" and self.normalizer.kind != "softmax":
+            raise ValueError(
+                f"model.normalizer {self.normalizer.kind!r} takes the place of softmax in all attention, and "
+                f"model.encoder_attention {kind!r} has none of it: leave one of the two out"
             )
         if kind != "softmax" and self.attention_dropout:
             raise ValueError(

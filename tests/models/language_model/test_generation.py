@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError, ShapeError
-from regard.models.language_model import LayerConfig, Sampling
+from regard.models.language_model import AttentionConfig, LayerConfig, NormalizerConfig, Sampling
 from regard.models.language_model.next_tokens import CapturedStep, NextTokens
 from regard.nn.caches import InPlaceCache
 from regard.positions import NTK, DynamicNTK, LongRoPE, Rotary
@@ -30,6 +30,17 @@ def prompt(batch=3, length=9):
 def test_greedy_is_the_likeliest_token_of_the_whole(chunk, make):
     model, tokens = make(), prompt()
     assert torch.equal(joined(model.generate(tokens, 20, chunk=chunk)), naive(model, tokens, 20))
+
+
+NORMALIZERS = [("entmax", None), ("relu", 2), ("sigmoid", -2.0), ("softmax1", None), ("softpick", None)]
+NORMALIZERS += [("sparsemax", None), ("stick_breaking", None), ("top_scores", 3)]
+
+
+@pytest.mark.parametrize(("kind", "number"), NORMALIZERS)
+@torch.no_grad()
+def test_any_normalizer_writes_what_the_whole_gives(kind, number, make):
+    model, tokens = make(attention=AttentionConfig(4, normalizer=NormalizerConfig(kind, number))), prompt()
+    assert torch.equal(joined(model.generate(tokens, 20, chunk=4)), naive(model, tokens, 20))
 
 
 @pytest.mark.parametrize("chunk", [None, 2, 5])

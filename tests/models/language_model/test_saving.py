@@ -16,6 +16,7 @@ from regard.models.language_model import (
     GatedFeedForwardConfig,
     LayerConfig,
     LayerNormConfig,
+    NormalizerConfig,
     RMSNormConfig,
     saved_model,
 )
@@ -47,6 +48,7 @@ KINDS = {
             4, head_dim=10, bias=("query", "key"), norm=RMSNormConfig(), scale=0.5, dropout=0.1
         )
     },
+    "normalizer": {"attention": AttentionConfig(4, normalizer=NormalizerConfig("entmax", 1.25))},
     "rotaries": {"layers": [LayerConfig(before=6, prefix=2, rotary=Rotary(8, scaling=each)) for each in SCALINGS]},
 }
 

@@ -9,6 +9,7 @@ from .config import LanguageModelConfig as LanguageModelConfig
 from .config import LayerConfig as LayerConfig
 from .config import LayerNormConfig as LayerNormConfig
 from .config import LinearAttentionConfig as LinearAttentionConfig
+from .config import NormalizerConfig as NormalizerConfig
 from .config import RMSNormConfig as RMSNormConfig
 from .generation import Sampling as Sampling
 from .language_model import LanguageModel as LanguageModel
@@ -33,6 +34,7 @@ __all__ = [
     "LayerNormConfig",
     "LinearAttentionConfig",
     "MixtureOfExperts",
+    "NormalizerConfig",
     "RMSNormConfig",
     "Sampling",
     "next_token_loss",

@@ -41,6 +41,7 @@ from ...nn import (
 from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
+from ..normalizer_config import NormalizerConfig
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
 
 Part = TypeVar("Part")
@@ -163,6 +164,7 @@ class AttentionConfig:
     - `softcap`: c · tanh(score / c).
     - `sinks`: whether each head learns a logit that takes weight and gives no value.
     - `dropout`: the probability with which a weight is dropped in training.
+    - `normalizer`: what takes the place of softmax.
     """
 
     num_heads: int
@@ -174,6 +176,7 @@ class AttentionConfig:
     softcap: float | None = None
     sinks: bool = False
     dropout: float = 0.0
+    normalizer: NormalizerConfig | None = None
 
     def make(self, dim: int, layer: LayerConfig) -> Attention | LinearAttention:
         """Build the attention of one block."""
@@ -195,6 +198,7 @@ class AttentionConfig:
             softcap=self.softcap,
             sinks=torch.zeros(self.num_heads) if self.sinks else None,
             dropout=self.dropout,
+            normalizer=None if self.normalizer is None else self.normalizer.make(),
         )
 
 
@@ -385,6 +389,7 @@ CONFIG_JSON = DataclassJSON(
             Llama3,
             LongRoPE,
             NTK,
+            NormalizerConfig,
             RMSNormConfig,
             Rotary,
             YaRN,
