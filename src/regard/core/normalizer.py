@@ -116,7 +116,8 @@ class RatioNormalizer(Normalizer):
     The log-sum-exp of a row is lse_i = log Σ_k d(s_ik), as it is of softmax: weights are recomputed from it one by one,
     log w_ij = log n(s_ij) - lse_i, and parts of a row are merged by it. A sink is one more score, of no value.
 
-    Subclasses implement `log_numerator`, and `backward_tile` where autograd's derivative of it is slow.
+    Subclasses implement `log_numerator`, and `log_unit`, `in_units` and `backward_tile` where these, by logarithms and
+    by autograd, are slow.
     """
 
     has_lse: ClassVar[bool] = True
@@ -145,9 +146,31 @@ class RatioNormalizer(Normalizer):
         of_scores, *others = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         return of_scores, tuple(others)
 
+    def log_unit(self, scores: Tensor) -> Tensor:
+        """A number u for each row (..., 1), near the largest log d: sums of d / e^u neither overflow nor vanish.
+
+        -inf where all d are 0. It is no function of the scores for autograd.
+        """
+        return self.log_denominator(scores.detach()).amax(-1, keepdim=True)
+
+    def in_units(self, scores: Tensor, log_unit: Tensor) -> tuple[Tensor, Tensor]:
+        """N / e^u and d / e^u, differentiable; finite u (..., 1). Overridden where logarithms are a detour."""
+        numerators = (self.log_numerator(scores) - log_unit).exp()
+        if type(self).log_denominator is RatioNormalizer.log_denominator:
+            return numerators, numerators
+        return numerators, (self.log_denominator(scores) - log_unit).exp()
+
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The weights, and lse."""
-        return quotients(self.log_numerator(scores), self.log_denominator(scores))
+        if not scores.shape[-1]:
+            return scores, scores.sum(-1) - INFINITY
+        log_unit = self.log_unit(scores)
+        log_unit = log_unit.masked_fill(log_unit == -INFINITY, 0.0)
+        numerators, denominators = self.in_units(scores, log_unit)
+        total = denominators.sum(-1, keepdim=True)
+        empty = total == 0
+        total = total.masked_fill(empty, 1.0)  # neither the quotient nor the gradient of the log divides by 0
+        return numerators / total, (total.log() + log_unit).masked_fill(empty, -INFINITY).squeeze(-1)
 
 
 def quotients(numerators: Tensor, denominators: Tensor) -> tuple[Tensor, Tensor]:

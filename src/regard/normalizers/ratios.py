@@ -73,6 +73,18 @@ class Softpick(RatioNormalizer):
         safe = torch.where(negative, scores, -1.0)
         return torch.where(negative, (-torch.expm1(safe)).log(), self.log_numerator(scores))
 
+    def log_unit(self, scores: Tensor) -> Tensor:
+        """The largest score, or 0 where that is larger: no |e^s - 1| is above e^u."""
+        largest = scores.detach().amax(-1, keepdim=True)
+        return largest.clamp(min=0.0).masked_fill(largest == -INFINITY, -INFINITY)
+
+    def in_units(self, scores: Tensor, log_unit: Tensor) -> tuple[Tensor, Tensor]:
+        """Of (e^s - 1) / e^u what is positive, and |it|, exact for scores near 0."""
+        shift = log_unit.clamp(min=0.0)
+        both = torch.expm1(scores - shift) - torch.expm1(-shift)
+        both = both.masked_fill(scores == -INFINITY, 0.0) * (-log_unit).clamp(min=0.0).exp()
+        return both.relu(), both.abs()
+
     def backward_tile(
         self, scores: Tensor, lse: Tensor, upstream: Tensor, delta: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -111,6 +123,16 @@ class ReLU(RatioNormalizer):
         """P · log s of positive scores."""
         positive = scores > 0
         return torch.where(positive, self.power * torch.where(positive, scores, 1.0).log(), -INFINITY)
+
+    def log_unit(self, scores: Tensor) -> Tensor:
+        """P · log of the largest score, if that is positive."""
+        return self.power * scores.detach().amax(-1, keepdim=True).clamp(min=0.0).log()
+
+    def in_units(self, scores: Tensor, log_unit: Tensor) -> tuple[Tensor, Tensor]:
+        """(relu(s) / e^(u / p))^p."""
+        positive = scores.relu() * (-log_unit / self.power).exp()
+        numerators = positive if self.power == 1 else positive.square()
+        return numerators, numerators
 
     def backward_tile(
         self, scores: Tensor, lse: Tensor, upstream: Tensor, delta: Tensor

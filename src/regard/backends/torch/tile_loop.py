@@ -72,7 +72,7 @@ class TiledAttention:
             for columns, masked in tiles.in_row(row):
                 part = value[:, :, columns]
                 scores, slope = tiles.scores(row.rows, columns, masked)
-                weights = exponential_(scores.sub_(lse) if ratio is None else ratio.log_numerator(scores) - lse)
+                weights = exponential_(scores.sub_(lse)) if ratio is None else ratio.in_units(scores, lse)[0]
                 inner = per_head(lambda folded, part=part: folded @ part.mT, asked, part)  # dP
                 used = weights
                 if (dropout_mask := tiles.dropout_mask(row.rows, columns)) is not None:
@@ -177,15 +177,15 @@ class OnlineSoftmax:
         return weights
 
     def numerators(self, scores: Tensor, ratio: RatioNormalizer) -> Tensor:
-        """`weights` of another quotient: n / e^peak, for the peak of d."""
-        logs = ratio.log_denominator(scores)
-        peak = torch.maximum(self.peak, logs.amax(-1, keepdim=True))
+        """`weights` of another quotient: n / e^peak, for the largest unit so far."""
+        peak = torch.maximum(self.peak, ratio.log_unit(scores))
         some = peak.masked_fill(peak == float("-inf"), 0.0)
+        weights, denominators = ratio.in_units(scores, some)
         shrink = torch.exp(self.peak - some)
-        self.total = self.total * shrink + exponential_(logs - some).sum(-1, keepdim=True)
+        self.total = self.total * shrink + denominators.sum(-1, keepdim=True)
         self.sum *= shrink
         self.peak = peak
-        return exponential_(ratio.log_numerator(scores) - some)
+        return weights
 
     def add(self, values: Tensor) -> None:
         """Add the weights times the values of a part."""
