@@ -1,9 +1,9 @@
 """Normalizers beside softmax at n = 4,096, and beside their formulas from 16 to 1,024 keys, forward and backward.
 
-Peers: softmax attention of the same call, for sparsemax and entmax by the standard deviation of the scores, on which the
-number of keys with weight depends; and the formula over all pairs, of sparsemax and entmax by the authors' package.
-Goals: sigmoid at most 1.1 times softmax; the sparse ones faster than softmax from a deviation of 0.3 on, and never above
-2 times; no normalizer slower than its formula.
+Peers: softmax attention of the same call, for sparsemax and entmax by the standard deviation of the scores, on which
+the number of keys with weight depends; and the formula over all pairs, of these two by the authors' package. Goals:
+sigmoid at most 1.1 times softmax; the sparse ones faster than softmax from a deviation of 0.3 on, and never above 2
+times; no normalizer slower than its formula.
 """
 
 from __future__ import annotations
