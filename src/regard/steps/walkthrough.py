@@ -19,7 +19,7 @@ from ..scores import General, Location, Score
 from .step_table import StepTable, Walkthrough, make_table
 from .table_formats import number_text
 from .what_if import WhatIf
-from .wording import Wording
+from .wording import STEPS, Wording
 
 MOST_POSITIONS = 24
 """Queries, and keys, that the steps are printed for: a table of more is no longer read."""
@@ -223,7 +223,9 @@ def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTab
         parts = exponentials.numbers[0]
     weights = view.of_pairs(observe_problem(problem, [Weights()])[Weights()])
     context = view.of_queries(run_problem(problem).output)
-    weighted = "linear_weights" if linear else "weights" if parts is not None else "normalizer_weights"
+    weighted = "linear_weights" if linear else "weights"
+    if parts is None:
+        weighted = known if (known := f"weights.{problem.normalizer_name}") in STEPS else "normalizer_weights"
     tables.append(
         make_table(
             "weights",

@@ -163,6 +163,43 @@ STEPS = {
         "a_ij = w(e_i1, …, e_in)_j",
         r"a_{ij} = w(e_{i1}, \dots, e_{in})_j",
     ),
+    "weights.sigmoid": StepWording(
+        Wording("Attention weights: the sigmoid of each score", "어텐션 가중치: 점수마다 시그모이드"),
+        "a_ij = 1 / (1 + exp(-e_ij - b))",
+        r"a_{ij} = \sigma(e_{ij} + b)",
+    ),
+    "weights.sparsemax": StepWording(
+        Wording("Attention weights: sparsemax of each row", "어텐션 가중치: 행마다 스파스맥스"),
+        "a_ij = max(e_ij - τ_i, 0), with the τ_i for which a row sums to 1",
+        r"a_{ij} = \max(e_{ij} - \tau_i, 0)",
+    ),
+    "weights.entmax": StepWording(
+        Wording("Attention weights: entmax of each row", "어텐션 가중치: 행마다 엔트맥스"),
+        "a_ij = max((α - 1) e_ij - τ_i, 0)^(1 / (α - 1)), with the τ_i for which a row sums to 1",
+        r"a_{ij} = \max((\alpha - 1) e_{ij} - \tau_i, 0)^{1 / (\alpha - 1)}",
+    ),
+    "weights.top scores": StepWording(
+        Wording(
+            "Attention weights: softmax over the largest of each row", "어텐션 가중치: 행마다 큰 점수들의 소프트맥스"
+        ),
+        "a_ij = exp(e_ij) / Σ_k exp(e_ik), k of the largest",
+        r"a_{ij} = \frac{e^{e_{ij}}}{\sum_{k \in \mathrm{top}_i} e^{e_{ik}}}",
+    ),
+    "weights.stick-breaking": StepWording(
+        Wording("Attention weights: what later keys have left", "어텐션 가중치: 뒤의 키가 남긴 것"),
+        "a_ij = σ(e_ij) Π_(k > j) (1 - σ(e_ik))",
+        r"a_{ij} = \sigma(e_{ij}) \prod_{k > j} (1 - \sigma(e_{ik}))",
+    ),
+    "weights.softpick": StepWording(
+        Wording("Attention weights: softpick of each row", "어텐션 가중치: 행마다 소프트픽"),
+        "a_ij = max(exp(e_ij) - 1, 0) / Σ_k |exp(e_ik) - 1|",
+        r"a_{ij} = \frac{\max(e^{e_{ij}} - 1, 0)}{\sum_k \lvert e^{e_{ik}} - 1 \rvert}",
+    ),
+    "weights.relu": StepWording(
+        Wording("Attention weights: positive scores over their sum", "어텐션 가중치: 양의 점수를 그 합으로 나눈 값"),
+        "a_ij = max(e_ij, 0)^p / Σ_k max(e_ik, 0)^p",
+        r"a_{ij} = \frac{\max(e_{ij}, 0)^p}{\sum_k \max(e_{ik}, 0)^p}",
+    ),
     "linear_state": StepWording(
         Wording("State after position {}", "위치 {} 뒤의 상태"),
         "S_t = S_{t-1} + φ(k_t) v_tᵀ",

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import biases, linear, masks, scores
+from .. import biases, linear, masks, normalizers, scores
 from ..approximations import SegmentMeans
 from ..attention import observe
 from ..biases.gaussian import Gaussian
+from ..core.normalizer import Normalizer
 from ..errors import ConfigurationError, nearest
 from ..lenses import Weights
 from ..linear.linear_arguments import LinearOptions
@@ -435,6 +436,46 @@ def _attention_sink() -> Walkthrough:
 def _flash() -> Walkthrough:
     key = _matrix(((1.0, 2.0), (0.0, 0.0), (2.0, 0.0), (1.0, 1.0)))
     return online_walkthrough(_matrix(((1.0, 0.0), (0.0, 1.0))), key, _matrix((*VALUES, (2.0, 2.0))), width=2)
+
+
+def _three_words(normalizer: Normalizer, mask: masks.Mask | None = None) -> Walkthrough:
+    """Three words and another normalizer than softmax."""
+    tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
+    return walkthrough(*tensors, score=scores.Dot(), mask=mask, normalizer=normalizer)
+
+
+@_example("sparsemax", "Sparsemax: weights of exactly 0 (Martins and Astudillo 2016)", "스파스맥스: 정확히 0인 가중치")
+def _sparsemax() -> Walkthrough:
+    return _three_words(normalizers.Sparsemax())
+
+
+@_example("top-scores", "Softmax over the two largest scores (Zhao et al. 2019)", "가장 큰 점수 둘의 소프트맥스")
+def _top_scores() -> Walkthrough:
+    return _three_words(normalizers.TopScores(2))
+
+
+@_example("softmax1", "Softmax off by one: a row may attend to nothing (Miller 2023)", "분모에 1을 더한 소프트맥스")
+def _softmax1() -> Walkthrough:
+    return _three_words(normalizers.Softmax1())
+
+
+@_example("sigmoid", "Sigmoid attention: each score alone (Ramapuram et al. 2024)", "시그모이드 어텐션: 점수마다 따로")
+def _sigmoid() -> Walkthrough:
+    return _three_words(normalizers.Sigmoid(-1.0))
+
+
+@_example(
+    "stick-breaking",
+    "Stick-breaking: the nearest words take first (Tan et al. 2024)",
+    "막대 쪼개기: 가까운 단어가 먼저 가져간다",
+)
+def _stick_breaking() -> Walkthrough:
+    return _three_words(normalizers.StickBreaking(), masks.causal())
+
+
+@_example("chosen-keys", "Chosen keys: two for each query (DeepSeek-V3.2 2025)", "고른 키: 쿼리마다 둘")
+def _chosen_keys() -> Walkthrough:
+    return _six_words(masks.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 4], [2, 5]])))
 
 
 @_example("linear", "Linear attention (Katharopoulos et al. 2020)", "선형 어텐션")
