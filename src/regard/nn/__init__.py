@@ -10,6 +10,7 @@ from .feedforward import GatedFeedForward as GatedFeedForward
 from .feedforward import RMSNorm as RMSNorm
 from .latent_attention import LatentAttention as LatentAttention
 from .latent_attention import LatentProjections as LatentProjections
+from .lightning_indexer import LightningIndexer as LightningIndexer
 from .linear import Linear as Linear
 from .linear_attention_layer import LinearAttention as LinearAttention
 from .linear_attention_layer import PerformerAttention as PerformerAttention
@@ -41,6 +42,7 @@ __all__ = [
     "LatentAttention",
     "LatentProjections",
     "LengthProjection",
+    "LightningIndexer",
     "Linear",
     "LinearAttention",
     "LinearCache",

@@ -126,16 +126,20 @@ class CachedAttention(nn.Module, ABC):
         self, positions: Tensor | None, *heads: Tensor, rotation: Rotation | None = None
     ) -> tuple[Tensor, ...]:
         """Apply the rotary embedding to the heads of one sequence; a layer without one returns them unchanged."""
+        rotation = self._rotation(positions, heads[0], rotation)
+        return heads if rotation is None else tuple(rotation.rotate(tensor) for tensor in heads)
+
+    def _rotation(self, positions: Tensor | None, heads: Tensor, rotation: Rotation | None) -> Rotation | None:
+        """The rotation of a sequence: the given one, or that of its positions; None of a layer without rotary."""
         if self.rotary is None:
             check_no_rotation(rotation)
-            return heads
-        first = heads[0]
+            return None
+        if rotation is not None:
+            return rotation
         if positions is None:
-            positions = torch.arange(first.shape[2], device=first.device)
-        if rotation is None:
-            dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-            rotation = self.rotary.rotation(positions, dtype=dtype)
-        return tuple(rotation.rotate(tensor) for tensor in heads)
+            positions = torch.arange(heads.shape[2], device=heads.device)
+        dtype = torch.float64 if heads.dtype == torch.float64 else torch.float32
+        return self.rotary.rotation(positions, dtype=dtype)
 
     def _layer_options(
         self, call: CallKwargs, query_positions: Tensor | range | None, key_positions: Tensor | range | None

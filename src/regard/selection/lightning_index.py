@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from ..core.grid import WHOLE, Grid
 from ..core.score_forms import at_least_float32
+from ..core.symbolic_positions import Positions
 from ..errors import ShapeError
+from ..masks import Mask, as_mask, causal
 from .largest_scores import checked_number, largest_scores
 
 
-def lightning_indices(query: Tensor, key: Tensor, weights: Tensor, *, count: int) -> Tensor:
+def lightning_indices(
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    *,
+    count: int,
+    mask: Mask | None = None,
+    query_positions: Positions | None = None,
+    key_positions: Positions | None = None,
+) -> Tensor:
     """The `count` keys of the largest I(t, s) = Σ_h w_th · relu(q_th · k_s) of each query t, among s <= t.
 
     For `masks.chosen(found.unsqueeze(-3))`, which all heads of the attention share. Queries are at the last positions
-    of the keys. A scale, as of transformers' models, goes into the weights.
+    of the keys. With a `mask`, in place of s <= t, it says which keys may be chosen, by the positions of queries and
+    keys as in `regard.attention`; what is found are columns nonetheless, the numbers of keys in the order given. A
+    scale, as of transformers' models, goes into the weights.
 
     Shapes: the indexer's query (..., index heads, M, D), key (..., N, D), weights (..., M, index heads); the result is
     (..., M, at most count), whole numbers, -1 where there are fewer keys so far. No gradient passes through it: the
     indexer learns from a loss of its own.
 
     Raises:
-        ShapeError: the tensors do not fit.
+        ShapeError: the tensors do not fit; a mask that differs between heads.
         ConfigurationError: count is no whole number of at least 1.
 
     Source: DeepSeek-V3.2-Exp (2025), Eq. 1 and 2.
@@ -43,11 +59,25 @@ def lightning_indices(query: Tensor, key: Tensor, weights: Tensor, *, count: int
             "M is at most N"
         )
     wide = at_least_float32(key)
+    grid = Grid.from_lengths(
+        queries, keys, query_positions=query_positions, key_positions=key_positions, device=key.device
+    )
+    exists = partial(_of_all_heads, causal() if mask is None else as_mask(mask), grid)
 
     def score(rows: slice) -> Tensor:
         products = (at_least_float32(query[..., rows, :]) @ wide.unsqueeze(-3).mT).relu_()  # [..., index heads, m, N]
         scores = torch.einsum("...hmn,...mh->...mn", products, weights[..., rows, :].to(products.dtype))
-        last = torch.arange(queries, device=key.device)[rows].unsqueeze(-1) + keys - queries
-        return scores.masked_fill(torch.arange(keys, device=key.device) > last, float("-inf"))
+        return scores.masked_fill(~exists(rows), float("-inf"))
 
     return largest_scores(score, queries, keys, count, query.shape[:-2].numel())
+
+
+def _of_all_heads(mask: Mask, grid: Grid, rows: slice) -> Tensor:
+    """Which pairs of some rows exist, (..., m, N), of a mask that is the same for all heads."""
+    exists = mask.evaluate(grid.tile(rows, WHOLE))
+    if exists.ndim > 2 and exists.shape[-3] != 1:
+        raise ShapeError(
+            f"lightning_indices has the mask {mask!r}, which differs between {exists.shape[-3]} heads; all heads share "
+            "what is chosen, so that it needs one that is the same for all"
+        )
+    return exists.squeeze(-3) if exists.ndim > 2 else exists

@@ -44,6 +44,12 @@ ROTARIES = {
 }
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 SHARED = {"shared_expert_intermediate_size": 28}
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 14, "kv_lora_rank": 10, "v_head_dim": 5}
+LATENT |= {"head_dim": 6, "qk_rope_head_dim": 6, "qk_nope_head_dim": 7, "n_routed_experts": 8, "num_experts_per_tok": 3}
+LATENT |= {"moe_intermediate_size": 20, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+EVEN = {"qk_nope_head_dim": 8}  # of transformers' DeepSeek V2
+INDEX = {"index_topk": 5, "index_n_heads": 8, "index_head_dim": 11}  # of few heads many scores are 0, all equal
+MSCALES = {"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.3}
 
 
 def scaled(name):
@@ -59,6 +65,37 @@ CHECKPOINTS = {
     **{f"llama, {name}": ("Llama", scaled(name)) for name in ROTARIES},
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "mistral, no window": ("Mistral", {"sliding_window": None}),
+    "deepseek_v2": ("DeepseekV2", LATENT | EVEN),
+    "deepseek_v2, best groups": (
+        "DeepseekV2",
+        LATENT
+        | EVEN
+        | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7, "first_k_dense_replace": 0},
+    ),
+    "deepseek_v2, no latent of the query, yarn": (
+        "DeepseekV2",
+        LATENT | EVEN | {"q_lora_rank": None, "rope_parameters": {"rope_theta": 10000.0} | ROTARIES["yarn"] | MSCALES},
+    ),
+    "deepseek_v3": ("DeepseekV3", LATENT),
+    "deepseek_v3, biases, two shared, tied": (
+        "DeepseekV3",
+        LATENT | {"attention_bias": True, "n_shared_experts": 2, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    ),
+    "deepseek_v3, halves, no latent of the query, one group": (
+        "DeepseekV3",
+        LATENT
+        | {"rope_interleave": False, "q_lora_rank": None, "n_group": 1, "topk_group": 1}
+        | {"norm_topk_prob": False, "hidden_act": "gelu"},
+    ),
+    "deepseek_v3, yarn": (
+        "DeepseekV3",
+        LATENT | {"rope_parameters": {"rope_theta": 10000.0} | ROTARIES["yarn"] | MSCALES},
+    ),
+    "deepseek_v3, all dense": ("DeepseekV3", LATENT | {"first_k_dense_replace": 3}),
+    "glm4_moe_lite": ("Glm4MoeLite", LATENT),
+    "glm4_moe_lite, by type": ("Glm4MoeLite", LATENT | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "deepseek_v32": ("DeepseekV32", LATENT | INDEX),
+    "deepseek_v32, one key": ("DeepseekV32", LATENT | INDEX | {"index_topk": 1}),
     "gemma2": ("Gemma2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0}),
     "gemma2, untied, no caps": (
         "Gemma2",
@@ -134,6 +171,9 @@ def theirs(name, **changes):
         kind(**COMMON | settings | changes), attn_implementation="eager"
     )
     with torch.no_grad():
+        for of, buffer in model.named_buffers():
+            if of.endswith("e_score_correction_bias"):
+                buffer.add_(0.3 * torch.randn_like(buffer))
         for parameter in model.parameters():
             if parameter.ndim == 1 or "bias" in str(parameter.shape) or not parameter.any():
                 parameter.add_(0.3 * torch.randn_like(parameter))  # norms, biases and sinks begin all alike

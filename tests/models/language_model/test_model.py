@@ -20,6 +20,7 @@ from regard.models.language_model import (
     LayerNormConfig,
     MixtureOfExperts,
     RMSNormConfig,
+    SoftmaxRouter,
 )
 from regard.nn import FeedForward, GatedFeedForward, PreNorm, RMSNorm, SandwichNorm
 from regard.positions import Rotary, YaRN
@@ -225,7 +226,8 @@ def test_experts_are_their_formula():
 @pytest.mark.parametrize("shared_dim", [None, 7])
 def test_gated_experts_are_their_formula(normalized, shared_dim):
     """Each token by itself, expert by expert."""
-    layer = GatedMixtureOfExperts(6, 10, 5, 2, normalized=normalized, shared_dim=shared_dim)
+    router = SoftmaxRouter(6, 5, 2, normalized=normalized)
+    layer = GatedMixtureOfExperts(router, 10, shared=None if shared_dim is None else GatedFeedForward(6, shared_dim))
     inputs = torch.randn(2, 3, 6)
     expected = torch.zeros(2, 3, 6)
     for sentence, place in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
@@ -244,7 +246,10 @@ def test_gated_experts_are_their_formula(normalized, shared_dim):
     close(layer(inputs), expected)
 
 
-@pytest.mark.parametrize("layer", [MixtureOfExperts(6, 10, 5, 2), GatedMixtureOfExperts(6, 10, 5, 2, shared_dim=4)])
+SHARED = GatedMixtureOfExperts(SoftmaxRouter(6, 5, 2), 10, shared=GatedFeedForward(6, 4))
+
+
+@pytest.mark.parametrize("layer", [MixtureOfExperts(6, 10, 5, 2), SHARED])
 def test_no_tokens_at_all_go_through_experts(layer):
     assert layer(torch.zeros(2, 0, 6)).shape == (2, 0, 6)
 

@@ -61,7 +61,7 @@ def test_the_small_llama_itself_is_read(tmp_path):
 
 
 def test_another_architecture_is_named(tmp_path):
-    message = "config.json is of a 'bert' model; LanguageModel reads 'gemma2', 'gemma3_text', 'gpt_oss', 'llama'"
+    message = "config.json is of a 'bert' model; LanguageModel reads 'deepseek_v2', 'deepseek_v3', 'deepseek_v32'"
     refuses(told(tmp_path, model_type="bert"), message)
 
 

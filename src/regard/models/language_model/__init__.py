@@ -5,12 +5,18 @@ from .config import ExpertsConfig as ExpertsConfig
 from .config import FeedForwardConfig as FeedForwardConfig
 from .config import GatedExpertsConfig as GatedExpertsConfig
 from .config import GatedFeedForwardConfig as GatedFeedForwardConfig
+from .config import IndexerConfig as IndexerConfig
 from .config import LanguageModelConfig as LanguageModelConfig
+from .config import LatentAttentionConfig as LatentAttentionConfig
 from .config import LayerConfig as LayerConfig
 from .config import LayerNormConfig as LayerNormConfig
 from .config import LinearAttentionConfig as LinearAttentionConfig
 from .config import NormalizerConfig as NormalizerConfig
 from .config import RMSNormConfig as RMSNormConfig
+from .config import RouterConfig as RouterConfig
+from .expert_router import ExpertRouter as ExpertRouter
+from .expert_router import SigmoidRouter as SigmoidRouter
+from .expert_router import SoftmaxRouter as SoftmaxRouter
 from .generation import Sampling as Sampling
 from .language_model import LanguageModel as LanguageModel
 from .language_model import LanguageModelObservation as LanguageModelObservation
@@ -21,21 +27,27 @@ from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 
 __all__ = [
     "AttentionConfig",
+    "ExpertRouter",
     "ExpertsConfig",
     "FeedForwardConfig",
     "GatedExpertsConfig",
     "GatedFeedForwardConfig",
     "GatedMixtureOfExperts",
+    "IndexerConfig",
     "LanguageModel",
     "LanguageModelCache",
     "LanguageModelConfig",
     "LanguageModelObservation",
+    "LatentAttentionConfig",
     "LayerConfig",
     "LayerNormConfig",
     "LinearAttentionConfig",
     "MixtureOfExperts",
     "NormalizerConfig",
     "RMSNormConfig",
+    "RouterConfig",
     "Sampling",
+    "SigmoidRouter",
+    "SoftmaxRouter",
     "next_token_loss",
 ]

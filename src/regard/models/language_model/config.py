@@ -30,6 +30,9 @@ from ...nn import (
     Attention,
     FeedForward,
     GatedFeedForward,
+    LatentAttention,
+    LatentProjections,
+    LightningIndexer,
     LinearAttention,
     PreNorm,
     Projections,
@@ -39,9 +42,12 @@ from ...nn import (
     TransformerBlock,
 )
 from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
+from ...positions.rotary import Layout
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
+from ...utils.numbers import whole_number
 from ..normalizer_config import NormalizerConfig
+from .expert_router import ExpertRouter, SigmoidRouter, SoftmaxRouter
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
 
 Part = TypeVar("Part")
@@ -122,12 +128,40 @@ class ExpertsConfig:
         return MixtureOfExperts(dim, self.hidden_dim, self.num_experts, self.chosen, alpha=self.alpha, limit=self.limit)
 
 
+ROUTERS: dict[str, type[ExpertRouter]] = {"softmax": SoftmaxRouter, "sigmoid": SigmoidRouter}
+"""By the score that their shares are made of."""
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """`SoftmaxRouter`, or with score "sigmoid" `SigmoidRouter`, of a mixture of experts; these explain each setting."""
+
+    score: str = "softmax"
+    groups: int = 1
+    chosen_groups: int = 1
+    scale: float = 1.0
+
+    def make(self, dim: int, num_experts: int, chosen: int, normalized: bool) -> ExpertRouter:
+        """Build the router of one block."""
+        if self.score not in ROUTERS:
+            raise ConfigurationError(f"there is no router {self.score!r}; {nearest(str(self.score), ROUTERS)}")
+        return ROUTERS[self.score](
+            dim,
+            num_experts,
+            chosen,
+            normalized=normalized,
+            groups=self.groups,
+            chosen_groups=self.chosen_groups,
+            scale=self.scale,
+        )
+
+
 @dataclass(frozen=True)
 class GatedExpertsConfig:
     """`GatedMixtureOfExperts`: each token passes through `chosen` of `num_experts` gated feed-forward networks.
 
-    It has no dropout. `normalized`: whether the shares of the chosen sum to 1. `shared_dim`: the hidden dim of an
-    expert that every token passes through, with a sigmoid gate.
+    It has no dropout. `normalized`: whether the shares of the chosen sum to 1, before the scale of the `router`.
+    `shared_dim`: the hidden dim of a network that every token passes through, with a sigmoid gate where `shared_gate`.
     """
 
     hidden_dim: int
@@ -136,17 +170,21 @@ class GatedExpertsConfig:
     activation: str = "silu"
     normalized: bool = True
     shared_dim: int | None = None
+    shared_gate: bool = True
+    router: RouterConfig = field(default_factory=RouterConfig)
 
     def make(self, dim: int, dropout: float) -> nn.Module:
         """Build the mixture of experts of one block."""
+        activation = _activation(self.activation)
+        shared = None
+        if self.shared_dim is not None:
+            shared = GatedFeedForward(dim, whole_number("shared_dim", self.shared_dim), activation=activation)
         return GatedMixtureOfExperts(
-            dim,
+            self.router.make(dim, self.num_experts, self.chosen, self.normalized),
             self.hidden_dim,
-            self.num_experts,
-            self.chosen,
-            activation=_activation(self.activation),
-            normalized=self.normalized,
-            shared_dim=self.shared_dim,
+            activation=activation,
+            shared=shared,
+            shared_gate=self.shared_gate,
         )
 
 
@@ -199,6 +237,91 @@ class AttentionConfig:
             sinks=torch.zeros(self.num_heads) if self.sinks else None,
             dropout=self.dropout,
             normalizer=None if self.normalizer is None else self.normalizer.make(),
+        )
+
+
+@dataclass(frozen=True)
+class IndexerConfig:
+    """`regard.nn.LightningIndexer`, which explains each setting: the keys that a token attends to are chosen."""
+
+    num_heads: int
+    head_dim: int
+    count: int
+    layout: Layout = "half"
+
+    def make(self, dim: int, query_latent_dim: int) -> LightningIndexer:
+        """Build the indexer of one block."""
+        return LightningIndexer(
+            dim,
+            query_latent_dim,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            count=self.count,
+            layout=self.layout,
+        )
+
+
+@dataclass(frozen=True)
+class LatentAttentionConfig:
+    """Settings of the latent attention of all layers; `LatentProjections` and `LatentAttention` explain each.
+
+    A layer's cache has latent_dim + rotary_dim numbers a token, for any number of heads, and those of the indexer's
+    key; steps attend to these directly. A layer's `rotary` is of at most `rotary_dim` features.
+
+    - `norm`: of both latents.
+    - `scale`: of scores, instead of 1/√(head_dim + rotary_dim).
+    - `indexer`: chooses the keys of each token; it needs a `query_latent_dim`.
+    - `dropout`: the probability with which a weight is dropped in training.
+
+    Raises:
+        ConfigurationError: an indexer without a `query_latent_dim`.
+    """
+
+    num_heads: int
+    latent_dim: int
+    rotary_dim: int
+    head_dim: int | None = None
+    value_dim: int | None = None
+    query_latent_dim: int | None = None
+    bias: bool = False
+    norm: NormConfig = field(default_factory=RMSNormConfig)
+    scale: float | None = None
+    indexer: IndexerConfig | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.indexer is not None and self.query_latent_dim is None:
+            raise ConfigurationError(
+                "an indexer reads the latent of queries, but query_latent_dim is None: give it, or leave indexer out"
+            )
+
+    def make(self, dim: int, layer: LayerConfig) -> LatentAttention:
+        """Build the attention of one block.
+
+        Raises:
+            ConfigurationError: a layer of linear attention.
+        """
+        if layer.linear is not None:
+            raise ConfigurationError(
+                "a layer of linear attention has the heads of an AttentionConfig, but the model's attention is a "
+                "LatentAttentionConfig: leave linear out, or give the model an AttentionConfig"
+            )
+        projections = LatentProjections(
+            dim,
+            self.num_heads,
+            latent_dim=self.latent_dim,
+            rotary_dim=self.rotary_dim,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            query_latent_dim=self.query_latent_dim,
+            norm=self.norm.make,
+            bias=self.bias,
+        )
+        indexer = None
+        if self.indexer is not None and self.query_latent_dim is not None:
+            indexer = self.indexer.make(dim, self.query_latent_dim)
+        return LatentAttention(
+            projections, layer.rotary, scale=self.scale, indexer=indexer, mask=layer.mask, dropout=self.dropout
         )
 
 
@@ -336,7 +459,7 @@ class LanguageModelConfig:
     vocabulary_size: int
     dim: int
     layers: tuple[LayerConfig, ...]
-    attention: AttentionConfig
+    attention: AttentionConfig | LatentAttentionConfig
     feed_forward: AnyFeedForwardConfig
     norm: NormConfig = field(default_factory=RMSNormConfig)
     sandwich: bool = False
@@ -381,7 +504,9 @@ CONFIG_JSON = DataclassJSON(
             FeedForwardConfig,
             GatedExpertsConfig,
             GatedFeedForwardConfig,
+            IndexerConfig,
             LanguageModelConfig,
+            LatentAttentionConfig,
             LayerConfig,
             LayerNormConfig,
             LinearAttentionConfig,
@@ -392,6 +517,7 @@ CONFIG_JSON = DataclassJSON(
             NormalizerConfig,
             RMSNormConfig,
             Rotary,
+            RouterConfig,
             YaRN,
         )
     },

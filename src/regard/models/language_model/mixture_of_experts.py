@@ -12,6 +12,7 @@ from ...errors import ConfigurationError
 from ...nn import GatedFeedForward
 from ...nn.input_checks import check_input
 from ...utils.numbers import whole_number
+from .expert_router import ExpertRouter
 
 
 class MixtureOfExperts(nn.Module):
@@ -71,74 +72,69 @@ class MixtureOfExperts(nn.Module):
 
 
 class GatedMixtureOfExperts(nn.Module):
-    """Σ_e p_e · W_d (a(W_g x) · W_u x), over the experts e whose router logits are the `chosen` largest.
+    """Σ_e p_e · W_d (a(W_g x) · W_u x), over the experts e that the router chooses, with its shares p.
 
-    p is the softmax of the router logits in float32: of the chosen ones alone, so that Σ_e p_e = 1, or without
-    `normalized` of all, so that Σ_e p_e ≤ 1. The first half of the features of x W_gu of each expert is W_g x, the
-    second W_u x. With `shared_dim` an expert that every token passes through is added: σ(w · x) FFN(x), where FFN is a
-    `GatedFeedForward` of this hidden dim.
+    The first half of the features of x W_gu of each expert is W_g x, the second W_u x. With a `shared` network, one
+    that every token passes through is added: FFN(x), or with `shared_gate` σ(w · x) FFN(x).
 
-    Shapes: (batch, length, dim) to the same. Parameters: router (num_experts, dim); gate_up (num_experts, dim,
-    2 · hidden_dim), down (num_experts, hidden_dim, dim); those of the shared expert, and its gate w (1, dim). Weights
-    of experts start normal with the variance of Xavier (Glorot and Bengio 2010).
+    Shapes: (batch, length, dim) to the same. Parameters: those of the router; gate_up (num_experts, dim, 2 ·
+    hidden_dim), down (num_experts, hidden_dim, dim); those of the shared network, and its gate w (1, dim). Weights of
+    experts start normal with the variance of Xavier (Glorot and Bengio 2010).
+
+    Args:
+        router: shares and numbers of each token's experts.
+        hidden_dim: of each expert.
+        activation: a.
+        shared: of the same dim as the router.
+        shared_gate: whether the shared network has a gate.
 
     Raises:
-        ConfigurationError: a number below 1, more experts chosen than there are.
+        ConfigurationError: a number below 1.
 
     Source: Jiang et al. 2024, "Mixtral of Experts" (arXiv 2401.04088), section 2.1; shared experts are of Dai et al.
     2024, "DeepSeekMoE" (arXiv 2401.06066), section 3.2, and their gate is of the code released with Qwen1.5-MoE.
 
-    >>> GatedMixtureOfExperts(dim=4, hidden_dim=6, num_experts=8, chosen=2)(torch.zeros(2, 3, 4)).shape
+    >>> from regard.models.language_model import SoftmaxRouter
+    >>> router = SoftmaxRouter(dim=4, num_experts=8, chosen=2)
+    >>> GatedMixtureOfExperts(router, hidden_dim=6)(torch.zeros(2, 3, 4)).shape
     torch.Size([2, 3, 4])
     """
 
     def __init__(
         self,
-        dim: int,
+        router: ExpertRouter,
         hidden_dim: int,
-        num_experts: int,
-        chosen: int,
         *,
         activation: Callable[[Tensor], Tensor] = functional.silu,
-        normalized: bool = True,
-        shared_dim: int | None = None,
+        shared: GatedFeedForward | None = None,
+        shared_gate: bool = True,
     ) -> None:
         super().__init__()
-        self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
-        self.num_experts, self.chosen = whole_number("num_experts", num_experts), whole_number("chosen", chosen)
-        _check_chosen(chosen, num_experts)
-        self.activation, self.normalized = activation, normalized
-        self.router = nn.Linear(dim, num_experts, bias=False)
-        self.gate_up = nn.Parameter(torch.empty(num_experts, dim, 2 * hidden_dim))
-        self.down = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
+        self.dim, self.num_experts = router.in_features, router.out_features
+        self.hidden_dim = whole_number("hidden_dim", hidden_dim)
+        self.activation = activation
+        self.router = router
+        self.gate_up = nn.Parameter(torch.empty(self.num_experts, self.dim, 2 * hidden_dim))
+        self.down = nn.Parameter(torch.empty(self.num_experts, hidden_dim, self.dim))
         for weight in (self.gate_up, self.down):
-            nn.init.normal_(weight, std=(2 / (dim + hidden_dim)) ** 0.5)
-        self.shared = self.shared_gate = None
-        if shared_dim is not None:
-            self.shared = GatedFeedForward(dim, whole_number("shared_dim", shared_dim), activation=activation)
-            self.shared_gate = nn.Linear(dim, 1, bias=False)
+            nn.init.normal_(weight, std=(2 / (self.dim + hidden_dim)) ** 0.5)
+        self.shared = shared
+        self.shared_gate = nn.Linear(self.dim, 1, bias=False) if shared is not None and shared_gate else None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(batch, length, dim) to (batch, length, dim)."""
         check_input("input", inputs, self.dim, self)
         tokens = inputs.flatten(0, 1)  # [T, dim]
-        logits = self.router(tokens).float()  # [T, num_experts]
-        if self.normalized:  # p_e / Σ p_e over the chosen is the softmax of their logits
-            largest, experts = logits.topk(self.chosen, dim=-1)  # [T, chosen]
-            shares = largest.softmax(-1)
-        else:
-            shares, experts = logits.softmax(-1).topk(self.chosen, dim=-1)
+        shares, experts = self.router(tokens)  # [T, chosen]
         mixed = _mixed(self._expert, tokens, experts, shares.to(tokens.dtype), self.num_experts).view_as(inputs)
-        if self.shared is None or self.shared_gate is None:
+        if self.shared is None:
             return mixed
-        return mixed + self.shared_gate(inputs).sigmoid() * self.shared(inputs)
+        shared = self.shared(inputs)
+        return mixed + (shared if self.shared_gate is None else self.shared_gate(inputs).sigmoid() * shared)
 
     def _expert(self, expert: int, tokens: Tensor) -> Tensor:
         gate, up = (tokens @ self.gate_up[expert]).chunk(2, dim=-1)
         return (self.activation(gate) * up) @ self.down[expert]
-
-    def extra_repr(self) -> str:
-        return f"num_experts={self.num_experts}, chosen={self.chosen}"
 
 
 def _check_chosen(chosen: int, num_experts: int) -> None:

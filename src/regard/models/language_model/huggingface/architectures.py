@@ -7,16 +7,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import CheckpointError, RegardError
+from ....positions.rotary import Layout
 from ..config import (
     AttentionConfig,
     ExpertsConfig,
     GatedExpertsConfig,
     GatedFeedForwardConfig,
     LanguageModelConfig,
+    LatentAttentionConfig,
     LayerConfig,
     RMSNormConfig,
 )
 from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
+from .latent_settings import (
+    always_interleaved,
+    dense_at_first,
+    dense_by_type,
+    latent_attention,
+    latent_rotary,
+    lightning_indexer,
+    routed_experts,
+)
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """Names of activations in transformers, and in our configurations."""
@@ -251,10 +262,56 @@ def _gemma(
     )
 
 
+def _deepseek_v2(settings: ModelSettings) -> LanguageModelConfig:
+    for name in ("mlp_bias", "norm_topk_prob"):  # transformers divides no shares by their sum, whatever is said
+        settings.only(name, False, None)
+    grouped = settings.only("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
+    experts = routed_experts(settings, _activation(settings, "hidden_act"), "softmax")
+    if not grouped:
+        experts = replace(experts, router=replace(experts.router, groups=1, chosen_groups=1))
+    layer = LayerConfig(rotary=latent_rotary(settings, always_interleaved(settings)))
+    layers = dense_at_first(settings, layer, _gated(settings))
+    return _plain(settings, layers, latent_attention(settings), experts)
+
+
+def _deepseek_v3(settings: ModelSettings) -> LanguageModelConfig:
+    layer = LayerConfig(rotary=latent_rotary(settings, "interleaved" if settings.get("rope_interleave") else "half"))
+    layers = dense_at_first(settings, layer, _gated(settings))
+    return _plain(settings, layers, latent_attention(settings), _sigmoid_experts(settings))
+
+
+def _glm4_moe_lite(settings: ModelSettings) -> LanguageModelConfig:
+    if settings.get("mlp_layer_types") is None:
+        settings.only("first_k_dense_replace", 1)  # transformers reads no other number
+    layer = LayerConfig(rotary=latent_rotary(settings, "interleaved" if settings.get("rope_interleave") else "half"))
+    layers = dense_by_type(settings, layer, _gated(settings))
+    return _plain(settings, layers, latent_attention(settings), _sigmoid_experts(settings))
+
+
+def _deepseek_v32(settings: ModelSettings) -> LanguageModelConfig:
+    return _indexed(settings, "half")
+
+
+def _indexed(settings: ModelSettings, layout: Layout) -> LanguageModelConfig:
+    """Latent attention to the keys that an indexer chooses, whose rotated features have this layout."""
+    count = settings.need("num_hidden_layers")
+    settings.only("layer_types", ["indexed_attention"] * count, None)
+    layer = LayerConfig(rotary=latent_rotary(settings, always_interleaved(settings)))
+    attention = latent_attention(settings, lightning_indexer(settings, layout))
+    return _plain(settings, dense_by_type(settings, layer, _gated(settings)), attention, _sigmoid_experts(settings))
+
+
+def _sigmoid_experts(settings: ModelSettings) -> GatedExpertsConfig:
+    """The mixture of DeepSeek V3, and of those after it."""
+    settings.only("topk_method", "noaux_tc", None)
+    settings.only("mlp_bias", False, None)
+    return routed_experts(settings, _activation(settings, "hidden_act"), "sigmoid")
+
+
 def _plain(
     settings: ModelSettings,
     layers: list[LayerConfig],
-    attention: AttentionConfig,
+    attention: AttentionConfig | LatentAttentionConfig,
     experts: ExpertsConfig | GatedExpertsConfig | None = None,
 ) -> LanguageModelConfig:
     """The configuration of Llama, and of architectures that differ from it in attention, experts and windows alone."""
@@ -364,12 +421,55 @@ QWEN_MOE = {
     "sliding_window": 4096,
     "tie_word_embeddings": False,
 }
+DEEPSEEK = {
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "kv_lora_rank": 512,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "v_head_dim": 128,
+}
 ARCHITECTURES = {
+    "deepseek_v2": Architecture(
+        _deepseek_v2,
+        DEEPSEEK
+        | {"first_k_dense_replace": 0, "max_position_embeddings": 2048, "moe_intermediate_size": 1407}
+        | {"n_group": None, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False}
+        | {"num_experts_per_tok": None, "routed_scaling_factor": 1.0, "topk_group": None, "topk_method": "greedy"},
+    ),
+    "deepseek_v3": Architecture(
+        _deepseek_v3,
+        DEEPSEEK | {"max_position_embeddings": 4096, "moe_intermediate_size": 2048, "rope_interleave": True},
+    ),
+    "deepseek_v32": Architecture(
+        _deepseek_v32,
+        DEEPSEEK
+        | {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
+        | {"max_position_embeddings": 163840, "moe_intermediate_size": 2048},
+    ),
     "gemma2": Architecture(
         _gemma2,
         GEMMA | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0} | {"attn_logit_softcapping": 50.0},
     ),
     "gemma3_text": Architecture(_gemma3, GEMMA | {"max_position_embeddings": 131072}),
+    "glm4_moe_lite": Architecture(
+        _glm4_moe_lite,
+        DEEPSEEK
+        | {"first_k_dense_replace": 1, "max_position_embeddings": 202752, "moe_intermediate_size": 1536}
+        | {"n_group": 1, "n_routed_experts": 64, "num_experts_per_tok": 4, "q_lora_rank": 768}
+        | {"qk_nope_head_dim": 192, "rms_norm_eps": 1e-5, "rope_interleave": True, "routed_scaling_factor": 1.8}
+        | {"topk_group": 1, "v_head_dim": 256},
+    ),
     "gpt_oss": Architecture(
         _gpt_oss,
         {

@@ -69,16 +69,28 @@ OFF_BY_DEFAULT = {
 LARGEST_SIZES = {
     "decoder_sparse_step": 2**12,
     "head_dim": 2**16,
+    "index_head_dim": 2**16,
+    "index_n_heads": 2**16,
+    "index_topk": 2**26,
     "hidden_size": 2**20,
     "intermediate_size": 2**24,
+    "kv_lora_rank": 2**20,
     "moe_intermediate_size": 2**24,
+    "n_group": 2**14,
+    "n_routed_experts": 2**14,
+    "n_shared_experts": 2**14,
     "num_attention_heads": 2**16,
     "num_experts": 2**14,
     "num_experts_per_tok": 2**14,
     "num_hidden_layers": 2**12,
     "num_key_value_heads": 2**16,
     "num_local_experts": 2**14,
+    "q_lora_rank": 2**20,
+    "qk_nope_head_dim": 2**16,
+    "qk_rope_head_dim": 2**16,
     "shared_expert_intermediate_size": 2**24,
+    "topk_group": 2**14,
+    "v_head_dim": 2**16,
     "vocab_size": 2**26,
 }
 """The largest sizes that are read, far above those of any model: the sizes of all parameters fit into 64 bits."""
@@ -175,6 +187,15 @@ def rotary_of(settings: ModelSettings, head_dim: int) -> Rotary:
     """The rotary of all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     rope = _rotary_settings(settings)
     return _rotary(rope, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
+
+
+def yarn_score_factor(settings: ModelSettings) -> float:
+    """The factor of DeepSeek's attention scores with YaRN: the square of that of `mscale_all_dim`; else 1."""
+    rope = _rotary_settings(settings)
+    weight = rope.get("mscale_all_dim")
+    if not weight or rope.get("rope_type", rope.get("type", "default")) == "default":
+        return 1.0
+    return yarn_attention_factor(_needed("yarn", rope, "factor"), float(weight)) ** 2
 
 
 def phi3_rotary(settings: ModelSettings, head_dim: int) -> Rotary:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....errors import CheckpointError
 from ....utils.safetensors_files import TensorFile
-from ..config import LanguageModelConfig
+from ..config import LanguageModelConfig, LatentAttentionConfig
 from ..saved_model import EXTRA, check_same, read_json
 from .architectures import configuration
 from .stored_tensors import MXFP4, StoredTensor, packed_shapes, split_fused, stack_experts, unpacked
@@ -52,10 +52,46 @@ PARTS = {
     "feed_forward.shared.down.": "mlp.shared_expert.down_proj.",
     "feed_forward.shared_gate.": "mlp.shared_expert_gate.",
 }
+# Of latent attention, in place of those of the same name, and beside them. Without a latent, queries are q_proj's.
+LATENT = {
+    "attention.projections.query_down.": "self_attn.q_a_proj.",
+    "attention.projections.query_norm.": "self_attn.q_a_layernorm.",
+    "attention.projections.query.": "self_attn.q_b_proj.",
+    "attention.projections.down.": "self_attn.kv_a_proj_with_mqa.",
+    "attention.projections.norm.": "self_attn.kv_a_layernorm.",
+    "attention.projections.key.": "self_attn.k_b_proj.",
+    "attention.projections.value.": "self_attn.v_b_proj.",
+    "attention.indexer.query.": "self_attn.indexer.wq_b.",
+    "attention.indexer.key.": "self_attn.indexer.wk.",
+    "attention.indexer.key_norm.": "self_attn.indexer.k_norm.",
+    "attention.indexer.weights.": "self_attn.indexer.weights_proj.",
+    "feed_forward.router.correction": "mlp.gate.e_score_correction_bias",
+    "feed_forward.shared.gate.": "mlp.shared_experts.gate_proj.",
+    "feed_forward.shared.up.": "mlp.shared_experts.up_proj.",
+    "feed_forward.shared.down.": "mlp.shared_experts.down_proj.",
+}
+QUERY = "attention.projections.query."
+IN_FLOAT32 = "feed_forward.router.correction"
+"""What stays in float32, whatever the dtype of the others, as in transformers."""
 
 
-def their_name(name: str) -> str:
-    """The name of a parameter in checkpoints of transformers.
+def parts_of(config: LanguageModelConfig) -> dict[str, str]:
+    """The names of the parts of a block in checkpoints of transformers; a parameter takes the first that fits it.
+
+    >>> from regard.models import language_model as lm
+    >>> attention, feed_forward = lm.LatentAttentionConfig(2, latent_dim=4, rotary_dim=2), lm.GatedFeedForwardConfig(8)
+    >>> parts = parts_of(lm.LanguageModelConfig(9, 8, (lm.LayerConfig(),), attention, feed_forward))
+    >>> parts["attention.projections.query."], parts["attention.projections.key."]
+    ('self_attn.q_proj.', 'self_attn.k_b_proj.')
+    """
+    if not isinstance(config.attention, LatentAttentionConfig):
+        return PARTS
+    latent = LATENT if config.attention.query_latent_dim else LATENT | {QUERY: PARTS[QUERY]}
+    return latent | {ours: theirs for ours, theirs in PARTS.items() if ours not in latent}
+
+
+def their_name(name: str, parts: Mapping[str, str] = PARTS) -> str:
+    """The name of a parameter in checkpoints of transformers, by those of the parts of a block.
 
     >>> their_name("blocks.3.attention.projections.query.weight")
     'model.layers.3.self_attn.q_proj.weight'
@@ -64,8 +100,8 @@ def their_name(name: str) -> str:
         return EDGES[name]
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
     number, rest = (block[1], block[2]) if block else ("", name)
-    ours = next(part for part in PARTS if rest == part or (part.endswith(".") and rest.startswith(part)))
-    return f"model.layers.{number}.{PARTS[ours]}{rest.removeprefix(ours)}"
+    ours = next(part for part in parts if rest == part or (part.endswith(".") and rest.startswith(part)))
+    return f"model.layers.{number}.{parts[ours]}{rest.removeprefix(ours)}"
 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -88,7 +124,8 @@ class Checkpoint:
         Raises:
             CheckpointError: tensors that are missing, extra or of another shape.
         """
-        theirs = {their_name(name): tensor for name, tensor in needed.items()}
+        parts = parts_of(self.config)
+        theirs = {their_name(name, parts): tensor for name, tensor in needed.items()}
         shapes = packed_shapes({name: tensor.shape for name, tensor in self.tensors.items()})
         tied = "lm_head.weight" in shapes and "lm_head.weight" not in theirs
         if tied:
@@ -99,7 +136,10 @@ class Checkpoint:
         dtype = embedding.dtype if dtype is None else dtype
         if not dtype.is_floating_point:
             raise CheckpointError(f"the embedding in {self.folder} is {dtype}: it needs floating-point numbers")
-        return {name: self._read(their_name(name), dtype) for name in needed}
+        return {
+            name: self._read(their_name(name, parts), torch.float32 if name.endswith(IN_FLOAT32) else dtype)
+            for name in needed
+        }
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         if name in self.tensors:
@@ -137,7 +177,19 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
         hint = ": LanguageModel.load(folder) reads what regard saved" if "weights" in given else ""
         raise CheckpointError(f"{folder / 'config.json'} names no model_type, so transformers did not save it{hint}")
     config = configuration(given, ignore)
-    return Checkpoint(folder, config, stack_experts(split_fused(_tensors(folder), config), config))
+    tensors = _without_predictors(_tensors(folder), config, given.get("num_nextn_predict_layers") or 0)
+    return Checkpoint(folder, config, stack_experts(split_fused(tensors, config), config))
+
+
+def _without_predictors(
+    tensors: Mapping[str, StoredTensor], config: LanguageModelConfig, predictors: int
+) -> dict[str, StoredTensor]:
+    """The tensors without those of layers after the last one, which predict further tokens; no logit depends on them.
+
+    A setting of the architectures that have such layers says how many; of another, it has been refused.
+    """
+    beyond = tuple(f"model.layers.{len(config.layers) + number}." for number in range(predictors))
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(beyond)}
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -1,8 +1,9 @@
 """Stored tensors of a checkpoint under the names of single parameters: fused split, experts stacked, MXFP4 unpacked.
 
-Phi 3 stores the query, key and value projections as one matrix, and the gate and up projections as another; mixtures of
-experts store each expert's matrices separately; gpt-oss stores its experts in MXFP4, blocks of 32 numbers of 4 bits
-with an exponent for each block.
+Phi 3 stores the query, key and value projections as one matrix, and the gate and up projections as another; DeepSeek
+stores those from latents to keys and values as one, in which the rows of each head stand together; mixtures of experts
+store each expert's matrices separately; gpt-oss stores its experts in MXFP4, blocks of 32 numbers of 4 bits with an
+exponent for each block.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import GatedExpertsConfig, LanguageModelConfig
+from ..config import GatedExpertsConfig, LanguageModelConfig, LatentAttentionConfig
 
 FUSED_ATTENTION, FUSED_GATE = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
+FUSED_LATENT = "self_attn.kv_b_proj.weight"
 EXPERT = re.compile(r"(.+)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)\.weight")
 GATE, UP, DOWN = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")
 """The matrices of an expert, by their names in Mixtral and in the mixtures of Qwen 2 and 3."""
@@ -33,6 +35,8 @@ class StoredTensor:
 def split_fused(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig) -> dict[str, StoredTensor]:
     """Split each fused projection into its parts by rows; projections of another height are unchanged."""
     attention = config.attention
+    if isinstance(attention, LatentAttentionConfig):
+        return _split_latent(tensors, attention)
     head_dim = attention.head_dim or config.dim // attention.num_heads
     key_rows = (attention.num_kv_heads or attention.num_heads) * head_dim
     heights = {"q_proj": attention.num_heads * head_dim, "k_proj": key_rows, "v_proj": key_rows}
@@ -45,6 +49,25 @@ def split_fused(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig
             found |= _rows(tensor, name.removesuffix("gate_up_proj.weight"), {"gate_proj": half, "up_proj": half})
         else:
             found[name] = tensor
+    return found
+
+
+def _split_latent(tensors: Mapping[str, StoredTensor], attention: LatentAttentionConfig) -> dict[str, StoredTensor]:
+    """Split the matrix that maps latents to keys and values, head by head, into those of keys and of values."""
+    heads, sizes = attention.num_heads, {"k_b_proj": attention.head_dim or 0, "v_b_proj": attention.value_dim or 0}
+    shape, found = (heads * sum(sizes.values()), attention.latent_dim), dict(tensors)
+    for name, tensor in tensors.items():
+        if not name.endswith(FUSED_LATENT) or tensor.shape != shape:
+            continue
+        del found[name]
+        start = 0
+        for part, size in sizes.items():
+            rows = slice(start, start + size)
+            found[f"{name.removesuffix('kv_b_proj.weight')}{part}.weight"] = StoredTensor(
+                (heads * size, shape[1]),
+                lambda tensor=tensor, rows=rows: tensor.read().unflatten(0, (heads, -1))[:, rows].flatten(0, 1),
+            )
+            start += size
     return found
 
 
