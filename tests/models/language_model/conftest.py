@@ -47,6 +47,8 @@ SHARED = {"shared_expert_intermediate_size": 28}
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 14, "kv_lora_rank": 10, "v_head_dim": 5}
 LATENT |= {"head_dim": 6, "qk_rope_head_dim": 6, "qk_nope_head_dim": 7, "n_routed_experts": 8, "num_experts_per_tok": 3}
 LATENT |= {"moe_intermediate_size": 20, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+ATTENTION = {"num_key_value_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim", "head_dim"}
+ATTENTION |= {"qk_rope_head_dim", "qk_nope_head_dim"}
 EVEN = {"qk_nope_head_dim": 8}  # of transformers' DeepSeek V2
 INDEX = {"index_topk": 5, "index_n_heads": 8, "index_head_dim": 11}  # of few heads many scores are 0, all equal
 MSCALES = {"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.3}
@@ -94,6 +96,8 @@ CHECKPOINTS = {
     "deepseek_v3, all dense": ("DeepseekV3", LATENT | {"first_k_dense_replace": 3}),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT),
     "glm4_moe_lite, by type": ("Glm4MoeLite", LATENT | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "glm_moe_dsa": ("GlmMoeDsa", LATENT | INDEX),
+    "youtu": ("Youtu", {name: LATENT[name] for name in LATENT if name in ATTENTION}),
     "deepseek_v32": ("DeepseekV32", LATENT | INDEX),
     "deepseek_v32, one key": ("DeepseekV32", LATENT | INDEX | {"index_topk": 1}),
     "gemma2": ("Gemma2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0}),

@@ -1,17 +1,28 @@
 """transformers' own models, eager, with the same weights: the same logits, also with padding and a cache."""
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from regard import masks
+from regard.errors import CheckpointError
 from regard.lenses import Weights
 from regard.models import LanguageModel
-from regard.models.language_model import AttentionConfig, GatedExpertsConfig, LayerConfig, RMSNormConfig
+from regard.models.language_model import (
+    AttentionConfig,
+    GatedExpertsConfig,
+    GatedFeedForwardConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    RMSNormConfig,
+    RouterConfig,
+)
 from regard.models.language_model.huggingface.architectures import configuration
-from regard.positions import Rotary
+from regard.positions import Rotary, YaRN
 
 from .conftest import CHECKPOINTS, ROTARIES, VOCABULARY
 
@@ -149,7 +160,9 @@ def test_greedy_text_of_a_padded_batch_is_theirs(pair):
     assert torch.stack(found, 1).tolist() == expected[:, 9:].tolist()
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "gpt_oss", "gemma2", "deepseek_v2", "deepseek_v3, yarn", "deepseek_v32", "glm_moe_dsa", "youtu"]
+)
 @torch.no_grad()
 def test_weights_are_theirs(name, pair):
     model, ours = pair(name)
@@ -218,6 +231,16 @@ def test_rotaries_in_the_words_of_the_first_gemma_3(checkpoint):
         ("gemma2, untied, no caps", ["hidden_activation", "layer_types", "rms_norm_eps"]),
         ("gpt_oss", ["layer_types", "swiglu_alpha", "swiglu_limit", "attention_bias", "rope_parameters"]),
         ("gemma3", ["layer_types", "hidden_activation", "tie_word_embeddings"]),
+        ("deepseek_v2", ["topk_method", "routed_scaling_factor", "n_shared_experts", "norm_topk_prob", "n_group"]),
+        (
+            "deepseek_v3",
+            ["rope_interleave", "norm_topk_prob", "hidden_act", "n_shared_experts", "routed_scaling_factor"],
+        ),
+        ("deepseek_v3", ["head_dim", "qk_head_dim", "attention_bias", "rms_norm_eps", "tie_word_embeddings"]),
+        ("deepseek_v32", ["layer_types", "mlp_layer_types", "rms_norm_eps", "hidden_act", "norm_topk_prob"]),
+        ("glm4_moe_lite", ["mlp_layer_types", "rope_interleave", "rms_norm_eps", "routed_scaling_factor"]),
+        ("glm_moe_dsa", ["indexer_types", "layer_types", "mlp_layer_types", "rms_norm_eps", "routed_scaling_factor"]),
+        ("youtu", ["rope_interleave", "tie_word_embeddings", "hidden_act", "rms_norm_eps"]),
         ("qwen3", ["layer_types", "tie_word_embeddings", "sliding_window", "use_sliding_window"]),
         ("qwen2_moe", ["layer_types", "mlp_only_layers", "norm_topk_prob", "qkv_bias", "sliding_window"]),
         ("qwen3_moe", ["decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "sliding_window"]),
@@ -289,6 +312,72 @@ RELEASED = {
         "use_sliding_window": False,
     },
 }
+RELEASED |= {
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3",
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "ep_size": 1,
+        "first_k_dense_replace": 3,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 163840,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "n_group": 8,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+        | {"original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+    },
+    "DeepSeek-V2-Lite": {
+        "model_type": "deepseek_v2",
+        "aux_loss_alpha": 0.001,
+        "first_k_dense_replace": 1,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 163840,
+        "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "num_attention_heads": 16,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 27,
+        "num_key_value_heads": 16,
+        "pretraining_tp": 1,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}
+        | {"original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000,
+        "routed_scaling_factor": 1.0,
+        "scoring_func": "softmax",
+        "seq_aux": True,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "v_head_dim": 128,
+    },
+}
 ALL_RELEASED = {
     "attention_dropout": 0.0,
     "hidden_act": "silu",
@@ -324,6 +413,75 @@ def test_the_settings_of_released_mixtures(name, layers, attention, experts):
     config = configuration(ALL_RELEASED | RELEASED[name])
     assert (config.layers, config.attention, config.feed_forward) == (layers, attention, experts)
     assert (config.dim, config.norm, config.tied) == (2048, RMSNormConfig(1e-6), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "dense", "weight", "latent", "experts"),
+    [
+        (
+            "DeepSeek-V3",
+            61,
+            (3, 18432),
+            1.0,
+            {"num_heads": 128, "query_latent_dim": 1536},
+            GatedExpertsConfig(
+                2048, 256, 8, shared_dim=2048, shared_gate=False, router=RouterConfig("sigmoid", 8, 4, 2.5)
+            ),
+        ),
+        (
+            "DeepSeek-V2-Lite",
+            27,
+            (1, 10944),
+            0.707,
+            {"num_heads": 16},
+            GatedExpertsConfig(
+                1408, 64, 6, normalized=False, shared_dim=2816, shared_gate=False, router=RouterConfig("softmax")
+            ),
+        ),
+    ],
+)
+def test_the_settings_of_released_latent_attention(name, layers, dense, weight, latent, experts):
+    """The score of two heads of 192 features, with YaRN's factor: (0.1 · weight · ln 40 + 1)² / √192."""
+    config, (first, hidden_dim) = configuration(ALL_RELEASED | RELEASED[name]), dense
+    rotary = Rotary(64, 10000.0, "interleaved", YaRN(40, 4096, attention_factor=1.0))
+    layer = LayerConfig(rotary=rotary)
+    assert config.layers == (replace(layer, feed_forward=GatedFeedForwardConfig(hidden_dim)),) * first + (layer,) * (
+        layers - first
+    )
+    scale = (0.1 * weight * math.log(40) + 1) ** 2 / math.sqrt(192)
+    assert config.attention == LatentAttentionConfig(
+        latent_dim=512, rotary_dim=64, head_dim=128, value_dim=128, scale=pytest.approx(scale, rel=1e-12), **latent
+    )
+    assert config.feed_forward == experts
+
+
+@torch.no_grad()
+def test_layers_that_predict_further_tokens_are_left_out(checkpoint):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint("deepseek_v3")
+    path = folder / "model.safetensors"
+    tensors = safetensors.load_file(path)
+    extra = {f"model.layers.3.{name}.weight": torch.randn(3) for name in ("eh_proj", "self_attn.q_a_proj", "enorm")}
+    safetensors.save_file(tensors | extra, path)
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"3 extra \(model.layers.3.eh_proj.weight"):
+        LanguageModel.from_huggingface(folder)
+
+
+def test_the_correction_of_a_router_stays_in_float32(checkpoint):
+    model, folder = checkpoint("deepseek_v3")
+    model.bfloat16()
+    correction = model.model.layers[1].mlp.gate.e_score_correction_bias
+    correction.data = correction.data.float() + 2**-12
+    model.save_pretrained(folder)
+    ours: Any = LanguageModel.from_huggingface(folder)
+    assert torch.equal(ours.blocks[1].feed_forward.router.correction, correction)
+    assert {value.dtype for name, value in ours.state_dict().items() if "correction" not in name} == {torch.bfloat16}
+    with torch.no_grad():
+        assert ours(text()).isfinite().all()
 
 
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}

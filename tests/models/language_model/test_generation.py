@@ -1,10 +1,19 @@
 """Text that goes on: the likeliest tokens, or what is drawn; in chunks, in batches, until it stops."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from regard.errors import ConfigurationError, ShapeError
-from regard.models.language_model import AttentionConfig, LayerConfig, NormalizerConfig, Sampling
+from regard.models.language_model import (
+    AttentionConfig,
+    IndexerConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    NormalizerConfig,
+    Sampling,
+)
 from regard.models.language_model.next_tokens import CapturedStep, NextTokens
 from regard.nn.caches import InPlaceCache
 from regard.positions import NTK, DynamicNTK, LongRoPE, Rotary
@@ -230,6 +239,23 @@ def test_captured_steps_are_the_usual_ones(make):
     assert torch.equal(padded, joined(model.generate(tokens, 20, lengths=lengths)))
     for count in (0, 1, 2):
         assert len(list(model.generate(tokens, count, captured=True))) == count
+
+
+LATENT = LatentAttentionConfig(4, latent_dim=10, rotary_dim=8, head_dim=5, query_latent_dim=9)
+ATTENTION = {"latent": LATENT, "with an indexer": replace(LATENT, indexer=IndexerConfig(6, 8, 4))}
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION.keys())
+@torch.no_grad()
+def test_captured_steps_of_latent_attention_are_the_usual_ones(attention, make):
+    model, tokens = make(attention=attention), prompt()
+    expected = joined(model.generate(tokens, 20))
+    assert torch.equal(joined(model.generate(tokens, 20, captured=True)), expected)
+    whole = torch.cat([tokens, expected], 1)
+    assert torch.equal(model(whole)[:, 8:-1].argmax(-1), expected)
+    lengths = torch.tensor([9, 4, 1])
+    padded = joined(model.generate(tokens, 20, lengths=lengths, captured=True))
+    assert torch.equal(padded, joined(model.generate(tokens, 20, lengths=lengths)))
 
 
 @torch.no_grad()

@@ -16,10 +16,12 @@ from regard.models.language_model import (
     GatedMixtureOfExperts,
     LanguageModelCache,
     LanguageModelConfig,
+    LatentAttentionConfig,
     LayerConfig,
     LayerNormConfig,
     MixtureOfExperts,
     RMSNormConfig,
+    RouterConfig,
     SoftmaxRouter,
 )
 from regard.nn import FeedForward, GatedFeedForward, PreNorm, RMSNorm, SandwichNorm
@@ -33,6 +35,17 @@ KINDS = {
     "sandwich, GeGLU": {"sandwich": True, "feed_forward": GatedFeedForwardConfig(40, "gelu_tanh", bias=True)},
     "experts": {"feed_forward": ExpertsConfig(24, 4, 2)},
     "shared expert": {"feed_forward": GatedExpertsConfig(24, 4, 2, normalized=False, shared_dim=20)},
+    "latent": {
+        "attention": LatentAttentionConfig(
+            4, latent_dim=10, rotary_dim=8, head_dim=5, value_dim=7, query_latent_dim=9, bias=True, scale=0.4
+        )
+    },
+    "latent, no latent of the query": {"attention": LatentAttentionConfig(4, latent_dim=10, rotary_dim=9)},
+    "groups of experts": {
+        "feed_forward": GatedExpertsConfig(
+            24, 6, 2, shared_dim=9, shared_gate=False, router=RouterConfig("sigmoid", 3, 2, 1.5)
+        )
+    },
     "norms of heads": {"attention": AttentionConfig(4, 1, 8, bias=True, norm=RMSNormConfig(offset=1.0), scale=0.5)},
     "no rotary": {"layers": [LayerConfig(), LayerConfig(before=2)]},
     "first tokens stay": {"layers": [LayerConfig(before=3, prefix=2, rotary=ROTARY)] * 2},

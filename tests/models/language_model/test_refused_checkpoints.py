@@ -161,6 +161,10 @@ def test_weights_that_are_whole_numbers(tmp_path):
     refuses(saved(tmp_path, **whole), "is torch.int8: it needs floating-point numbers")
 
 
+DEEPSEEK = {"model_type": "deepseek_v3", "moe_intermediate_size": 6, "num_key_value_heads": 2, "n_group": 2}
+V2, V32, GLM = ({**DEEPSEEK, "model_type": name} for name in ("deepseek_v2", "deepseek_v32", "glm_moe_dsa"))
+V2 |= {"num_experts_per_tok": 2}
+FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 LONG = {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
 WRONG = [
     ({"hidden_act": "relu6"}, "says hidden_act='relu6', which changes what the model computes and is not supported"),
@@ -220,6 +224,51 @@ WRONG = [
     ({"model_type": "qwen3_moe", "layer_types": ["full_attention"]}, r"says layer_types=\['full_attention'\]"),
     ({"model_type": "qwen3_moe", "mlp_bias": True}, "says mlp_bias=True"),
     ({"model_type": "qwen3_moe", "n_shared_experts": 1}, "n_shared_experts=1"),
+    (DEEPSEEK | {"quantization_config": FP8}, "quantised, with quant_method='fp8'.*dequantize"),
+    (DEEPSEEK | {"num_key_value_heads": 1}, "says num_key_value_heads=1.*supported: 2, None"),
+    (DEEPSEEK | {"head_dim": 12}, "says head_dim=12.*supported: 64, None"),
+    (DEEPSEEK | {"qk_head_dim": 12}, "says qk_head_dim=12.*supported: 192, None"),
+    (DEEPSEEK | {"kv_lora_rank": 0}, "says kv_lora_rank=0; it needs a whole number"),
+    (DEEPSEEK | {"v_head_dim": None}, "says nothing of 'v_head_dim', which a deepseek_v3 model needs"),
+    (DEEPSEEK | {"scoring_func": "softmax"}, "says scoring_func='softmax'.*supported: 'sigmoid', None"),
+    (DEEPSEEK | {"topk_method": "greedy"}, "says topk_method='greedy'.*supported: 'noaux_tc', None"),
+    (DEEPSEEK | {"moe_layer_freq": 2}, "says moe_layer_freq=2"),
+    (DEEPSEEK | {"mlp_bias": True}, "says mlp_bias=True"),
+    (DEEPSEEK | {"pretraining_tp": 4}, "says pretraining_tp=4"),
+    (DEEPSEEK | {"n_group": 0}, "says n_group=0; it needs a whole number"),
+    (DEEPSEEK | {"n_shared_experts": 0}, "says n_shared_experts=0; it needs a whole number"),
+    (DEEPSEEK | {"routed_scaling_factor": None}, "says nothing of 'routed_scaling_factor'"),
+    (DEEPSEEK | {"first_k_dense_replace": -1}, "says first_k_dense_replace=-1; it needs a whole number, 0 or more"),
+    (DEEPSEEK | {"first_k_dense_replace": 1.0}, "says first_k_dense_replace=1.0; it needs a whole number"),
+    (DEEPSEEK | {"hidden_act": "tanh"}, "says hidden_act='tanh'"),
+    (DEEPSEEK | {"index_topk": 4}, "unknown here for a deepseek_v3 model.*: index_topk=4"),
+    (DEEPSEEK | {"mlp_layer_types": ["dense"]}, r"unknown here for a deepseek_v3 model.*: mlp_layer_types=\['dense'\]"),
+    (DEEPSEEK | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    (DEEPSEEK | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}}, "mscale_all_dim=1"),
+    (DEEPSEEK | {"rope_scaling": {"type": "yarn", "mscale_all_dim": 1.0}}, "nothing of 'factor', which a 'yarn'"),
+    (V2 | {"norm_topk_prob": True}, "says norm_topk_prob=True"),
+    (V2 | {"mlp_bias": True}, "says mlp_bias=True"),
+    (V2 | {"rope_interleave": False}, "says rope_interleave=False"),
+    (V2 | {"topk_method": "noaux_tc"}, "says topk_method='noaux_tc'.*supported: 'greedy', 'group_limited_greedy'"),
+    (V2 | {"scoring_func": "sigmoid"}, "says scoring_func='sigmoid'"),
+    (V2 | {"topk_method": "group_limited_greedy"}, "says nothing of 'topk_group', which a deepseek_v2 model needs"),
+    (V32 | {"rope_interleave": False}, "says rope_interleave=False"),
+    (V32 | {"indexer_rope_interleave": True}, "says indexer_rope_interleave=True.*supported: False, None"),
+    (V32 | {"index_topk": 0}, "says index_topk=0; it needs"),
+    (V32 | {"layer_types": ["full_attention"]}, r"says layer_types=\['full_attention'\]"),
+    (V32 | {"mlp_layer_types": ["dense", "sparse"]}, "it needs 'dense' or 'sparse' for each of the 1 layers"),
+    (V32 | {"mlp_layer_types": ["moe"]}, r"says mlp_layer_types=\['moe'\]; it needs 'dense' or 'sparse'"),
+    (V32 | {"num_experts": 7}, "unknown here for a deepseek_v32 model.*: num_experts=7"),
+    (V32 | {"q_lora_rank": None}, "describes no 'deepseek_v32' model: an indexer reads the latent of queries"),
+    (GLM | {"indexer_rope_interleave": False}, "says indexer_rope_interleave=False.*supported: True, None"),
+    (GLM | {"indexer_types": ["shared"]}, r"says indexer_types=\['shared'\]; here each of the 1 layers needs"),
+    (GLM | {"index_topk_pattern": "FS", "num_hidden_layers": 2}, r"says indexer_types=\['full', 'shared'\]"),
+    (
+        GLM | {"index_topk_freq": 2, "num_hidden_layers": 5},
+        r"says indexer_types=\['full', 'full', 'shared', 'full', 'shared'\].*regard.huggingface.swap\(model\)",
+    ),
+    ({**DEEPSEEK, "model_type": "glm4_moe_lite", "first_k_dense_replace": 2}, "says first_k_dense_replace=2"),
+    ({"model_type": "youtu", "n_routed_experts": 4}, "unknown here for a youtu model.*: n_routed_experts=4"),
     ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act='gelu'"),
     ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}, "quant_method='fp8'"),
     ({"model_type": "gpt_oss", "experts_per_token": 2}, "experts_per_token=2"),

@@ -14,10 +14,13 @@ from regard.models.language_model import (
     FeedForwardConfig,
     GatedExpertsConfig,
     GatedFeedForwardConfig,
+    IndexerConfig,
+    LatentAttentionConfig,
     LayerConfig,
     LayerNormConfig,
     NormalizerConfig,
     RMSNormConfig,
+    RouterConfig,
     saved_model,
 )
 from regard.positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
@@ -49,6 +52,24 @@ KINDS = {
         )
     },
     "normalizer": {"attention": AttentionConfig(4, normalizer=NormalizerConfig("entmax", 1.25))},
+    "latent attention, an indexer": {
+        "attention": LatentAttentionConfig(
+            4,
+            latent_dim=10,
+            rotary_dim=8,
+            head_dim=5,
+            value_dim=7,
+            query_latent_dim=9,
+            bias=True,
+            norm=RMSNormConfig(1e-4),
+            scale=0.3,
+            indexer=IndexerConfig(6, 8, 4, "interleaved"),
+            dropout=0.1,
+        ),
+        "feed_forward": GatedExpertsConfig(
+            24, 6, 2, shared_dim=12, shared_gate=False, router=RouterConfig("sigmoid", 3, 2, 1.5)
+        ),
+    },
     "rotaries": {"layers": [LayerConfig(before=6, prefix=2, rotary=Rotary(8, scaling=each)) for each in SCALINGS]},
 }
 

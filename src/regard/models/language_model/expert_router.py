@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...core.score_forms import at_least_float32
 from ...errors import ConfigurationError
 from ...utils.numbers import whole_number
 
@@ -82,7 +83,7 @@ class SoftmaxRouter(ExpertRouter):
     """
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        logits = super(ExpertRouter, self).forward(tokens).float()  # [T, experts]
+        logits = at_least_float32(super(ExpertRouter, self).forward(tokens))  # [T, experts]
         largest, experts = self._in_best_groups(logits, 1).topk(self.chosen, dim=-1)  # [T, chosen]
         shares = largest.softmax(-1) if self.normalized else (largest - logits.logsumexp(-1, keepdim=True)).exp()
         return shares * self.scale, experts
@@ -109,8 +110,8 @@ class SigmoidRouter(ExpertRouter):
         self.register_buffer("correction", torch.zeros(num_experts))
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        scores = functional.linear(tokens.float(), self.weight.float()).sigmoid()  # [T, experts]
-        experts = self._in_best_groups(scores + self.correction.float(), 2).topk(self.chosen, dim=-1).indices
+        scores = functional.linear(at_least_float32(tokens), at_least_float32(self.weight)).sigmoid()  # [T, experts]
+        experts = self._in_best_groups(scores + self.correction, 2).topk(self.chosen, dim=-1).indices
         shares = scores.gather(-1, experts)  # [T, chosen]
         if self.normalized:
             shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)

@@ -21,6 +21,7 @@ from ..config import (
 from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
 from .latent_settings import (
     always_interleaved,
+    check_own_indexers,
     dense_at_first,
     dense_by_type,
     latent_attention,
@@ -266,6 +267,8 @@ def _deepseek_v2(settings: ModelSettings) -> LanguageModelConfig:
     for name in ("mlp_bias", "norm_topk_prob"):  # transformers divides no shares by their sum, whatever is said
         settings.only(name, False, None)
     grouped = settings.only("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
+    for name in ("n_group", "topk_group") if grouped else ():
+        settings.need(name)
     experts = routed_experts(settings, _activation(settings, "hidden_act"), "softmax")
     if not grouped:
         experts = replace(experts, router=replace(experts.router, groups=1, chosen_groups=1))
@@ -288,8 +291,20 @@ def _glm4_moe_lite(settings: ModelSettings) -> LanguageModelConfig:
     return _plain(settings, layers, latent_attention(settings), _sigmoid_experts(settings))
 
 
+def _youtu(settings: ModelSettings) -> LanguageModelConfig:
+    settings.only("mlp_bias", False, None)
+    settings.get("embedding_initializer_range")  # of training
+    layer = LayerConfig(rotary=latent_rotary(settings, "interleaved" if settings.get("rope_interleave") else "half"))
+    return _plain(settings, [layer] * settings.need("num_hidden_layers"), latent_attention(settings))
+
+
 def _deepseek_v32(settings: ModelSettings) -> LanguageModelConfig:
     return _indexed(settings, "half")
+
+
+def _glm_moe_dsa(settings: ModelSettings) -> LanguageModelConfig:
+    check_own_indexers(settings)
+    return _indexed(settings, "interleaved")
 
 
 def _indexed(settings: ModelSettings, layout: Layout) -> LanguageModelConfig:
@@ -470,6 +485,13 @@ ARCHITECTURES = {
         | {"qk_nope_head_dim": 192, "rms_norm_eps": 1e-5, "rope_interleave": True, "routed_scaling_factor": 1.8}
         | {"topk_group": 1, "v_head_dim": 256},
     ),
+    "glm_moe_dsa": Architecture(
+        _glm_moe_dsa,
+        DEEPSEEK
+        | {"index_head_dim": 128, "index_n_heads": 32, "index_skip_topk_offset": 2, "index_topk": 2048}
+        | {"max_position_embeddings": 202752, "moe_intermediate_size": 2048, "n_group": 1, "q_lora_rank": 2048}
+        | {"qk_nope_head_dim": 192, "rms_norm_eps": 1e-5, "topk_group": 1, "v_head_dim": 256},
+    ),
     "gpt_oss": Architecture(
         _gpt_oss,
         {
@@ -541,5 +563,20 @@ ARCHITECTURES = {
         QWEN_MOE
         | {"intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
         | {"num_key_value_heads": 4},
+    ),
+    "youtu": Architecture(
+        _youtu,
+        {
+            "hidden_act": "silu",
+            "kv_lora_rank": 512,
+            "max_position_embeddings": 131072,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-6,
+            "rope_interleave": True,
+            "tie_word_embeddings": True,
+            "v_head_dim": 128,
+        },
     ),
 }

@@ -112,3 +112,24 @@ def dense_by_type(settings: ModelSettings, layer: LayerConfig, dense: GatedFeedF
             f"config.json says mlp_layer_types={kinds!r}; it needs 'dense' or 'sparse' for each of the {count} layers"
         )
     return [replace(layer, feed_forward=dense) if kind == "dense" else layer for kind in kinds]
+
+
+def check_own_indexers(settings: ModelSettings) -> None:
+    """Check that each layer has an indexer, by `indexer_types` or what transformers makes these of.
+
+    Raises:
+        CheckpointError: a layer takes the keys that an earlier one has chosen.
+    """
+    count, kinds = settings.need("num_hidden_layers"), settings.get("indexer_types")
+    pattern, every = settings.get("index_topk_pattern"), settings.get("index_topk_freq")
+    offset = settings.get("index_skip_topk_offset")
+    if kinds is None and pattern is not None:
+        kinds = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
+    if kinds is None:
+        skipped = (max(number - offset + 1, 0) % max(every or 1, 1) for number in range(count))
+        kinds = ["shared" if later else "full" for later in skipped]
+    if list(kinds) != ["full"] * count:
+        raise CheckpointError(
+            f"config.json says indexer_types={kinds!r}; here each of the {count} layers needs an indexer of its own, "
+            "'full'. Such a model runs with regard inside through regard.huggingface.swap(model)"
+        )
