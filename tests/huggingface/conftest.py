@@ -25,6 +25,7 @@ DECODER = COMMON | {
 }
 ALTERNATING = ["sliding_attention", "full_attention"]
 GEMMA = DECODER | {"sliding_window": WINDOW, "query_pre_attn_scalar": 8, "tie_word_embeddings": False}
+T5GEMMA = GEMMA | {"layer_types": ALTERNATING, "attn_logit_softcapping": 2.0}
 GRANITE = DECODER | {"sliding_window": WINDOW, "attention_multiplier": 8**-0.5}
 PLAIN_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
 SEQ2SEQ = {
@@ -92,6 +93,12 @@ MODELS = {
         | {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 1}
         | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "dropout_rate": 0.0},
     ),
+    "t5gemma": (
+        "T5Gemma",
+        "ForConditionalGeneration",
+        {"vocab_size": VOCABULARY, "tie_word_embeddings": False, "initializer_range": 0.3}
+        | {"encoder": T5GEMMA, "decoder": T5GEMMA | {"num_key_value_heads": 4}},
+    ),
     "bart": ("Bart", "ForConditionalGeneration", COMMON | SEQ2SEQ),
     "marian": ("Marian", "MTModel", COMMON | SEQ2SEQ | {"pad_token_id": 60}),
     "whisper": (
@@ -100,7 +107,7 @@ MODELS = {
         COMMON | SEQ2SEQ | {"num_mel_bins": 8, "max_source_positions": 7, "max_target_positions": 40},
     ),
 }
-TRANSLATORS = ("t5", "bart", "marian", "whisper")
+TRANSLATORS = ("t5", "t5gemma", "bart", "marian", "whisper")
 ROUNDINGS = 48
 """How many roundings of float32, of the largest number, results and weights of these models may be from the exact ones.
 

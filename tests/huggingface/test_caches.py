@@ -76,7 +76,7 @@ def test_generate(pair, close, name, implementation):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name", ["t5", "bart", "marian", "whisper"])
+@pytest.mark.parametrize("name", ["t5", "t5gemma", "bart", "marian", "whisper"])
 def test_generate_from_a_source(pair, ask, name, beams):
     inputs = ask(name)
     del inputs["decoder_input_ids"]
@@ -87,7 +87,7 @@ def test_generate_from_a_source(pair, ask, name, beams):
     assert ours.generate(**inputs, **options).tolist() == eager.generate(**inputs, **options).tolist()
 
 
-@pytest.mark.parametrize("name", ["t5", "bart", "marian", "whisper"])
+@pytest.mark.parametrize("name", ["t5", "t5gemma", "bart", "marian", "whisper"])
 def test_a_decoder_in_steps_is_its_full_forward(pair, ask, close, name):
     eager, ours = pair(name)
     inputs = ask(name)

@@ -8,7 +8,7 @@ from regard.masks import causal
 DECODERS = ("llama", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3", "llama4", "deepseek_v3")
 WINDOWED = ("mistral", "gemma2", "gemma3", "gpt_oss")
 ENCODERS = ("bert", "modernbert")
-TRANSLATORS = ("t5", "bart", "marian", "whisper")
+TRANSLATORS = ("t5", "t5gemma", "bart", "marian", "whisper")
 ALL = DECODERS + ENCODERS + TRANSLATORS
 
 LEFT = torch.tensor([[1] * 13, [0] * 4 + [1] * 9])
@@ -64,7 +64,7 @@ def test_padding(pair, ask, close, name, padding):
         close(weights.transpose(1, 2), expected.transpose(1, 2), padding)
 
 
-@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+@pytest.mark.parametrize("name", ["t5", "t5gemma", "bart", "marian"])
 def test_padding_of_source_and_target(pair, ask, close, name):
     eager, ours = pair(name)
     source = torch.tensor([[1] * 11, [1] * 6 + [0] * 5])
