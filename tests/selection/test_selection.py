@@ -87,6 +87,31 @@ def test_deepseek_sparse_attention(queries):
         torch.testing.assert_close(output[batch, head, row], expected)
 
 
+@pytest.mark.parametrize("padded", [0, 5])
+def test_a_mask_says_which_keys_the_indexer_may_choose(queries, padded):
+    """Columns are found, whatever the positions: with padding on the left these begin below 0."""
+    index_query, index_key = drawn(BATCH, 16, queries, 3), drawn(BATCH, LENGTH, 3)
+    weights, count, at = drawn(BATCH, queries, 16), 9, torch.arange(LENGTH) - padded
+    at = torch.stack([at, torch.arange(LENGTH)])
+    mask = masks.causal() & masks.window(before=13) & ~masks.prefix(0)
+    found = lightning_indices(
+        index_query, index_key, weights, count=count, mask=mask, key_positions=at, query_positions=at[:, -queries:]
+    )
+    assert found.shape == (BATCH, queries, count)
+    for batch in range(BATCH):
+        for row, column in enumerate(range(LENGTH - queries, LENGTH)):
+            first = max(column - 13, padded if batch == 0 else 0)
+            scores = torch.stack(
+                [
+                    (weights[batch, row] * (index_query[batch, :, row] @ index_key[batch, key]).relu()).sum()
+                    for key in range(first, column + 1)
+                ]
+                or [torch.zeros(0, dtype=torch.float64).sum()]
+            )
+            best = [] if first > column else (scores.topk(min(count, len(scores))).indices + first).tolist()
+            assert sorted(found[batch, row].tolist()) == sorted([*best, *[-1] * (count - len(best))])
+
+
 SIZES = {"length": 6, "stride": 3, "size": 9, "count": 4}
 
 
@@ -160,6 +185,13 @@ def test_clusters_of_each_head():
         (lambda q, k: gated_blocks(q[..., :3], k, size=2, count=1), ShapeError, r"has query \(2, 6, 53, 3\) and key"),
         (lambda q, k: gated_blocks(q[:, :5], k, size=2, count=1), ShapeError, "where key heads divide heads"),
         (lambda q, k: lightning_indices(q, k, q, count=2), ShapeError, "index heads, M, D"),
+        (
+            lambda q, k: lightning_indices(
+                q, k[:, 0], q[..., 0].mT, count=2, mask=masks.where(keep=torch.ones(6, 53, 53, dtype=torch.bool))
+            ),
+            ShapeError,
+            "which differs between 6 heads; all heads share what is chosen",
+        ),
         (
             lambda q, k: selected_blocks(q, compressed_of(k), 53, length=4, stride=3, size=9, count=2),
             ShapeError,

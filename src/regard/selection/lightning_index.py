@@ -65,7 +65,8 @@ def lightning_indices(
     exists = partial(_of_all_heads, causal() if mask is None else as_mask(mask), grid)
 
     def score(rows: slice) -> Tensor:
-        products = (at_least_float32(query[..., rows, :]) @ wide.unsqueeze(-3).mT).relu_()  # [..., index heads, m, N]
+        some = at_least_float32(query[..., rows, :])
+        products = (some.flatten(-3, -2) @ wide.mT).relu_().unflatten(-2, some.shape[-3:-1])  # [..., index heads, m, N]
         scores = torch.einsum("...hmn,...mh->...mn", products, weights[..., rows, :].to(products.dtype))
         return scores.masked_fill(~exists(rows), float("-inf"))
 
