@@ -1,6 +1,7 @@
 """The indexer and the layer whose keys it chooses: as their formula, in steps as in one, with masks and lenses."""
 
 import re
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,8 +11,18 @@ from regard import biases, masks
 from regard.errors import ConfigurationError, ShapeError
 from regard.lenses import Weights
 from regard.masks import Mask
-from regard.nn import KVCache, LatentAttention, LatentProjections, LightningIndexer
+from regard.nn import (
+    Attention,
+    EarlierIndexer,
+    KeySelection,
+    KVCache,
+    LatentAttention,
+    LatentProjections,
+    LightningIndexer,
+    Projections,
+)
 from regard.positions import Rotary
+from regard.positions.rotary import Layout
 
 DIM, LATENT, BATCH, LENGTH, COUNT = 12, 7, 3, 37, 5
 CAUSAL = masks.causal()
@@ -21,7 +32,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-12
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
-def sparse(mask: Mask | None = CAUSAL, *, count: int = COUNT, layout="half", **options) -> LatentAttention:
+def sparse(mask: Mask | None = CAUSAL, *, count: int = COUNT, layout: Layout = "half", **options) -> LatentAttention:
     projections = LatentProjections(
         DIM, 4, latent_dim=5, rotary_dim=4, head_dim=3, value_dim=11, query_latent_dim=LATENT
     )
@@ -44,8 +55,7 @@ def text(batch: int = BATCH, length: int = LENGTH) -> torch.Tensor:
 
 def scores_by_hand(layer: LatentAttention, x: torch.Tensor) -> torch.Tensor:
     """I(t, s) of the report, pair by pair: (batch, length, length)."""
-    indexer, made = layer.indexer, layer.projections
-    assert indexer is not None
+    made, indexer = layer.projections, cast(Any, layer.indexer)
     assert made.query_down is not None
     turn = Rotary(4, layout=indexer.layout)
     latent = made.query_norm(x @ made.query_down.weight.T)
@@ -182,6 +192,40 @@ def test_without_rotary():
     ]
 
 
+def test_an_earlier_layer_chooses():
+    layer, x, selection = sparse(), text(), KeySelection()
+    reader = LatentAttention(layer.projections, layer.rotary, indexer=EarlierIndexer(), mask=CAUSAL).double()
+    expected = layer(x, selection=selection)
+    assert selection.columns is not None
+    assert selection.columns.shape == (BATCH, LENGTH, COUNT)
+    close(reader(x, selection=selection), expected)
+    cache, other = layer.make_cache(), reader.make_cache()
+    for part in x.split([20, 1, 16], 1):
+        step = KeySelection()
+        output, cache = layer.step(part, cache, selection=step)
+        found, other = reader.step(part, other, selection=step)
+        close(found, output)
+    assert other.values.numel() == 0
+
+
+def test_selections_that_do_not_fit():
+    layer, x = sparse(), text()
+    reader = LatentAttention(layer.projections, layer.rotary, indexer=EarlierIndexer(), mask=CAUSAL).double()
+    for selection in (None, KeySelection()):
+        with pytest.raises(
+            ConfigurationError, match="an earlier layer has chosen, and there are none: give both calls"
+        ):
+            reader(x, selection=selection)
+    layer(x, selection=(selection := KeySelection()))
+    with pytest.raises(ShapeError, match=re.escape("(3, 37), but the layer has tokens (3, 1): give each call")):
+        reader.step(x[:, :1], reader.make_cache(), selection=selection)
+    with pytest.raises(ConfigurationError, match="a selection was passed, but no indexer chooses the keys"):
+        dense_of(layer)(x, selection=selection)
+    plain = Attention(Projections(DIM, 4)).double()
+    with pytest.raises(ConfigurationError, match="a selection was passed, but no indexer chooses the keys"):
+        plain.step(x, plain.make_cache(), selection=selection)
+
+
 def test_errors():
     layer, x = sparse(), text()
     projections = layer.projections
@@ -200,7 +244,7 @@ def test_errors():
     with pytest.raises(ConfigurationError, match="an indexer has no layout 'whole'"):
         LightningIndexer(DIM, 7, num_heads=2, head_dim=4, count=3, layout="whole")  # type: ignore[arg-type]
     for name in ("num_heads", "head_dim", "count"):
-        sizes = {"num_heads": 2, "head_dim": 4, "count": 3} | {name: 0}
+        sizes: dict[str, Any] = {"num_heads": 2, "head_dim": 4, "count": 3} | {name: 0}
         with pytest.raises(ConfigurationError, match=f"{name} is 0; it needs at least 1"):
             LightningIndexer(DIM, 7, **sizes)
     per_head = torch.ones(4, LENGTH, LENGTH, dtype=torch.bool)

@@ -8,8 +8,10 @@ from .caches import ProjectedMemory as ProjectedMemory
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
 from .feedforward import RMSNorm as RMSNorm
+from .key_selection import KeySelection as KeySelection
 from .latent_attention import LatentAttention as LatentAttention
 from .latent_attention import LatentProjections as LatentProjections
+from .lightning_indexer import EarlierIndexer as EarlierIndexer
 from .lightning_indexer import LightningIndexer as LightningIndexer
 from .linear import Linear as Linear
 from .linear_attention_layer import LinearAttention as LinearAttention
@@ -36,9 +38,11 @@ __all__ = [
     "BlockCache",
     "BlockObservation",
     "Cache",
+    "EarlierIndexer",
     "FeedForward",
     "GatedFeedForward",
     "KVCache",
+    "KeySelection",
     "LatentAttention",
     "LatentProjections",
     "LengthProjection",

@@ -21,11 +21,13 @@ from ..positions import Rotary, Rotation
 from ..scores import Score
 from .caches import KeyValueStore, KVCache, ProjectedMemory
 from .input_checks import check_positions, probability, refuse_scripting
+from .key_selection import KeySelection
 from .layer_arguments import (
     BiasModule,
     NormalizerModule,
     check_cache,
     check_no_rotation,
+    check_no_selection,
     checked_rotary,
     combine_biases,
     combine_masks,
@@ -46,6 +48,7 @@ class CallKwargs(TypedDict, total=False):
     bias: Bias | Tensor | None
     positions: Tensor | None
     rotation: Rotation | None
+    selection: KeySelection | None
 
 
 class CachedAttention(nn.Module, ABC):
@@ -76,6 +79,7 @@ class CachedAttention(nn.Module, ABC):
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         rotation: Rotation | None = None,
+        selection: KeySelection | None = None,
     ) -> tuple[Tensor, Store]:
         """One decoding step: attention of the next M tokens to themselves and the cached ones, and the extended cache.
 
@@ -90,12 +94,16 @@ class CachedAttention(nn.Module, ABC):
             positions: of the M tokens, (M,) or (batch, M); by default those that follow the cache's. Left padding has
                 positions below 0, with `~prefix(0)` in the mask.
             rotation: of the M tokens, as in `forward`.
+            selection: of layers that attend to chosen keys, as in `LatentAttention.forward`.
 
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit the layer, or the cache.
-            ConfigurationError: a cache that evicts by another mask than this layer's.
+            ConfigurationError: a cache that evicts by another mask than this layer's; a selection for a layer without
+                chosen keys.
         """
         call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        if selection is not None:
+            call["selection"] = selection
         heads, options, cache = self._step_inputs(query, cache, call)
         return self._step_output(attention(*heads, **options)), cache.evict()
 
@@ -344,6 +352,7 @@ class Attention(CachedAttention):
         key_positions: Tensor | range | None,
     ) -> AttentionOptions:
         """Keyword arguments of `regard.attention`: those of the layer, combined with those of a call."""
+        check_no_selection(call.get("selection"))
         return {
             **self._layer_options(call, query_positions, key_positions),
             "score": score,

@@ -20,8 +20,9 @@ from ..utils.numbers import whole_number
 from .attention_layer import CachedAttention, CallKwargs, Heads, Store
 from .feedforward import RMSNorm
 from .input_checks import check_input, check_positions, probability
-from .layer_arguments import BiasModule, check_cache
-from .lightning_indexer import LightningIndexer
+from .key_selection import KeySelection
+from .layer_arguments import BiasModule, check_cache, check_no_selection
+from .lightning_indexer import EarlierIndexer, LightningIndexer
 from .linear import Linear, dense_weight
 from .projections import init_xavier
 
@@ -138,7 +139,8 @@ class LatentAttention(CachedAttention):
     equal. The cache has [c; K_R] as keys, and values of dim 0; with an indexer, the indexer's keys as values.
 
     With an indexer, each token attends to the keys alone that the indexer chooses for it, of those that M allows: the
-    sparse attention of DeepSeek-V3.2. Chosen keys are gathered, in time proportional to them.
+    sparse attention of DeepSeek-V3.2. Chosen keys are gathered, in time proportional to them. Layers with an
+    `EarlierIndexer` attend to those that an earlier layer has chosen.
 
     Shapes: (batch, length, dim) to (batch, length, dim).
 
@@ -174,7 +176,7 @@ class LatentAttention(CachedAttention):
         rotary: Rotary | None,
         *,
         scale: float | None = None,
-        indexer: LightningIndexer | None = None,
+        indexer: LightningIndexer | EarlierIndexer | None = None,
         mask: Mask | None = None,
         bias: Bias | Tensor | None = None,
         dropout: float = 0.0,
@@ -206,9 +208,16 @@ class LatentAttention(CachedAttention):
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         rotation: Rotation | None = None,
+        selection: KeySelection | None = None,
     ) -> Tensor:
-        """Self-attention of a sequence; arguments and errors are those of `Attention.forward`."""
+        """Self-attention of a sequence; arguments and errors are those of `Attention.forward`.
+
+        Layers with an indexer write the keys that it chooses into a `selection`, those with an `EarlierIndexer` read
+        them there.
+        """
         call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        if selection is not None:
+            call["selection"] = selection
         heads, options = self._sequence_inputs(query, call)
         return self.projections.project_output(attention(*heads, **options))
 
@@ -234,7 +243,7 @@ class LatentAttention(CachedAttention):
         options = self._options(call, positions, positions)
         if self.indexer is not None:
             index_keys = self.indexer.keys(inputs, rotation)
-            options = self._of_chosen(self.indexer, inputs, source, index_keys, rotation, options)
+            options = self._of_chosen(self.indexer, inputs, source, index_keys, rotation, options, call)
         return heads, options
 
     def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
@@ -254,7 +263,7 @@ class LatentAttention(CachedAttention):
         heads = queries, cache.keys, cache.keys[..., : self.projections.latent_dim]
         options = self._options(call, *at)
         if self.indexer is not None:
-            options = self._of_chosen(self.indexer, query, source, cache.values, rotation, options)
+            options = self._of_chosen(self.indexer, query, source, cache.values, rotation, options, call)
         return heads, options, cache
 
     def _step_output(self, context: Tensor) -> Tensor:
@@ -265,16 +274,19 @@ class LatentAttention(CachedAttention):
         self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
     ) -> AttentionOptions:
         self._check_no_bias(call.get("bias"))
+        if self.indexer is None:
+            check_no_selection(call.get("selection"))
         return {**self._layer_options(call, query_positions, key_positions), "scale": self.scale}
 
     @staticmethod
     def _of_chosen(
-        indexer: LightningIndexer,
+        indexer: LightningIndexer | EarlierIndexer,
         inputs: Tensor,
         source: Tensor,
         keys: Tensor,
         rotation: Rotation | None,
         options: AttentionOptions,
+        call: CallKwargs,
     ) -> AttentionOptions:
         """The options of attention to the keys that the indexer chooses of those that the mask allows.
 
@@ -291,6 +303,7 @@ class LatentAttention(CachedAttention):
             mask=mask,
             query_positions=options.get("query_positions"),
             key_positions=options.get("key_positions"),
+            selection=call.get("selection"),
         )
         return {**options, "mask": chosen(found.unsqueeze(1)), "query_positions": None, "key_positions": None}
 

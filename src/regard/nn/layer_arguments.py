@@ -15,6 +15,7 @@ from ..masks import Mask, where
 from ..positions import Rotary, Rotation
 from .caches import KeyValueStore, KVCache
 from .caches.base import KEY_VALUE_MEMBERS
+from .key_selection import KeySelection
 
 
 class TensorsModule(nn.Module):
@@ -150,6 +151,19 @@ def check_no_rotation(rotation: Rotation | None) -> None:
     if rotation is not None:
         raise ConfigurationError(
             "a rotation was passed, but the layer has no rotary embedding: make it with rotary=, or leave rotation= out"
+        )
+
+
+def check_no_selection(selection: KeySelection | None) -> None:
+    """Refuse a selection for a layer that attends to all keys that its mask allows.
+
+    Raises:
+        ConfigurationError: a selection was passed.
+    """
+    if selection is not None:
+        raise ConfigurationError(
+            "a selection was passed, but no indexer chooses the keys of the layer: leave selection= out, or make a "
+            "LatentAttention with indexer="
         )
 
 

@@ -1,4 +1,4 @@
-"""The indexer of sparse latent attention: a small attention that chooses the keys of the large one."""
+"""Indexers of sparse latent attention: a small attention that chooses the keys of the large one, or an earlier one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigurationError, nearest
+from ..errors import ConfigurationError, ShapeError, nearest
 from ..masks import Mask
 from ..positions import Rotary, Rotation
 from ..positions.rotary import LAYOUTS, Layout
 from ..selection import lightning_indices
 from ..utils.numbers import whole_number
+from .key_selection import KeySelection
 from .linear import Linear
 from .projections import init_xavier
 
@@ -99,6 +100,7 @@ class LightningIndexer(nn.Module):
         mask: Mask | None = None,
         query_positions: Tensor | range | None = None,
         key_positions: Tensor | range | None = None,
+        selection: KeySelection | None = None,
     ) -> Tensor:
         """The columns of the chosen keys, (batch, M, at most count); -1 where fewer exist.
 
@@ -110,11 +112,12 @@ class LightningIndexer(nn.Module):
             mask: which keys exist, the same for all heads; causal, by columns, without one.
             query_positions: of the M tokens, for the mask, as in `regard.attention`.
             key_positions: of the N tokens, likewise.
+            selection: is given the columns, for later layers.
         """
         with torch.no_grad():
             heads = self.query(latent).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             weights = self.weights(inputs) * (self.num_heads * self.head_dim) ** -0.5
-            return lightning_indices(
+            columns = lightning_indices(
                 self._rotated(heads, rotation),
                 keys.squeeze(1),
                 weights,
@@ -123,9 +126,54 @@ class LightningIndexer(nn.Module):
                 query_positions=query_positions,
                 key_positions=key_positions,
             )
+        if selection is not None:
+            selection.columns = columns
+        return columns
 
     def _rotated(self, heads: Tensor, rotation: Rotation | None) -> Tensor:
         return heads if rotation is None else replace(rotation, layout=self.layout).rotate(heads)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, count={self.count}"
+
+
+class EarlierIndexer(nn.Module):
+    """The keys that the indexer of an earlier layer has chosen, for the same tokens and keys: no parameters, no keys.
+
+    Source: GLM-MoE-DSA of transformers, whose layers of the type "shared" have no indexer (arXiv 2603.12201).
+    """
+
+    def check_layer(self, query_latent_dim: int, rotary: Rotary | None) -> None:
+        """Nothing has to fit."""
+
+    def keys(self, inputs: Tensor, rotation: Rotation | None) -> Tensor:
+        """Nothing to cache: (batch, length, dim) to (batch, 1, length, 0)."""
+        return inputs.unsqueeze(1)[..., :0]
+
+    def forward(
+        self,
+        inputs: Tensor,
+        latent: Tensor,
+        keys: Tensor,
+        rotation: Rotation | None,
+        *,
+        selection: KeySelection | None = None,
+        **mask: object,
+    ) -> Tensor:
+        """The columns of the selection; the other arguments, of `LightningIndexer.forward`, have been applied there.
+
+        Raises:
+            ConfigurationError: there is no selection, or nothing has been chosen yet, or for other tokens.
+        """
+        columns = None if selection is None else selection.columns
+        if columns is None:
+            raise ConfigurationError(
+                "the layer attends to the keys that an earlier layer has chosen, and there are none: give both calls "
+                "the same selection=KeySelection(), that of the layer with a LightningIndexer first"
+            )
+        if columns.shape[:2] != inputs.shape[:2]:
+            raise ShapeError(
+                f"the selection is of (batch, length) {tuple(columns.shape[:2])}, but the layer has tokens "
+                f"{tuple(inputs.shape[:2])}: give each call of the layer with the indexer a new KeySelection()"
+            )
+        return columns

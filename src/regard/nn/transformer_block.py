@@ -18,6 +18,7 @@ from ..positions import Rotation
 from .attention_layer import Attention, CallKwargs
 from .caches import Cache, ProjectedMemory
 from .input_checks import probability
+from .key_selection import KeySelection
 
 
 class Residual(nn.Module, ABC):
@@ -244,6 +245,7 @@ class TransformerBlock(nn.Module):
         positions: Tensor | None = None,
         memory_mask: Mask | Tensor | None = None,
         rotation: Rotation | None = None,
+        selection: KeySelection | None = None,
     ) -> Tensor:
         """The block applied to a whole sequence.
 
@@ -255,14 +257,16 @@ class TransformerBlock(nn.Module):
             positions: of x, (length,) or (batch, length); 0..length-1 by default.
             memory_mask: of the cross-attention, intersected with its own.
             rotation: of the self-attention, as in `Attention.forward`.
+            selection: of the self-attention, as in `LatentAttention.forward`.
 
         Raises:
             ShapeError: a memory is missing, or the block has no cross-attention for it; tensors that do not fit.
         """
         self._check_memory(memory)
+        more = _of_selection(selection)
         return self._apply_sublayers(
             x,
-            lambda h: self.attention(h, mask=mask, bias=bias, positions=positions, rotation=rotation),
+            lambda h: self.attention(h, mask=mask, bias=bias, positions=positions, rotation=rotation, **more),
             lambda cross, h: cross(h, memory, mask=memory_mask, positions=positions),
         )
 
@@ -309,6 +313,7 @@ class TransformerBlock(nn.Module):
         positions: Tensor | None = None,
         memory_mask: Mask | Tensor | None = None,
         rotation: Rotation | None = None,
+        selection: KeySelection | None = None,
     ) -> tuple[Tensor, BlockCache]:
         """One decoding step: the output for the next tokens, and the extended cache; arguments are those of `forward`.
 
@@ -319,8 +324,8 @@ class TransformerBlock(nn.Module):
         after: list[Cache] = []
 
         def attend(h: Tensor) -> Tensor:
-            call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-            output, extended = self.attention.step(h, cache.attention, **call)
+            call: dict[str, Any] = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+            output, extended = self.attention.step(h, cache.attention, **call, **_of_selection(selection))
             after.append(extended)
             return output
 
@@ -387,6 +392,11 @@ class TransformerBlock(nn.Module):
                 if cache.memory is None
                 else "the cache has a memory, but the block has no cross-attention: start with block.make_cache()"
             )
+
+
+def _of_selection(selection: KeySelection | None) -> dict[str, Any]:
+    """The argument of the self-attention: none without a selection, which not every layer accepts."""
+    return {} if selection is None else {"selection": selection}
 
 
 def _new_residual(make: Callable[[], Residual]) -> Residual:

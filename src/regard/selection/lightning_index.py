@@ -29,8 +29,8 @@ def lightning_indices(
 
     For `masks.chosen(found.unsqueeze(-3))`, which all heads of the attention share. Queries are at the last positions
     of the keys. With a `mask`, in place of s <= t, it says which keys may be chosen, by the positions of queries and
-    keys as in `regard.attention`; what is found are columns nonetheless, the numbers of keys in the order given. A
-    scale, as of transformers' models, goes into the weights.
+    keys as in `regard.attention`; what is found are columns nonetheless, the numbers of keys in the order given. Of
+    equal scores any may be found. A scale, as of transformers' models, goes into the weights.
 
     Shapes: the indexer's query (..., index heads, M, D), key (..., N, D), weights (..., M, index heads); the result is
     (..., M, at most count), whole numbers, -1 where there are fewer keys so far. No gradient passes through it: the

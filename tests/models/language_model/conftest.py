@@ -97,6 +97,12 @@ CHECKPOINTS = {
     "glm4_moe_lite": ("Glm4MoeLite", LATENT),
     "glm4_moe_lite, by type": ("Glm4MoeLite", LATENT | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "glm_moe_dsa": ("GlmMoeDsa", LATENT | INDEX),
+    "glm_moe_dsa, shared choices": (
+        "GlmMoeDsa",
+        LATENT
+        | INDEX
+        | {"num_hidden_layers": 5, "indexer_types": ["full", "shared", "shared", "full", "shared"], "index_topk": 2},
+    ),
     "youtu": ("Youtu", {name: LATENT[name] for name in LATENT if name in ATTENTION}),
     "deepseek_v32": ("DeepseekV32", LATENT | INDEX),
     "deepseek_v32, one key": ("DeepseekV32", LATENT | INDEX | {"index_topk": 1}),

@@ -242,7 +242,7 @@ def test_captured_steps_are_the_usual_ones(make):
 
 
 LATENT = LatentAttentionConfig(4, latent_dim=10, rotary_dim=8, head_dim=5, query_latent_dim=9)
-ATTENTION = {"latent": LATENT, "with an indexer": replace(LATENT, indexer=IndexerConfig(6, 8, 4))}
+ATTENTION = {"latent": LATENT, "with an indexer": replace(LATENT, indexer=IndexerConfig(24, 8, 4))}
 
 
 @pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION.keys())

@@ -28,6 +28,7 @@ from ...linear import (
 from ...masks import Mask, causal, prefix, window
 from ...nn import (
     Attention,
+    EarlierIndexer,
     FeedForward,
     GatedFeedForward,
     LatentAttention,
@@ -47,6 +48,7 @@ from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from ...utils.numbers import whole_number
 from ..normalizer_config import NormalizerConfig
+from .chosen_keys import check_choices
 from .expert_router import ExpertRouter, SigmoidRouter, SoftmaxRouter
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
 
@@ -317,8 +319,8 @@ class LatentAttentionConfig:
             norm=self.norm.make,
             bias=self.bias,
         )
-        indexer = None
-        if self.indexer is not None and self.query_latent_dim is not None:
+        indexer = None if layer.chosen_by is None else EarlierIndexer()
+        if indexer is None and self.indexer is not None and self.query_latent_dim is not None:
             indexer = self.indexer.make(dim, self.query_latent_dim)
         return LatentAttention(
             projections, layer.rotary, scale=self.scale, indexer=indexer, mask=layer.mask, dropout=self.dropout
@@ -394,7 +396,9 @@ class LayerConfig:
     Without `before`, a token attends to all tokens before it.
     `before=511` is what Mistral calls a window of 512. `rotary` rotates the layer's queries and keys; layers with equal
     ones share the rotation. `feed_forward` replaces the model's in this layer, as in mixtures with some dense layers.
-    `linear` makes the layer one of linear attention, over all tokens before.
+    `linear` makes the layer one of linear attention, over all tokens before. `chosen_by`, of latent attention with an
+    indexer, is the number of an earlier layer, counted from 0: the layer has no indexer, and attends to the keys that
+    that one has chosen.
 
     Raises:
         ConfigurationError: linear attention with `before` or `prefix`.
@@ -408,6 +412,7 @@ class LayerConfig:
     rotary: Rotary | None = None
     feed_forward: AnyFeedForwardConfig | None = None
     linear: LinearAttentionConfig | None = None
+    chosen_by: int | None = None
 
     def __post_init__(self) -> None:
         if self.linear is not None and (self.before is not None or self.prefix):
@@ -441,7 +446,8 @@ class LanguageModelConfig:
     - `dropout`: of embeddings, of what each part says and of hidden features, in training.
 
     Raises:
-        ConfigurationError: no layers, or layers that are no `LayerConfig`s.
+        ConfigurationError: no layers, or layers that are no `LayerConfig`s; a `chosen_by` that names no earlier layer
+            with an indexer and the same mask.
 
     >>> from regard.positions import Rotary
     >>> near, far = LayerConfig(before=511, rotary=Rotary(16)), LayerConfig(rotary=Rotary(16, base=1e6))
@@ -474,6 +480,8 @@ class LanguageModelConfig:
         if not self.layers or other is not None:
             has = f"holds {other!r}" if self.layers else "is empty"
             raise ConfigurationError(f"layers {has}; it needs a LayerConfig for each layer, one at least")
+        indexed = isinstance(self.attention, LatentAttentionConfig) and self.attention.indexer is not None
+        check_choices(self.layers, indexed)
 
     def make_block(self, layer: LayerConfig) -> TransformerBlock:
         """Build the block of a layer."""

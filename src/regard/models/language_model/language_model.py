@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens
 from ...masks import Mask
 from ...nn import BlockCache, TransformerBlock
+from ...nn.attention_layer import CallKwargs
 from ...nn.input_checks import probability
 from ...nn.linear import Linear, linear
 from ...nn.projections import init_xavier
 from ...positions import Rotary, Rotation
 from ...utils.numbers import whole_number
 from . import saved_model
+from .chosen_keys import new_selections
 from .config import LanguageModelConfig
 from .generation import PROMPT_CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
@@ -111,9 +113,8 @@ class LanguageModel(nn.Module):
         errors are those of `forward`.
         """
         x, rotations = self._embed(tokens, positions)
-        for block, rotation in zip(self._blocks(), rotations, strict=True):
-            arguments: dict[str, Any] = {"mask": mask, "positions": positions, "rotation": rotation}
-            x = block(x, **arguments) if call_block is None else call_block(block, x, **arguments)
+        for block, call in zip(self._blocks(), self._calls(mask, positions, rotations), strict=True):
+            x = block(x, **call) if call_block is None else call_block(block, x, **call)
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -128,8 +129,8 @@ class LanguageModel(nn.Module):
         """`forward`, and the lenses' results for every layer: `seen.logits`, `seen[lens]`, a tensor per layer."""
         x, rotations = self._embed(tokens, positions)
         layers: list[Observation] = []
-        for block, rotation in zip(self._blocks(), rotations, strict=True):
-            seen = block.observe(x, *lenses, mask=mask, positions=positions, rotation=rotation)
+        for block, call in zip(self._blocks(), self._calls(mask, positions, rotations), strict=True):
+            seen = block.observe(x, *lenses, **call)
             x = seen.output
             layers.append(seen.attention)
         return LanguageModelObservation(self.logits(self.norm(x)), tuple(layers))
@@ -170,10 +171,10 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, LanguageModelCache]:
         """The inputs of the output layer for the next tokens, and the cache; see `features` and `step`."""
 
-        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
-            return block.step(x, cache, mask=mask, positions=positions, rotation=rotation)
+        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, call: CallKwargs) -> BlockStep:
+            return block.step(x, cache, **call)
 
-        return self._step_blocks(tokens, positions, cache, block_step)
+        return self._step_blocks(tokens, mask, positions, cache, block_step)
 
     def observe_step(
         self,
@@ -186,12 +187,12 @@ class LanguageModel(nn.Module):
         """`step`, and the lenses' results; the columns of a layer are the keys that its cache has."""
         layers: list[Observation] = []
 
-        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
-            seen, cache = block.observe_step(x, cache, *lenses, mask=mask, positions=positions, rotation=rotation)
+        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, call: CallKwargs) -> BlockStep:
+            seen, cache = block.observe_step(x, cache, *lenses, **call)
             layers.append(seen.attention)
             return seen.output, cache
 
-        features, cache = self._step_blocks(tokens, positions, cache, block_step)
+        features, cache = self._step_blocks(tokens, mask, positions, cache, block_step)
         return LanguageModelObservation(self.logits(features), tuple(layers)), cache
 
     def generate(
@@ -319,16 +320,18 @@ class LanguageModel(nn.Module):
     def _step_blocks(
         self,
         tokens: Tensor,
+        mask: Mask | Tensor | None,
         positions: Tensor | None,
         cache: LanguageModelCache,
-        step: Callable[[TransformerBlock, Tensor, BlockCache, Rotation | None], BlockStep],
+        step: Callable[[TransformerBlock, Tensor, BlockCache, CallKwargs], BlockStep],
     ) -> tuple[Tensor, LanguageModelCache]:
         """The inputs of the output layer for the next tokens, and the extended cache, by a step of each block."""
         check_cache(cache, len(self.blocks))
         x, rotations = self._embed(tokens, positions, cache)
         layers: list[BlockCache] = []
-        for block, rotation, layer in zip(self._blocks(), rotations, cache.layers, strict=True):
-            x, extended = step(block, x, layer, rotation)
+        calls = self._calls(mask, positions, rotations)
+        for block, call, layer in zip(self._blocks(), calls, cache.layers, strict=True):
+            x, extended = step(block, x, layer, call)
             layers.append(extended)
         return self.norm(x), LanguageModelCache(tuple(layers))
 
@@ -360,6 +363,17 @@ class LanguageModel(nn.Module):
                 "the frequencies of this model's rotary depend on the length of the text, so that its steps differ: "
                 "leave captured out"
             )
+
+    def _calls(
+        self, mask: Mask | Tensor | None, positions: Tensor | None, rotations: Sequence[Rotation | None]
+    ) -> list[CallKwargs]:
+        """The arguments of each block in one pass."""
+        calls: list[CallKwargs] = []
+        for rotation, selection in zip(rotations, new_selections(self.config.layers), strict=True):
+            calls.append({"mask": mask, "positions": positions, "rotation": rotation})
+            if selection is not None:
+                calls[-1]["selection"] = selection
+        return calls
 
     def _rotaries(self) -> list[Rotary | None]:
         """The rotary embedding of each layer."""

@@ -21,13 +21,13 @@ from ..config import (
 from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
 from .latent_settings import (
     always_interleaved,
-    check_own_indexers,
     dense_at_first,
     dense_by_type,
     latent_attention,
     latent_rotary,
     lightning_indexer,
     routed_experts,
+    shared_choices,
 )
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -303,8 +303,9 @@ def _deepseek_v32(settings: ModelSettings) -> LanguageModelConfig:
 
 
 def _glm_moe_dsa(settings: ModelSettings) -> LanguageModelConfig:
-    check_own_indexers(settings)
-    return _indexed(settings, "interleaved")
+    config, sources = _indexed(settings, "interleaved"), shared_choices(settings)
+    layers = (replace(layer, chosen_by=source) for layer, source in zip(config.layers, sources, strict=True))
+    return replace(config, layers=tuple(layers))
 
 
 def _indexed(settings: ModelSettings, layout: Layout) -> LanguageModelConfig:

@@ -114,11 +114,13 @@ def dense_by_type(settings: ModelSettings, layer: LayerConfig, dense: GatedFeedF
     return [replace(layer, feed_forward=dense) if kind == "dense" else layer for kind in kinds]
 
 
-def check_own_indexers(settings: ModelSettings) -> None:
-    """Check that each layer has an indexer, by `indexer_types` or what transformers makes these of.
+def shared_choices(settings: ModelSettings) -> list[int | None]:
+    """For each layer the number of the last one before it that has an indexer, where it has none itself.
+
+    By `indexer_types`, or what transformers makes these of: a pattern, or the layers after a first few, every so often.
 
     Raises:
-        CheckpointError: a layer takes the keys that an earlier one has chosen.
+        CheckpointError: another type, types of another number of layers, or none that comes before a "shared" one.
     """
     count, kinds = settings.need("num_hidden_layers"), settings.get("indexer_types")
     pattern, every = settings.get("index_topk_pattern"), settings.get("index_topk_freq")
@@ -128,8 +130,10 @@ def check_own_indexers(settings: ModelSettings) -> None:
     if kinds is None:
         skipped = (max(number - offset + 1, 0) % max(every or 1, 1) for number in range(count))
         kinds = ["shared" if later else "full" for later in skipped]
-    if list(kinds) != ["full"] * count:
+    if len(kinds) != count or not set(kinds) <= {"full", "shared"} or kinds[0] != "full":
         raise CheckpointError(
-            f"config.json says indexer_types={kinds!r}; here each of the {count} layers needs an indexer of its own, "
-            "'full'. Such a model runs with regard inside through regard.huggingface.swap(model)"
+            f"config.json says indexer_types={kinds!r}; it needs 'full' or 'shared' for each of the {count} layers, "
+            "and 'full' for the first"
         )
+    last = [max(earlier for earlier in range(number + 1) if kinds[earlier] == "full") for number in range(count)]
+    return [None if source == number else source for number, source in enumerate(last)]
