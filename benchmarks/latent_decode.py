@@ -52,7 +52,8 @@ def layer(*, indexed: bool = False) -> LatentAttention:
 def filled(attention: LatentAttention, n: int) -> KVCache:
     """A cache of n tokens, of a sequence drawn at random."""
     stored = torch.randn(1, 1, n, LATENT + ROTATED)
-    beside = stored[..., :0] if attention.indexer is None else torch.randn(1, 1, n, attention.indexer.head_dim)
+    dim = attention.indexer.head_dim if isinstance(attention.indexer, LightningIndexer) else 0
+    beside = torch.randn(1, 1, n, dim)
     return KVCache.static(n + STEPS).append(stored, beside)
 
 

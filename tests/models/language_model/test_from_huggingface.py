@@ -448,10 +448,10 @@ def test_the_settings_of_released_latent_attention(name, layers, dense, weight, 
     assert config.layers == (replace(layer, feed_forward=GatedFeedForwardConfig(hidden_dim)),) * first + (layer,) * (
         layers - first
     )
-    scale = (0.1 * weight * math.log(40) + 1) ** 2 / math.sqrt(192)
-    assert config.attention == LatentAttentionConfig(
-        latent_dim=512, rotary_dim=64, head_dim=128, value_dim=128, scale=pytest.approx(scale, rel=1e-12), **latent
-    )
+    scale = config.attention.scale
+    assert scale == pytest.approx((0.1 * weight * math.log(40) + 1) ** 2 / math.sqrt(192), rel=1e-12)
+    sizes = {"latent_dim": 512, "rotary_dim": 64, "head_dim": 128, "value_dim": 128}
+    assert config.attention == LatentAttentionConfig(**sizes, scale=scale, **latent)
     assert config.feed_forward == experts
 
 
