@@ -169,6 +169,10 @@ def check_uses_regard(model: nn.Module) -> None:
     )
 
 
+KINDS = "attention", "deltanet"
+"""Parts of the class names of attention modules in transformers: softmax attention, and linear attention."""
+
+
 def _uses_attention_interface(module: nn.Module) -> bool:
     """Whether the forward of a module looks its attention function up by name."""
     code = _forward_code(module)
@@ -190,7 +194,8 @@ def _forward_code(module: nn.Module) -> CodeType | None:
 
 def _is_attention(module: nn.Module) -> bool:
     """Whether a module is an attention by its class name, or by its code; it may be a wrapper around another one."""
-    return "attention" in type(module).__name__.lower() or _uses_attention_interface(module)
+    name = type(module).__name__.lower()
+    return any(kind in name for kind in KINDS) or _uses_attention_interface(module)
 
 
 def _descendants(module: nn.Module) -> Iterator[nn.Module]:
