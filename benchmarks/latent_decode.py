@@ -135,6 +135,10 @@ def decoding_steps(lengths: tuple[int, ...]) -> None:
     table(title, [*columns, f"indexer, {CHOSEN} keys"], rows)
 
 
-if __name__ == "__main__":
+def main(*, quick: bool = False) -> None:
     with torch.no_grad():
-        decoding_steps(QUICK if "--quick" in sys.argv else LENGTHS)
+        decoding_steps(QUICK if quick else LENGTHS)
+
+
+if __name__ == "__main__":
+    main(quick="--quick" in sys.argv)

@@ -24,7 +24,7 @@ class LightningIndexer(nn.Module):
     q_th = Y_t W_Q of the latent Y of the queries, k_s = norm(X_s W_K) of the input, both with rotary positions;
     w_t = X_t W_W / √(num_heads · head_dim). One key for all heads is cached: head_dim numbers a position.
 
-    No gradient passes through the choice, in which all parameters take part: the indexer learns from a loss of its own.
+    No gradient reaches the parameters through the choice: the indexer learns from a loss of its own.
 
     Args:
         dim: of the input.
