@@ -1,5 +1,6 @@
 """The indexer and the layer whose keys it chooses: as their formula, in steps as in one, with masks and lenses."""
 
+import copy
 import re
 from typing import Any, cast
 
@@ -250,3 +251,15 @@ def test_errors():
     per_head = torch.ones(4, LENGTH, LENGTH, dtype=torch.bool)
     with pytest.raises(ShapeError, match=re.escape("which differs between 4 heads; all heads share what is chosen")):
         layer(x, mask=per_head)
+
+
+def test_as_a_module():
+    torch.compiler.reset()
+    layer, x = sparse(), text()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    close(compiled(x), layer(x))
+    assert copy.deepcopy(layer)(x).equal(layer(x))
+    half = copy.deepcopy(layer).bfloat16()
+    output, cache = half.step(x.bfloat16(), half.make_cache())
+    assert output.dtype == cache.keys.dtype == cache.values.dtype == torch.bfloat16
+    assert output.isfinite().all()

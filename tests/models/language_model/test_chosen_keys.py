@@ -174,3 +174,12 @@ def test_layers_of_glm_with_and_without_an_indexer(settings, sources):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.GlmMoeDsaConfig(num_hidden_layers=6, **settings).indexer_types
     assert ["full" if source is None else "shared" for source in sources] == theirs
+
+
+@every
+@torch.no_grad()
+def test_a_compiled_model_is_the_same(changes, make):
+    torch.compiler.reset()
+    model, tokens = of(make, changes), text()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    close(compiled(tokens), model(tokens))

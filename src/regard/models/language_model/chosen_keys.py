@@ -43,5 +43,5 @@ def check_choices(layers: Sequence[LayerConfig], indexed: bool) -> None:
 
 def new_selections(layers: Sequence[LayerConfig]) -> list[KeySelection | None]:
     """For each layer the selection of one pass, the same object for a layer and those that it chooses for, or None."""
-    shared = {source: KeySelection() for layer in layers if (source := layer.chosen_by) is not None}
+    shared = {layer.chosen_by: KeySelection() for layer in layers if layer.chosen_by is not None}
     return [shared.get(number if layer.chosen_by is None else layer.chosen_by) for number, layer in enumerate(layers)]
