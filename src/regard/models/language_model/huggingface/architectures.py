@@ -21,6 +21,7 @@ from ..config import (
 from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
 from .latent_settings import (
     always_interleaved,
+    chosen_layout,
     dense_at_first,
     dense_by_type,
     latent_attention,
@@ -149,7 +150,7 @@ def _qwen3_moe(settings: ModelSettings) -> LanguageModelConfig:
     layer = LayerConfig(
         _window(settings) if slides and window is not None else None, rotary=rotary_of(settings, head_dim)
     )
-    count = settings.get("num_experts") or settings.get("num_local_experts", 128)
+    count = settings.get("num_experts") or settings.get("num_local_experts", 128) or settings.need("num_experts")
     settings.only("num_local_experts", count, default=count)  # the same, by the name in transformers 5
     layers = _with_dense_layers(settings, [layer] * settings.need("num_hidden_layers"))
     attention = _attention(settings, head_dim, norm=_norm(settings))
@@ -278,7 +279,7 @@ def _deepseek_v2(settings: ModelSettings) -> LanguageModelConfig:
 
 
 def _deepseek_v3(settings: ModelSettings) -> LanguageModelConfig:
-    layer = LayerConfig(rotary=latent_rotary(settings, "interleaved" if settings.get("rope_interleave") else "half"))
+    layer = LayerConfig(rotary=latent_rotary(settings, chosen_layout(settings)))
     layers = dense_at_first(settings, layer, _gated(settings))
     return _plain(settings, layers, latent_attention(settings), _sigmoid_experts(settings))
 
@@ -286,7 +287,7 @@ def _deepseek_v3(settings: ModelSettings) -> LanguageModelConfig:
 def _glm4_moe_lite(settings: ModelSettings) -> LanguageModelConfig:
     if settings.get("mlp_layer_types") is None:
         settings.only("first_k_dense_replace", 1)  # transformers reads no other number
-    layer = LayerConfig(rotary=latent_rotary(settings, "interleaved" if settings.get("rope_interleave") else "half"))
+    layer = LayerConfig(rotary=latent_rotary(settings, chosen_layout(settings)))
     layers = dense_by_type(settings, layer, _gated(settings))
     return _plain(settings, layers, latent_attention(settings), _sigmoid_experts(settings))
 
@@ -294,7 +295,7 @@ def _glm4_moe_lite(settings: ModelSettings) -> LanguageModelConfig:
 def _youtu(settings: ModelSettings) -> LanguageModelConfig:
     settings.only("mlp_bias", False, None)
     settings.get("embedding_initializer_range")  # of training
-    layer = LayerConfig(rotary=latent_rotary(settings, "interleaved" if settings.get("rope_interleave") else "half"))
+    layer = LayerConfig(rotary=latent_rotary(settings, chosen_layout(settings)))
     return _plain(settings, [layer] * settings.need("num_hidden_layers"), latent_attention(settings))
 
 

@@ -65,6 +65,11 @@ def latent_rotary(settings: ModelSettings, layout: Layout) -> Rotary:
     return replace(rotary_of(settings, settings.need("qk_rope_head_dim")), layout=layout)
 
 
+def chosen_layout(settings: ModelSettings) -> Layout:
+    """The layout by `rope_interleave`."""
+    return "interleaved" if settings.need("rope_interleave") else "half"
+
+
 def always_interleaved(settings: ModelSettings) -> Layout:
     """The layout of models in which transformers reads no `rope_interleave`."""
     settings.only("rope_interleave", True, None)
@@ -81,7 +86,7 @@ def routed_experts(settings: ModelSettings, activation: str, score: str) -> Gate
         settings.need("n_routed_experts"),
         settings.need("num_experts_per_tok"),
         activation,
-        normalized=bool(settings.get("norm_topk_prob")),
+        normalized=bool(settings.need("norm_topk_prob")),
         shared_dim=hidden_dim * settings.need("n_shared_experts"),
         shared_gate=False,
         router=RouterConfig(
