@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class SourceHead:
+    """One attention of a decoder to the source: a layer and a head, both from 0.
+
+    layer: None is the last but one of a Transformer, or its only one; a recurrent translator has no other.
+    """
+
+    layer: int | None = None
+    head: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class DecodedTarget:
     """The decoder over a known target: features [B, T, F] of each word, and the attention weights [B, T, S] beside.

@@ -13,7 +13,7 @@ from ..core.score_forms import AdditivePairs
 from ..errors import ConfigurationError, CorpusError, nearest
 from ..kernels.hooks import AttentionSubstitute, active_substitute
 from ..models import RecurrentTranslator, Transformer
-from ..models.recurrent import BahdanauDecoder
+from ..models.recurrent import BahdanauDecoder, RecurrentState
 from ..models.recurrent.decoders import TanhReadout
 from ..scores import General
 from .captured_attention import CapturedAttention, captured_calls
@@ -156,7 +156,9 @@ class TranslatedSentence:
             tables = _transformer_steps(self.translator, model, self.source, self.target[:word], place, what_if)
         best = tables.logits.double().softmax(-1).topk(MOST_WORDS)
         words = _names(self.translator.target_vocabulary, best.indices.tolist())
-        prediction = make_table("prediction", best.values, [f"P(y{word + 1})"], words)
+        copies = isinstance(model, RecurrentTranslator) and model.pointer is not None
+        wording = "mixed_prediction" if copies else None
+        prediction = make_table("prediction", best.values, [f"P(y{word + 1})"], words, wording=wording)
         title = f"{self.sentence} → {self.translation}"
         return Walkthrough(
             Wording(f"{title}; word {word + 1}: {targets[word]}", f"{title}; {word + 1}번째 단어: {targets[word]}"),
@@ -200,6 +202,8 @@ def _recurrent_steps(
     modules = {"cell": decoder.cell, "readout": decoder.readout, "embedding": model.target_embedding}
     if isinstance(decoder.readout, TanhReadout):
         modules["project"] = decoder.readout.project
+    if model.pointer is not None:
+        modules["pointer"] = model.pointer
     with captured_calls(**modules) as calls, active_substitute(AttentionSubstitute(captured)):
         step = model.step(tokens[-1], state, memory)
     number = len(tokens)
@@ -213,7 +217,9 @@ def _recurrent_steps(
         make_table("annotations", memory.values[0], source.names),
         make_table("target_embedding", calls["embedding"][1][0], [f"y{number - 1}"]),
     ]
-    attention = [*_projected(view, score), *attention_tables(view, score)]
+    attention = [*_covered(state, number, source), *_projected(view, score), *attention_tables(view, score)]
+    gate = calls["pointer"][1][0, -1].sigmoid() if "pointer" in calls else None
+    generation = [] if gate is None else [make_table("generation", gate, [f"p{number}"], ["p_gen"])]
     context_dim = memory.values.shape[-1]
     if bahdanau:
         cell_input = calls["cell"][0][0][0, -1]
@@ -225,6 +231,7 @@ def _recurrent_steps(
             make_table("cell_input", cell_input, [f"[y{number - 1}; c{number}]"], parts=parts),
             make_table("next_state", after, [f"s{number}"]),
             make_table("readout", calls["readout"][1].unflatten(-1, (-1, 2)).amax(-1)[0, -1], [f"x{number}"]),
+            *generation,
         ]
         return PredictedTables(tables, step.logits[0], BAHDANAU_STEPS)
     joined = calls["project"][0][0] if "project" in calls else calls["readout"][1]
@@ -235,8 +242,14 @@ def _recurrent_steps(
             *readout,
             make_table("attentional", calls["readout"][1][0, -1], [f"s̃{number}"]),
         ]
-    tables = [*encoder, make_table("decoder_state", after, [f"s{number}"]), *attention, *readout]
+    tables = [*encoder, make_table("decoder_state", after, [f"s{number}"]), *attention, *readout, *generation]
     return PredictedTables(tables, step.logits[0], LUONG_STEPS)
+
+
+def _covered(state: RecurrentState, number: int, source: SourceSentence) -> Iterator[StepTable]:
+    """The coverage before a step, where the score reads it."""
+    if state.coverage is not None:
+        yield make_table("coverage", state.coverage[0], [f"c{number}"], source.names)
 
 
 def _projected(view: HeadView, score: object) -> Iterator[StepTable]:

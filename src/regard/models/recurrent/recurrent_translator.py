@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from ...errors import ConfigurationError
-from ..decoded_target import DecodedTarget
+from ..decoded_target import DecodedTarget, SourceHead
 from .decoders import BahdanauDecoder, LuongDecoder
 from .encoder import BidirectionalEncoder
 from .pointer import PointerGenerator
@@ -71,23 +71,31 @@ class RecurrentTranslator(nn.Module):
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """Logits [B, T, V] of each next word, for source [B, S], lengths [B] and the target so far [B, T]."""
-        return self.logits(self.decode_target(source, source_lengths, target, observe=False), source)
+        return self.logits(self.decode_target(source, source_lengths, target), source)
 
     def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """The inputs of the output layer: [B, T, F]."""
-        return self.decode_target(source, source_lengths, target, observe=False).features
+        return self.decode_target(source, source_lengths, target).features
 
     def decode_target(
-        self, source: Tensor, source_lengths: Tensor, target: Tensor, *, observe: bool = True
+        self, source: Tensor, source_lengths: Tensor, target: Tensor, *, observe: SourceHead | None = None
     ) -> DecodedTarget:
-        """What predicts each word of a known target, with attention weights that have gradients.
+        """What predicts each word of a known target, with the attention weights, and their gradients, if observed.
 
-        observe: whether the weights are asked for; a pointer, and coverage, compute them anyway.
+        A pointer, and coverage, compute the weights in any case.
+
+        Raises:
+            ConfigurationError: a layer or head, of which there is one alone.
         """
+        if observe is not None and (observe.layer is not None or observe.head):
+            raise ConfigurationError(
+                f"there is no layer {observe.layer} or head {observe.head}: a recurrent translator has one attention "
+                "to the source, SourceHead()"
+            )
         memory, embedded = self.encode(source, source_lengths), self._embed_target(target)
         seen = self.decoder.unroll(embedded, memory)
         weights, gate = seen.weights, None
-        if weights is None and (observe or self.pointer is not None):
+        if weights is None and not (observe is None and self.pointer is None):
             weights = self.decoder.attend.with_weights(seen.queries, memory)[1]
         if self.pointer is not None:
             gate = self.pointer(seen.contexts, seen.outputs, embedded)
@@ -102,7 +110,7 @@ class RecurrentTranslator(nn.Module):
 
     def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """The attention weights [B, T, S] over the source at each step of a known target."""
-        weights = self.decode_target(source, source_lengths, target).weights
+        weights = self.decode_target(source, source_lengths, target, observe=SourceHead()).weights
         if weights is None:
             raise AssertionError("weights that are asked for are computed")
         return weights
