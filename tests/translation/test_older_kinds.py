@@ -13,8 +13,8 @@ from regard.explorer.record_translation import atlas_of_translation
 from regard.steps import translation_steps
 from regard.translation.checkpoint import load_weights
 from regard.translation.experiment import Experiment
-from regard.translation.search import beam_search
 from regard.translation.lightning_module import Training
+from regard.translation.search import beam_search
 from regard.translation.settings import SearchSettings, TrainingSettings
 from regard.translation.training import train
 from regard.translation.translator import Translator
