@@ -20,6 +20,10 @@ from .projections import Projections as Projections
 from .replace import SwapReport as SwapReport
 from .replace import swap as swap
 from .replace import swap_linear as swap_linear
+from .set_blocks import CrossBlock as CrossBlock
+from .set_blocks import InducedSetBlock as InducedSetBlock
+from .set_blocks import PerceiverEncoder as PerceiverEncoder
+from .set_blocks import PooledSet as PooledSet
 from .torch_conversion import block_from_torch as block_from_torch
 from .torch_conversion import blocks_from_torch as blocks_from_torch
 from .transformer_block import BlockCache as BlockCache
@@ -35,8 +39,10 @@ __all__ = [
     "BlockCache",
     "BlockObservation",
     "Cache",
+    "CrossBlock",
     "FeedForward",
     "GatedFeedForward",
+    "InducedSetBlock",
     "KVCache",
     "LatentAttention",
     "LatentProjections",
@@ -46,7 +52,9 @@ __all__ = [
     "LinearCache",
     "LinformerAttention",
     "MultiheadAttention",
+    "PerceiverEncoder",
     "PerformerAttention",
+    "PooledSet",
     "PostNorm",
     "PreNorm",
     "ProjectedMemory",
