@@ -67,8 +67,8 @@ def alignment_loss(weights: Tensor, links: Tensor) -> Tensor:
 
     Shapes: weights [B, T, S]; links [L, 3], row, target token and source token.
 
-    Source: Garg et al. 2019 (arXiv 1909.02074), Eq. 3, without their second pass over the whole target; Chen et al.
-    2016 (arXiv 1607.01628), section 3, the cross entropy. Row t is the step that says token t.
+    Source: Garg et al. 2019 (arXiv 1909.02074), section 4.2, without their second pass over the whole target; Chen et
+    al. 2016 (arXiv 1607.01628), guided alignment by cross entropy. Row t is the step that says token t.
 
     >>> weights = torch.tensor([[[0.5, 0.25, 0.25]]])
     >>> alignment_loss(weights, torch.tensor([[0, 0, 1], [0, 0, 2]]))  # -log 1/4
