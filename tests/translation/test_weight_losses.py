@@ -165,6 +165,32 @@ def _weights_by_hand(model: Any, inputs: Any, place: int, head: int) -> torch.Te
     return (query @ key.mT / dim**0.5).masked_fill(absent, -torch.inf).softmax(-1)
 
 
+@pytest.mark.parametrize("normalizer", ["softmax1", "softpick", "stick_breaking", "entmax", "sparsemax"])
+def test_weights_of_other_normalizers_have_gradients(normalizer: str):
+    """The gradient of guided alignment is the numerical one, where a weight is above 0."""
+    torch.manual_seed(1)
+    told = TransformerSettings.model_validate({**TRANSFORMER.model_dump(), "normalizer": normalizer})
+    model, given = build_model(told, SIZE, SIZE).double().eval(), batch()
+    blocks: Any = model.decoder.blocks
+    weight = blocks[1].cross_attention.projections.query.weight
+    losses = WeightLosses(0.0, 0.3)
+
+    def loss() -> torch.Tensor:
+        decoded = model.decode_target(given.source, given.source_lengths, given.target_input, observe=SourceHead())
+        assert decoded.weights is not None
+        return losses.of(decoded.weights, given)
+
+    (found,) = torch.autograd.grad(loss(), weight)
+    assert found.any()
+    place = divmod(int(found.abs().argmax()), weight.shape[1])
+    with torch.no_grad():
+        weight[place] += 1e-6
+        above = loss()
+        weight[place] -= 2e-6
+        below = loss()
+    assert float(found[place]) == pytest.approx(float(above - below) / 2e-6, rel=1e-4, abs=1e-9)
+
+
 def test_a_layer_or_head_that_is_not_there_is_refused():
     inputs = batch().source, batch().source_lengths, batch().target_input
     model = build_model(TRANSFORMER, SIZE, SIZE)
