@@ -12,6 +12,7 @@ from regard.models.recurrent import (
     BahdanauDecoder,
     BidirectionalEncoder,
     Covered,
+    Fertility,
     GlobalWindow,
     LuongDecoder,
     MonotonicWindow,
@@ -39,13 +40,14 @@ def bahdanau(score="additive", cell="gru"):
     )
 
 
-def luong(score="additive", feeding=False, window="global", **options):
+def luong(score="additive", feeding=False, window="global", fertility=False, **options):
     made: Any = SCORES[score](HIDDEN, 2 * ENCODER, WIDTH)
+    expected = Fertility(2 * ENCODER, 3.0) if fertility else None
     return LuongDecoder(
         EMBEDDING,
         2 * ENCODER,
         HIDDEN,
-        attend=SourceAttention(made, WINDOWS[window](), coverage=Covered(made)),
+        attend=SourceAttention(made, WINDOWS[window](), coverage=Covered(made, expected)),
         readout=TanhReadout(2 * ENCODER, HIDDEN),
         input_feeding=feeding,
         **options,
@@ -69,23 +71,28 @@ DECODERS = {
     "bahdanau-lstm": lambda: bahdanau(cell="lstm"),
     **{f"luong-{score}": lambda score=score: luong(score) for score in SCORES},
     "luong-feeding": lambda: luong(feeding=True),
+    "luong-fertility": lambda: luong(fertility=True),
     "luong-lstm-2-feeding": lambda: luong(feeding=True, cell="lstm", layers=2),
     **{f"luong-{window}": lambda window=window: luong(window=window) for window in WINDOWS},
     **{f"luong-{window}-feeding": lambda window=window: luong(window=window, feeding=True) for window in WINDOWS},
 }
 
 
+@pytest.mark.parametrize("fertility", [False, True])
 @pytest.mark.parametrize("score", SCORES)
-def test_the_weights_are_those_of_the_formula_in_float64(score):
-    model, (source, lengths, target) = translator(luong(score)).double(), batch()
+def test_the_weights_are_those_of_the_formula_in_float64(score, fertility):
+    model, (source, lengths, target) = translator(luong(score, fertility=fertility)).double(), batch()
     attend = model.decoder.attend
     memory = model.encode(source, lengths)
     queries = model.decoder.unroll(model.target_embedding(target), memory).queries
     contexts, weights = attend.with_weights(queries, memory)
     covered, there = torch.zeros(BATCH, SOURCE, dtype=torch.float64), torch.arange(SOURCE) < LENGTHS[:, None]
+    phi = torch.ones(())
+    if fertility:
+        phi = 3.0 * torch.sigmoid(memory.values @ attend.coverage.fertility.project.weight[0])
     for step in range(TARGET):
-        hidden = (attend.score.project_query(queries[:, step, None]) + memory.keys).unsqueeze(1)[:, 0]
-        scores = torch.tanh(hidden + covered[..., None] * attend.coverage.weight) @ attend.score.weight
+        hidden = attend.score.project_query(queries[:, step, None]) + memory.keys
+        scores = torch.tanh(hidden + (covered / phi)[..., None] * attend.coverage.weight) @ attend.score.weight
         expected = scores.masked_fill(~there, -torch.inf).softmax(-1)
         torch.testing.assert_close(weights[:, step], expected, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(contexts[:, step], (expected[:, None] @ memory.values)[:, 0], rtol=1e-12, atol=1e-14)
@@ -93,16 +100,14 @@ def test_the_weights_are_those_of_the_formula_in_float64(score):
 
 
 def test_the_bias_is_what_coverage_adds_to_the_score():
-    score = Additive(HIDDEN, 2 * ENCODER, WIDTH).double()
-    covered = Covered(score).double()
-    torch.nn.init.normal_(covered.weight)
-    query, keys, coverage = (
-        torch.randn(BATCH, *of, dtype=torch.float64) for of in ((1, HIDDEN), (SOURCE, WIDTH), (SOURCE,))
-    )
-    hidden = query @ score.query_weight.T + keys
-    expected = (torch.tanh(hidden + coverage[..., None] * covered.weight) - torch.tanh(hidden)) @ score.weight
-    torch.testing.assert_close(covered(score, query, keys, coverage)[:, 0], expected)
-    assert not covered(score, query, keys, torch.zeros_like(coverage)).any()
+    model, (source, lengths, _) = translator(luong()).double(), batch()
+    attend, memory = model.decoder.attend, model.encode(source, lengths)
+    query, coverage = (torch.randn(BATCH, *of, dtype=torch.float64) for of in ((1, HIDDEN), (SOURCE,)))
+    hidden = query @ attend.score.query_weight.T + memory.keys
+    added = torch.tanh(hidden + coverage[..., None] * attend.coverage.weight) - torch.tanh(hidden)
+    found = attend.coverage(attend.score, query, memory, coverage)
+    torch.testing.assert_close(found[:, 0], added @ attend.score.weight)
+    assert not attend.coverage(attend.score, query, memory, torch.zeros_like(coverage)).any()
 
 
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())
@@ -171,6 +176,21 @@ def test_a_sentence_does_not_see_its_batch_and_state_can_be_reordered():
     torch.testing.assert_close(moved.logits, by_hand[:, 1])
 
 
+def test_what_is_behind_the_end_of_a_source_reaches_nothing():
+    for decoder in (bahdanau(), luong(), luong(fertility=True)):
+        model, (source, lengths, target) = translator(decoder), batch()
+        memory, embedded = model.encode(source, lengths), model.target_embedding(target)
+        behind = (torch.arange(SOURCE) >= lengths[:, None]).unsqueeze(-1)
+        keys, values = (tensor.masked_fill(behind, torch.nan) for tensor in (memory.keys, memory.values))
+        poisoned = type(memory)(type(memory.encoded)(values, lengths, memory.encoded.last), keys)
+        parameters = [*model.decoder.attend.parameters(), *model.decoder.cell.parameters()]
+        found, expected = (
+            torch.autograd.grad(model.decoder.unroll(embedded, each).features.sum(), parameters, retain_graph=True)
+            for each in (poisoned, memory)
+        )
+        torch.testing.assert_close(found, expected)
+
+
 def test_native_steps_leave_it_to_the_modules():
     model, (source, lengths, _) = translator(bahdanau()), batch()
     with torch.no_grad():
@@ -187,6 +207,11 @@ def test_a_score_without_a_hidden_layer_is_refused():
         ConfigurationError, match="read by the hidden layer of a score, and Dot has none: take Additive"
     ):
         Covered(Dot())
+
+
+def test_a_fertility_of_nothing_is_refused():
+    with pytest.raises(ConfigurationError, match="most is 0.0; a fertility needs a number above 0, such as 2.0"):
+        Fertility(HIDDEN, 0.0)
 
 
 def test_a_state_is_a_value():

@@ -137,6 +137,11 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, addition: str,
             "model.decoder.radius: unknown key; it belongs elsewhere: write model.decoder.window",
         ),
         ("{kind: bahdanau, window: local-m}", "model.decoder.window: unknown key; only the kind 'luong' has it"),
+        ("{kind: bahdanau, coverage: summ}", "model.decoder.coverage: there is no kind 'summ'; did you mean 'sum'?"),
+        (
+            "{kind: bahdanau, coverage: {kind: sum, most: 3}}",
+            "model.decoder.coverage.most: unknown key; only the kind 'fertility' has it",
+        ),
     ],
 )
 def test_keys_are_known_by_the_kind_they_stand_under(tmp_path: Path, decoder: str, message: str):
@@ -177,7 +182,11 @@ def test_all_unknown_keys_are_told_at_once(tmp_path: Path):
         ("training: {validate_every: 1.5}", "training.validate_every: has 1.5, needs to be a valid integer"),
         ("training: {devices: [0, x]}", "training.devices.1: has 'x', needs to be a valid integer"),
         ("model: {pointer: 3}", "model.pointer: has 3, needs to be a valid boolean"),
-        ("model: {decoder: {kind: bahdanau, coverage: fertility}}", "model.decoder.coverage: has 'fertility', needs"),
+        ("model: {decoder: {kind: bahdanau, coverage: 3}}", "model.decoder.coverage: has 3, needs"),
+        (
+            "model: {decoder: {kind: bahdanau, coverage: {kind: fertility, most: 0}}}",
+            "model.decoder.coverage.most: has 0, needs to be greater than 0",
+        ),
         ("training: {coverage_loss: -1}", "training.coverage_loss: has -1, needs to be greater than or equal to 0"),
         ("training: {coverage_loss: true}", "training.coverage_loss: has True, needs to be a number"),
         ("training: {guided_alignment: 0.1}", "training.guided_alignment: has 0.1, needs to be a valid dictionary"),

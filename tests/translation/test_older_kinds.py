@@ -22,7 +22,7 @@ from regard.translation.vocabulary import BEGIN, END
 
 DECODERS = {
     "bahdanau": {"kind": "bahdanau", "coverage": "sum"},
-    "luong": {"kind": "luong", "score": "concat", "coverage": "sum"},
+    "luong": {"kind": "luong", "score": "concat", "coverage": "fertility"},
 }
 
 
@@ -142,6 +142,7 @@ def test_steps_of_a_word_are_those_of_its_mixture(home: Path):
     torch.testing.assert_close(steps["prediction"].numbers[0, 0].float(), log_p.exp().max(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(steps["weights"].numbers[0].float(), weights, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(steps["coverage"].numbers[0].float(), before, rtol=1e-5, atol=1e-6)
+    assert ("fertility" in steps.keys) == (model.decoder.attend.coverage.fertility is not None)
     assert "said or copied" in steps["prediction"].title.en
     gate = float(steps["generation"].numbers)
     copied = (1 - gate) * torch.zeros(len(log_p)).scatter_add(0, inputs[0][0], weights)

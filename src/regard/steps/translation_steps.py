@@ -13,8 +13,9 @@ from ..core.score_forms import AdditivePairs
 from ..errors import ConfigurationError, CorpusError, nearest
 from ..kernels.hooks import AttentionSubstitute, active_substitute
 from ..models import RecurrentTranslator, Transformer
-from ..models.recurrent import BahdanauDecoder, RecurrentState
+from ..models.recurrent import BahdanauDecoder, RecurrentMemory, RecurrentState
 from ..models.recurrent.decoders import TanhReadout
+from ..models.recurrent.source_attention import SourceAttention
 from ..scores import General
 from .captured_attention import CapturedAttention, captured_calls
 from .step_table import StepTable, Walkthrough, make_table, numbered
@@ -217,7 +218,11 @@ def _recurrent_steps(
         make_table("annotations", memory.values[0], source.names),
         make_table("target_embedding", calls["embedding"][1][0], [f"y{number - 1}"]),
     ]
-    attention = [*_covered(state, number, source), *_projected(view, score), *attention_tables(view, score)]
+    attention = [
+        *_covered(decoder.attend, state, memory, number, source.names),
+        *_projected(view, score),
+        *attention_tables(view, score),
+    ]
     gate = calls["pointer"][1][0, -1].sigmoid() if "pointer" in calls else None
     generation = [] if gate is None else [make_table("generation", gate, [f"p{number}"], ["p_gen"])]
     context_dim = memory.values.shape[-1]
@@ -246,10 +251,15 @@ def _recurrent_steps(
     return PredictedTables(tables, step.logits[0], LUONG_STEPS)
 
 
-def _covered(state: RecurrentState, number: int, source: SourceSentence) -> Iterator[StepTable]:
-    """The coverage before a step, where the score reads it."""
-    if state.coverage is not None:
-        yield make_table("coverage", state.coverage[0], [f"c{number}"], source.names)
+def _covered(
+    attend: SourceAttention, state: RecurrentState, memory: RecurrentMemory, number: int, source: Sequence[str]
+) -> Iterator[StepTable]:
+    """The coverage before a step, and the fertility, where the score reads them."""
+    if state.coverage is None or attend.coverage is None:
+        return
+    yield make_table("coverage", state.coverage[0], [f"c{number}"], source)
+    if attend.coverage.fertility is not None:
+        yield make_table("fertility", attend.coverage.fertility(memory.values)[0], ["Φ"], source)
 
 
 def _projected(view: HeadView, score: object) -> Iterator[StepTable]:

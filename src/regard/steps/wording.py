@@ -343,6 +343,13 @@ STEPS = {
         "c_tj = Σ_{t' < t} a_t'j, and B_tj = v tanh(W s + U h_j + u c_tj) - v tanh(W s + U h_j)",
         r"c_{tj} = \sum_{t' < t} a_{t'j}, \; B_{tj} = v \tanh(W s + U h_j + u c_{tj}) - v \tanh(W s + U h_j)",
     ),
+    "fertility": StepWording(
+        Wording(
+            "Fertility: target words that a source word is read for", "비옥도: 원문 단어 하나를 읽을 번역 단어의 수"
+        ),
+        "Φ_j = N σ(u_f · h_j), and the score reads c_tj / Φ_j",
+        r"\Phi_j = N \sigma(u_f \cdot h_j), \text{ and the score reads } c_{tj} / \Phi_j",
+    ),
     "generation": StepWording(
         Wording("Probability of saying a word rather than copying one", "복사하지 않고 단어를 말할 확률"),
         "p_gen = σ(W [c_t; s_t; E y_{t-1}] + b)",

@@ -219,7 +219,9 @@ def _coverage() -> Walkthrough:
     state, annotations = _matrix(STATE), _matrix(ANNOTATIONS)
     before = walkthrough(state, annotations, annotations, score=score)["weights"].numbers.float()  # of the first step
     with torch.no_grad():
-        term = covered(score, state[None], score.project_key(annotations)[None], before)[0]
+        source = annotations[None]
+        encoded = Encoded(source, torch.tensor([len(SOURCE)]), source[:, -1])
+        term = covered(score, state[None], recurrent.RecurrentMemory(encoded, score.project_key(source)), before)[0]
     steps = walkthrough(state, annotations, annotations, score=score, bias=term, queries=["s2"], keys=SOURCE)
     coverage = make_table("coverage", before, ["c2"], SOURCE)
     at = steps.keys.index("bias")

@@ -208,7 +208,7 @@ def _build_decoder(
 ) -> recurrent.BahdanauDecoder | recurrent.LuongDecoder:
     decoder = settings.decoder
     score = _build_score(decoder.score, settings, annotation_dim)
-    coverage = None if decoder.coverage == "none" else recurrent.Covered(score)
+    coverage = _build_coverage(decoder.coverage, score, annotation_dim)
     if isinstance(decoder, sections.BahdanauSettings):
         return recurrent.BahdanauDecoder(
             settings.embedding_dim,
@@ -229,6 +229,14 @@ def _build_decoder(
         layers=decoder.layers,
         input_feeding=decoder.input_feeding,
     )
+
+
+def _build_coverage(
+    coverage: sections.PlainCoverageSettings | sections.FertilitySettings, score: Score, annotation_dim: int
+) -> recurrent.Covered | None:
+    if isinstance(coverage, sections.FertilitySettings):
+        return recurrent.Covered(score, recurrent.Fertility(annotation_dim, coverage.most))
+    return None if coverage.kind == "none" else recurrent.Covered(score)
 
 
 def _build_pointer(settings: sections.RecurrentSettings, annotation_dim: int) -> recurrent.PointerGenerator:

@@ -111,6 +111,25 @@ class LocalWindowSettings(Section):
 WindowSettings = Annotated[GlobalWindowSettings | LocalWindowSettings, Discriminator("kind"), Shorthand]
 
 
+class PlainCoverageSettings(Section):
+    """What a score knows of the attention of earlier steps."""
+
+    kind: Literal["none", "sum"] = "none"
+    """Nothing, or the sum of the weights that each source position has had (See et al. 2017)."""
+
+
+class FertilitySettings(Section):
+    """The sum of earlier weights, over a learned fertility of each source position (Tu et al. 2016)."""
+
+    kind: Literal["fertility"]
+    """The sum of earlier weights over a fertility."""
+    most: Positive = 2.0
+    """The largest fertility: target words that a source position is expected to give weight to."""
+
+
+CoverageSettings = Annotated[PlainCoverageSettings | FertilitySettings, Discriminator("kind"), Shorthand]
+
+
 class BahdanauSettings(Section):
     """Decoder of Bahdanau et al. (2015): the query is the previous state, the context is an input of the step."""
 
@@ -118,8 +137,8 @@ class BahdanauSettings(Section):
     """The query is the previous state, the context is an input of the step."""
     score: ScoreSettings = HiddenScoreSettings(kind="additive")
     """How well a query and a source position match."""
-    coverage: Literal["none", "sum"] = "none"
-    """Whether an additive score reads the sum of the weights that a source position has had in earlier steps."""
+    coverage: CoverageSettings = PlainCoverageSettings()
+    """What an additive score knows of the attention of earlier steps."""
 
 
 class LuongSettings(Section):
@@ -129,8 +148,8 @@ class LuongSettings(Section):
     """The query is the current state, the context is an input of the output layer."""
     score: ScoreSettings = PlainScoreSettings(kind="general")
     """How well a query and a source position match."""
-    coverage: Literal["none", "sum"] = "none"
-    """Whether an additive score reads the sum of the weights that a source position has had in earlier steps."""
+    coverage: CoverageSettings = PlainCoverageSettings()
+    """What an additive score knows of the attention of earlier steps."""
     input_feeding: bool = True
     """Whether the features that predicted a token are an input of the next step; without it a batch's steps are
     computed at once, several times as fast."""
@@ -180,7 +199,7 @@ class RecurrentSettings(Section):
 
     @model_validator(mode="after")
     def _coverage_has_a_hidden_layer(self) -> RecurrentSettings:
-        if self.decoder.coverage != "none" and not isinstance(self.decoder.score, HiddenScoreSettings):
+        if self.decoder.coverage.kind != "none" and not isinstance(self.decoder.score, HiddenScoreSettings):
             raise ValueError(
                 f"model.decoder.coverage enters the hidden layer of a score, and {self.decoder.score.kind!r} has none: "
                 "set model.decoder.score to additive or concat, or leave coverage out"

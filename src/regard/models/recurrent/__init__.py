@@ -10,6 +10,7 @@ from .recurrent_state import RecurrentState as RecurrentState
 from .recurrent_state import RecurrentStep as RecurrentStep
 from .recurrent_translator import RecurrentTranslator as RecurrentTranslator
 from .source_attention import Covered as Covered
+from .source_attention import Fertility as Fertility
 from .source_attention import GlobalWindow as GlobalWindow
 from .source_attention import MonotonicWindow as MonotonicWindow
 from .source_attention import PredictiveWindow as PredictiveWindow
@@ -18,6 +19,7 @@ __all__ = [
     "BahdanauDecoder",
     "BidirectionalEncoder",
     "Covered",
+    "Fertility",
     "GlobalWindow",
     "LuongDecoder",
     "MonotonicWindow",

@@ -44,6 +44,16 @@ class RecurrentMemory:
         """The mask of the batch's padding, by the lengths."""
         return padding(lengths=self.lengths)
 
+    @cached_property
+    def present_keys(self) -> Tensor:
+        """The keys with zeros behind the end of each source, where anything may stand: NaN times 0 would be NaN."""
+        return self._present(self.keys)
+
+    @cached_property
+    def present_values(self) -> Tensor:
+        """The annotations, likewise."""
+        return self._present(self.values)
+
     @property
     def values(self) -> Tensor:
         """The values of the attention: the annotations."""
@@ -53,6 +63,10 @@ class RecurrentMemory:
     def lengths(self) -> Tensor:
         """Source lengths, [B]."""
         return self.encoded.lengths
+
+    def _present(self, tensor: Tensor) -> Tensor:
+        absent = torch.arange(tensor.shape[1], device=tensor.device) >= self.lengths.unsqueeze(1)  # [B, S]
+        return tensor.masked_fill(absent.unsqueeze(-1), 0.0)
 
     def reorder(self, rows: Tensor) -> RecurrentMemory:
         """The memory for these rows of the batch, in this order; rows may repeat.

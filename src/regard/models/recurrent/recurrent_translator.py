@@ -95,7 +95,7 @@ class RecurrentTranslator(nn.Module):
         memory, embedded = self.encode(source, source_lengths), self._embed_target(target)
         seen = self.decoder.unroll(embedded, memory)
         weights, gate = seen.weights, None
-        if weights is None and not (observe is None and self.pointer is None):
+        if weights is None and (observe is not None or self.pointer is not None):
             weights = self.decoder.attend.with_weights(seen.queries, memory)[1]
         if self.pointer is not None:
             gate = self.pointer(seen.contexts, seen.outputs, embedded)

@@ -85,11 +85,33 @@ def _near(centre: Tensor, memory: RecurrentMemory, radius: int) -> Tensor:
     return (positions - centre.unsqueeze(-1)).abs() <= radius
 
 
+class Fertility(nn.Module):
+    """Φ_j = N σ(u · h_j): to how many target words source word j is expected to give weight, at most N.
+
+    Source: Tu et al. 2016 (arXiv 1601.04811), section 3.1.1, which sets N to 2.
+    """
+
+    def __init__(self, annotation_dim: int, most: float = 2.0) -> None:
+        super().__init__()
+        if not most > 0:
+            raise ConfigurationError(f"most is {most}; a fertility needs a number above 0, such as 2.0")
+        self.most = most
+        self.project = nn.Linear(annotation_dim, 1, bias=False)
+
+    def forward(self, annotations: Tensor) -> Tensor:
+        """Φ [B, S] of annotations [B, S, A]."""
+        return self.most * torch.sigmoid(self.project(annotations)).squeeze(-1)
+
+    def extra_repr(self) -> str:
+        return f"most={self.most}"
+
+
 class Covered(nn.Module):
     """An additive score that reads how much weight each source position has had: vᵀ tanh(W s_t + U h_j + u c_tj).
 
     c_tj = Σ_{t' < t} a_t'j is the coverage, the sum of the attention weights of all steps before t, 0 at the first; u
-    has the width of the tanh. It is computed as what coverage adds to the score without it,
+    has the width of the tanh. With a fertility the score reads c_tj / Φ_j. It is computed as what coverage adds to the
+    score without it,
 
         b_tj = vᵀ tanh(W s_t + U h_j + u c_tj) - vᵀ tanh(W s_t + U h_j),
 
@@ -98,11 +120,11 @@ class Covered(nn.Module):
     Raises:
         ConfigurationError: the score is not additive.
 
-    Source: See et al. 2017 (arXiv 1704.04368), Eq. 10 and 11, without their offset; Tu et al. 2016 (arXiv 1601.04811),
-    section 3.1.1, linguistic coverage with a fertility of 1 for every word.
+    Source: See et al. 2017 (arXiv 1704.04368), Eq. 10 and 11, without their offset; with a fertility the linguistic
+    coverage of Tu et al. 2016 (arXiv 1601.04811), section 3.1.1.
     """
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: Score, fertility: Fertility | None = None) -> None:
         super().__init__()
         if not isinstance(score, Additive | Concat):
             raise ConfigurationError(
@@ -111,10 +133,13 @@ class Covered(nn.Module):
             )
         self.weight = nn.Parameter(torch.empty(score.hidden_dim))
         nn.init.normal_(self.weight, std=max(score.hidden_dim, 1) ** -0.5)
+        self.fertility = fertility
 
-    def forward(self, score: Score, query: Tensor, keys: Tensor, coverage: Tensor) -> Tensor:
-        """The bias b [B, 1, S] of one query [B, 1, H] over projected keys [B, S, ·], for the coverage [B, S]."""
-        projected = score.project_query(query)
+    def forward(self, score: Score, query: Tensor, memory: RecurrentMemory, coverage: Tensor) -> Tensor:
+        """The bias b [B, 1, S] of one query [B, 1, H] over a source, for the coverage [B, S]."""
+        projected, keys = score.project_query(query), memory.present_keys
+        if self.fertility is not None:
+            coverage = coverage / self.fertility(memory.present_values)
         covered = keys + (coverage.unsqueeze(-1) * self.weight).to(keys.dtype)
         return score.form(projected, covered).scores() - score.form(projected, keys).scores()
 
@@ -143,13 +168,16 @@ class SourceAttention(nn.Module):
         return None if self.coverage is None else memory.values.new_zeros(memory.values.shape[:2])
 
     def look(self, query: Tensor, memory: RecurrentMemory, state: RecurrentState) -> tuple[Tensor, Tensor | None]:
-        """The context [B, 1, A] of the next query after a state, and its weights where the steps after it read them."""
+        """The contexts of the next queries after a state, and their weights where the steps after them read these."""
         if self.coverage is None:
             return self(query, memory, first=state.step), None
         return self.with_weights(query, memory, first=state.step, coverage=state.coverage)
 
     def forward(self, query: Tensor, memory: RecurrentMemory, *, first: int = 0) -> Tensor:
-        """The contexts [B, T, A] of queries [B, T, H]; the first query is at target step `first`."""
+        """The contexts [B, T, A] of queries [B, T, H]; the first query is at target step `first`.
+
+        With coverage nothing is covered before the first query.
+        """
         if self.coverage is not None:
             return self.with_weights(query, memory, first=first)[0]
         return attention(query, memory.keys, memory.values, **self._options(query, memory, first))
@@ -164,7 +192,7 @@ class SourceAttention(nn.Module):
         contexts, weights = [], []
         for step, one in enumerate(query.split(1, 1), start=first):
             options = self._options(one, memory, step)
-            term = self.coverage(self.score, one, memory.keys, covered)
+            term = self.coverage(self.score, one, memory, covered)
             options["bias"] = term if options["bias"] is None else options["bias"] + term
             context, row = self._observe(one, memory, options)
             covered = covered + row.squeeze(1)
