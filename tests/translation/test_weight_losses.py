@@ -108,13 +108,13 @@ def test_no_links_cost_nothing():
     assert alignment_loss(torch.rand(2, 3, 5), torch.empty(0, 3, dtype=torch.int64)).item() == 0.0
 
 
-@pytest.mark.parametrize("sentences", [1, 2, 9])
+@pytest.mark.parametrize("tokens", [1, 4, 99])
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_a_recurrent_translator_is_the_sum_of_all(
-    name: str, smoothing: float, sentences: int, monkeypatch: pytest.MonkeyPatch
+    name: str, smoothing: float, tokens: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(loss_module, "LOGITS_AT_ONCE", sentences * 4 * SIZE)
+    monkeypatch.setattr(loss_module, "LOGITS_AT_ONCE", tokens * SIZE)
     model, given = recurrent(name), batch()
     losses = WeightLosses(0.7, 0.3)
     weights = model.attention_weights(given.source, given.source_lengths, given.target_input)

@@ -84,20 +84,25 @@ def training_loss(
 def copying_cross_entropy(
     model: CopyingModel, decoded: DecodedTarget, batch: Batch, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """The two sums of `smoothed_cross_entropy` for a translator that copies, a few sentences at a time.
+    """The two sums of `smoothed_cross_entropy` for a translator that copies, a few target tokens at a time.
 
-    For the gradient the log-probabilities are computed again.
+    Those of padding are left out. For the gradient the log-probabilities are computed again.
     """
 
     def part(source: Tensor, target: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
         return smoothed_cross_entropy(model.logits(DecodedTarget(*parts), source), target, smoothing)
 
-    words = cast("Projecting", model).output.weight.shape[0]
-    sentences = max(1, LOGITS_AT_ONCE // (batch.target_output.shape[1] * words))
-    tensors = batch.source, batch.target_output, decoded.features, decoded.weights, decoded.gate
+    there = batch.target_output != PAD
+    rows, _ = there.nonzero(as_tuple=True)
+    # Each target token is a sentence of one, with a source of its own.
+    of_tokens = (
+        tensor[there].unsqueeze(1) for tensor in (decoded.features, decoded.weights, decoded.gate) if tensor is not None
+    )
+    tensors = batch.source[rows], batch.target_output[there].unsqueeze(1), *of_tokens
+    tokens = max(1, LOGITS_AT_ONCE // cast("Projecting", model).output.weight.shape[0])
     sums = [
         checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False)
-        for parts in zip(*(tensor.split(sentences) for tensor in tensors if tensor is not None), strict=True)
+        for parts in zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
     ]
     losses, entropies = zip(*sums, strict=True)
     return torch.stack(losses).sum(), torch.stack(entropies).sum()

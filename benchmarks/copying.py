@@ -76,7 +76,7 @@ def main() -> None:
         for kind, took in spent.items()
     ]
     table(
-        f"Training step, {SENTENCES} sentences, one thread (`benchmarks/coverage.py`)",
+        f"Training step, {SENTENCES} sentences, one thread (`benchmarks/copying.py`)",
         ["decoder", "time", "of plain", "of modules"],
         rows,
     )
