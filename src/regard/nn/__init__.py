@@ -17,6 +17,7 @@ from .linformer import LengthProjection as LengthProjection
 from .linformer import LinformerAttention as LinformerAttention
 from .multihead import MultiheadAttention as MultiheadAttention
 from .projections import Projections as Projections
+from .projections import QueryProjections as QueryProjections
 from .replace import SwapReport as SwapReport
 from .replace import swap as swap
 from .replace import swap_linear as swap_linear
@@ -59,6 +60,7 @@ __all__ = [
     "PreNorm",
     "ProjectedMemory",
     "Projections",
+    "QueryProjections",
     "RMSNorm",
     "Residual",
     "SandwichNorm",

@@ -31,7 +31,7 @@ from .layer_arguments import (
     combine_masks,
     learned_sinks,
 )
-from .projections import Projections
+from .projections import Projections, QueryProjections
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries (batch, heads, M, D), keys and values (batch, key heads, N, ·)."""
@@ -46,6 +46,12 @@ class CallKwargs(TypedDict, total=False):
     bias: Bias | Tensor | None
     positions: Tensor | None
     rotation: Rotation | None
+
+
+class SharedCallKwargs(CallKwargs, total=False):
+    """Those of a call that may read the keys and values of another layer; documented in `Attention.forward`."""
+
+    keys: ProjectedMemory | None
 
 
 class CachedAttention(nn.Module, ABC):
@@ -161,7 +167,8 @@ class Attention(CachedAttention):
     Shapes: query (batch, M, dim), memory (batch, N, memory_dim), output (batch, M, dim).
 
     Args:
-        projections: dims, heads and the linear maps.
+        projections: dims, heads and the linear maps; `QueryProjections` for a layer that reads the keys and values of
+            another one, `keys=` of each call.
         score: f, from `regard.scores`, over queries and keys of head_dim, shared by all heads; q · k / √head_dim by
             default.
         mask: M, of every call, such as `causal() & window(before=511)`.
@@ -195,7 +202,7 @@ class Attention(CachedAttention):
 
     def __init__(
         self,
-        projections: Projections,
+        projections: Projections | QueryProjections,
         *,
         score: Score | None = None,
         mask: Mask | None = None,
@@ -227,6 +234,7 @@ class Attention(CachedAttention):
         positions: Tensor | None = None,
         memory_positions: Tensor | None = None,
         rotation: Rotation | None = None,
+        keys: ProjectedMemory | None = None,
     ) -> Tensor:
         """Self-attention of a sequence, or cross-attention to a memory.
 
@@ -239,13 +247,22 @@ class Attention(CachedAttention):
             positions: of the query's tokens, integers (M,) or (batch, M); 0..M-1 by default.
             memory_positions: of the memory's tokens, likewise; 0..N-1 by default.
             rotation: result of `rotary.rotation(positions)` for the query's tokens, for layers that share it.
+            keys: self-attention with these keys and values in place of its own: those of another layer for the same
+                sequence, as its `project_memory` returned them. The query's tokens are the last M of them.
 
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit; memory is missing.
-            ConfigurationError: a rotation for a layer without rotary embedding.
+            ConfigurationError: a rotation for a layer without rotary embedding; both keys and a memory; keys of other
+                heads, or none for a layer of `QueryProjections`.
             MaskError: a mask that does not fit.
         """
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        call: SharedCallKwargs = {
+            "mask": mask,
+            "bias": bias,
+            "positions": positions,
+            "rotation": rotation,
+            "keys": keys,
+        }
         heads, options = self._sequence_inputs(query, memory, memory_positions, call)
         return self.projections.project_output(attention(*heads, **options))
 
@@ -255,7 +272,7 @@ class Attention(CachedAttention):
         *lenses: Lens,
         memory: Tensor | ProjectedMemory | None = None,
         memory_positions: Tensor | None = None,
-        **call: Unpack[CallKwargs],
+        **call: Unpack[SharedCallKwargs],
     ) -> Observation:
         """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
 
@@ -273,25 +290,60 @@ class Attention(CachedAttention):
         seen = observe(*heads, *lenses, **options)
         return replace(seen, output=self.projections.project_output(seen.output))
 
-    def project_memory(self, memory: Tensor, positions: Tensor | None = None) -> ProjectedMemory:
+    def project_memory(
+        self, memory: Tensor, positions: Tensor | None = None, *, rotation: Rotation | None = None
+    ) -> ProjectedMemory:
         """Keys and values of a memory, projected once for all calls that attend to it.
 
-        Shapes: memory (batch, N, memory_dim), positions (N,) or (batch, N); 0..N-1 by default.
+        Shapes: memory (batch, N, memory_dim), positions (N,) or (batch, N); 0..N-1 by default. rotation as in
+        `forward`, for the memory's tokens.
+
+        Layers of one stack share the keys and values of one of them through it (`keys=` of `forward`):
+
+        >>> import torch
+        >>> from regard.nn import Attention, Projections, QueryProjections
+        >>> own, reader = Attention(Projections(8, num_heads=2)), Attention(QueryProjections(8, num_heads=2))
+        >>> x = torch.randn(1, 5, 8)
+        >>> keys = own.project_memory(x)
+        >>> torch.equal(own(x, keys=keys), own(x)), reader(x, keys=keys).shape
+        (True, torch.Size([1, 5, 8]))
         """
         keys, values = self.projections.keys_and_values(memory)
         if positions is not None:
             check_positions("memory_positions", positions, memory.shape[0], memory.shape[1])
-        (keys,) = self._rotated(positions, keys)
+        (keys,) = self._rotated(positions, keys, rotation=rotation)
         return ProjectedMemory(keys if self.score is None else self.score.project_key(keys), values, positions)
 
+    def extend(
+        self, query: Tensor, cache: Store, *, positions: Tensor | None = None, rotation: Rotation | None = None
+    ) -> Store:
+        """The cache with the keys and values of the next M tokens, as `step` appends them; nothing is evicted.
+
+        For layers that share these keys: each of them attends to `ProjectedMemory.of_cache(extended)`, and
+        `extended.evict()` goes on. Arguments and errors are those of `step`.
+        """
+        self._check_self_attention("extend")
+        check_cache(cache, self.mask)
+        keys, values = self.projections.keys_and_values(query)
+        new = self._step_positions(query, cache, {"positions": positions})
+        (keys,) = self._rotated(new, keys, rotation=rotation)
+        return cache.append(keys, values, positions)
+
     def _sequence_inputs(
-        self, query: Tensor, memory: Tensor | ProjectedMemory | None, memory_positions: Tensor | None, call: CallKwargs
+        self,
+        query: Tensor,
+        memory: Tensor | ProjectedMemory | None,
+        memory_positions: Tensor | None,
+        call: SharedCallKwargs,
     ) -> tuple[Heads, AttentionOptions]:
         """Arguments of `regard.attention` for a whole sequence."""
-        positions = call.get("positions")
+        positions, shared = call.get("positions"), call.get("keys")
         queries = self.projections.queries(query)
         if positions is not None:
             check_positions("positions", positions, query.shape[0], query.shape[1])
+        if shared is not None:
+            self._check_shared(shared, memory)
+            return self._shared_inputs(queries, shared, call)
         if memory is not None:
             return self._cross_inputs(queries, memory, memory_positions, call)
         self._check_self_attention("forward")
@@ -300,6 +352,18 @@ class Attention(CachedAttention):
         keys, values = self.projections.keys_and_values(query)
         queries, keys = self._rotated(positions, queries, keys, rotation=call.get("rotation"))
         return (queries, keys, values), self._options(self.score, call, positions, positions)
+
+    def _shared_inputs(
+        self, queries: Tensor, shared: ProjectedMemory, call: SharedCallKwargs
+    ) -> tuple[Heads, AttentionOptions]:
+        """Arguments of `regard.attention` for queries that are the last tokens of given keys and values."""
+        positions, length = call.get("positions"), len(shared)
+        if positions is None and shared.positions is not None:
+            positions = shared.positions[..., length - queries.shape[2] :]
+        at = torch.arange(length - queries.shape[2], length, device=queries.device) if positions is None else positions
+        (queries,) = self._rotated(at, queries, rotation=call.get("rotation"))
+        score = None if self.score is None else self.score.over_projected_keys()
+        return (queries, shared.keys, shared.values), self._options(score, call, positions, shared.positions)
 
     def _cross_inputs(
         self, queries: Tensor, memory: Tensor | ProjectedMemory, memory_positions: Tensor | None, call: CallKwargs
@@ -351,6 +415,23 @@ class Attention(CachedAttention):
     def _step_output(self, context: Tensor) -> Tensor:
         """The output from the context vectors of the heads."""
         return self.projections.project_output(context)
+
+    def _check_shared(self, shared: ProjectedMemory, memory: Tensor | ProjectedMemory | None) -> None:
+        """Check keys of another layer.
+
+        Raises:
+            ConfigurationError: there is a memory too; they have other heads or dims than those of this layer.
+        """
+        if memory is not None:
+            raise ConfigurationError("keys= are of self-attention, and a memory of cross-attention: pass one of them")
+        own = self.projections
+        needs = own.num_kv_heads, own.head_dim, own.value_dim
+        has = shared.values.shape[1], shared.keys.shape[-1], shared.values.shape[-1]
+        if self.score is None and has != needs:
+            raise ConfigurationError(
+                f"keys= has {has[0]} key heads, with keys of dim {has[1]} and values of {has[2]}, but this layer reads "
+                f"{needs[0]}, of {needs[1]} and {needs[2]}: it can share those of a layer with the same heads"
+            )
 
     def _check_self_attention(self, method: str) -> None:
         if self.projections.memory_dim is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..masks import Mask
 from ..positions import Rotation
-from .attention_layer import Attention, CallKwargs
+from .attention_layer import Attention, CallKwargs, SharedCallKwargs
 from .caches import Cache, ProjectedMemory
 from .input_checks import probability
 
@@ -244,6 +244,7 @@ class TransformerBlock(nn.Module):
         positions: Tensor | None = None,
         memory_mask: Mask | Tensor | None = None,
         rotation: Rotation | None = None,
+        keys: ProjectedMemory | None = None,
     ) -> Tensor:
         """The block applied to a whole sequence.
 
@@ -255,16 +256,23 @@ class TransformerBlock(nn.Module):
             positions: of x, (length,) or (batch, length); 0..length-1 by default.
             memory_mask: of the cross-attention, intersected with its own.
             rotation: of the self-attention, as in `Attention.forward`.
+            keys: of the self-attention, in place of its own, as in `Attention.forward`: what `project_keys` of this or
+                another block returned, or what a cache holds.
 
         Raises:
             ShapeError: a memory is missing, or the block has no cross-attention for it; tensors that do not fit.
+            ConfigurationError: keys for self-attention that is no `Attention`.
         """
         self._check_memory(memory)
-        return self._apply_sublayers(
-            x,
-            lambda h: self.attention(h, mask=mask, bias=bias, positions=positions, rotation=rotation),
-            lambda cross, h: cross(h, memory, mask=memory_mask, positions=positions),
-        )
+        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+
+        def attend(h: Tensor) -> Tensor:
+            return self.attention(h, **call) if keys is None else self._sharing_attention()(h, keys=keys, **call)
+
+        def cross_attend(cross: Attention, h: Tensor) -> Tensor:
+            return cross(h, memory, mask=memory_mask, positions=positions)
+
+        return self._apply_sublayers(x, attend, cross_attend)
 
     def observe(
         self,
@@ -272,14 +280,15 @@ class TransformerBlock(nn.Module):
         *lenses: Lens,
         memory: Tensor | ProjectedMemory | None = None,
         memory_mask: Mask | Tensor | None = None,
-        **call: Unpack[CallKwargs],
+        **call: Unpack[SharedCallKwargs],
     ) -> BlockObservation:
         """`forward` with lenses on the weights of both attentions."""
         self._check_memory(memory)
+        attention = self.attention if call.get("keys") is None else self._sharing_attention()
         seen: list[Observation] = []
 
         def attend(h: Tensor) -> Tensor:
-            seen.append(self.attention.observe(h, *lenses, **call))
+            seen.append(attention.observe(h, *lenses, **call))
             return seen[-1].output
 
         def cross_attend(cross: Attention, h: Tensor) -> Tensor:
@@ -288,6 +297,31 @@ class TransformerBlock(nn.Module):
             return seen[-1].output
 
         return BlockObservation(self._apply_sublayers(x, attend, cross_attend), *seen)
+
+    def project_keys(
+        self, x: Tensor, *, positions: Tensor | None = None, rotation: Rotation | None = None
+    ) -> ProjectedMemory:
+        """Keys and values of the self-attention for x, the `keys=` of this block and of others that share them.
+
+        Shapes: x (batch, length, dim), positions (length,) or (batch, length); 0..length-1 by default.
+
+        Raises:
+            ConfigurationError: self-attention that is no `Attention`, or has no keys of its own.
+        """
+        return self._sharing_attention().project_memory(self.attention_residual.before(x), positions, rotation=rotation)
+
+    def extend_cache(
+        self, x: Tensor, cache: BlockCache, *, positions: Tensor | None = None, rotation: Rotation | None = None
+    ) -> BlockCache:
+        """The cache with the keys and values of the next tokens x, as `Attention.extend`: nothing is evicted.
+
+        Raises:
+            ConfigurationError: as `project_keys` and `step`.
+        """
+        self._check_cache(cache)
+        attention, store = self._sharing_attention(), cast(Any, cache.attention)
+        extended = attention.extend(self.attention_residual.before(x), store, positions=positions, rotation=rotation)
+        return replace(cache, attention=extended)
 
     def make_cache(
         self, memory: Tensor | None = None, *, memory_positions: Tensor | None = None, max_length: int | None = None
@@ -367,6 +401,19 @@ class TransformerBlock(nn.Module):
         if self.cross_attention is not None and self.cross_residual is not None:
             x = self.cross_residual.after(x, cross_attend(self.cross_attention, self.cross_residual.before(x)))
         return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
+
+    def _sharing_attention(self) -> Attention:
+        """The self-attention, if its keys can be shared.
+
+        Raises:
+            ConfigurationError: it is no `Attention`.
+        """
+        if not isinstance(self.attention, Attention):
+            raise ConfigurationError(
+                f"the self-attention of this block is a {type(self.attention).__name__}, which has no keys and values "
+                "that layers can share: they need a regard.nn.Attention"
+            )
+        return self.attention
 
     def _check_memory(self, memory: Tensor | ProjectedMemory | None) -> None:
         if (memory is None) != (self.cross_attention is None):
