@@ -1,12 +1,15 @@
 """Language models: decoder-only Transformers of Llama's kind, from scratch or from a Hugging Face checkpoint."""
 
+from .config import AlternatingUpdatesConfig as AlternatingUpdatesConfig
 from .config import AttentionConfig as AttentionConfig
 from .config import ExpertsConfig as ExpertsConfig
 from .config import FeedForwardConfig as FeedForwardConfig
 from .config import GatedExpertsConfig as GatedExpertsConfig
 from .config import GatedFeedForwardConfig as GatedFeedForwardConfig
+from .config import GatedInputStreamConfig as GatedInputStreamConfig
 from .config import LanguageModelConfig as LanguageModelConfig
 from .config import LayerConfig as LayerConfig
+from .config import LayerInputsConfig as LayerInputsConfig
 from .config import LayerNormConfig as LayerNormConfig
 from .config import LinearAttentionConfig as LinearAttentionConfig
 from .config import NormalizerConfig as NormalizerConfig
@@ -20,17 +23,20 @@ from .mixture_of_experts import GatedMixtureOfExperts as GatedMixtureOfExperts
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 
 __all__ = [
+    "AlternatingUpdatesConfig",
     "AttentionConfig",
     "ExpertsConfig",
     "FeedForwardConfig",
     "GatedExpertsConfig",
     "GatedFeedForwardConfig",
+    "GatedInputStreamConfig",
     "GatedMixtureOfExperts",
     "LanguageModel",
     "LanguageModelCache",
     "LanguageModelConfig",
     "LanguageModelObservation",
     "LayerConfig",
+    "LayerInputsConfig",
     "LayerNormConfig",
     "LinearAttentionConfig",
     "MixtureOfExperts",

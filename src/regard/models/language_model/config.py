@@ -33,16 +33,23 @@ from ...nn import (
     LinearAttention,
     PreNorm,
     Projections,
+    QueryProjections,
     Residual,
     RMSNorm,
     SandwichNorm,
     TransformerBlock,
 )
-from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
+from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Proportional, Rotary, YaRN
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from ..normalizer_config import NormalizerConfig
+from .alternating_updates import AlternatingUpdates
+from .laurel import LaurelNorm
+from .layer_inputs import GatedInputStream, LayerInputs
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
+from .residual_stream import PlainStream, ResidualStream
+from .shared_keys import check_shared_keys, key_sources
+from .sparse_activation import SparseActivation
 
 Part = TypeVar("Part")
 
@@ -57,14 +64,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class RMSNormConfig:
-    """Settings of `regard.nn.RMSNorm`; offset=1.0 is Gemma's."""
+    """Settings of `regard.nn.RMSNorm`; offset=1.0 is that of Gemma 1 to 3."""
 
     eps: float = 1e-6
     offset: float = 0.0
+    gain: bool = True
 
     def make(self, dim: int) -> nn.Module:
         """Build the norm of vectors of this dim."""
-        return RMSNorm(dim, self.eps, offset=self.offset)
+        return RMSNorm(dim, self.eps, offset=self.offset, gain=self.gain)
 
 
 @dataclass(frozen=True)
@@ -95,15 +103,21 @@ class FeedForwardConfig:
 
 @dataclass(frozen=True)
 class GatedFeedForwardConfig:
-    """`regard.nn.GatedFeedForward`: SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh"."""
+    """`regard.nn.GatedFeedForward`: SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh".
+
+    `sparsity`: the share of the hidden features that `SparseActivation` sets to 0, about; None for none.
+    """
 
     hidden_dim: int
     activation: str = "silu"
     bias: bool = False
+    sparsity: float | None = None
 
     def make(self, dim: int, dropout: float) -> nn.Module:
         """Build the feed-forward network of one block."""
         activation = _activation(self.activation)
+        if self.sparsity is not None:
+            activation = SparseActivation(activation, self.sparsity)
         return GatedFeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
 
 
@@ -160,6 +174,8 @@ class AttentionConfig:
 
     - `bias`: whether query, key, value and output maps add one, or the names of those that do.
     - `norm`: of each head's queries and keys, before the rotary embedding.
+    - `value_norm`: of each head's values.
+    - `tied_values`: whether values are the projected keys, before their norm.
     - `scale`: of q · k, instead of 1/√head_dim.
     - `softcap`: c · tanh(score / c).
     - `sinks`: whether each head learns a logit that takes weight and gives no value.
@@ -177,21 +193,20 @@ class AttentionConfig:
     sinks: bool = False
     dropout: float = 0.0
     normalizer: NormalizerConfig | None = None
+    value_norm: NormConfig | None = None
+    tied_values: bool = False
+
+    def key_heads(self, dim: int) -> tuple[int, int]:
+        """The number of key heads, and their dim."""
+        num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return num_kv_heads, dim // self.num_heads if self.head_dim is None else self.head_dim
 
     def make(self, dim: int, layer: LayerConfig) -> Attention | LinearAttention:
         """Build the attention of one block."""
-        projections = Projections(
-            dim,
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            bias=self.bias,
-            norm=None if self.norm is None else self.norm.make,
-        )
         if layer.linear is not None:
-            return layer.linear.make(projections, layer.rotary)
+            return layer.linear.make(self._projections(dim), layer.rotary)
         return Attention(
-            projections,
+            self._projections(dim) if layer.keys_from is None else self._query_projections(dim),
             score=None if self.scale is None else ScaledDot(self.scale),
             mask=layer.mask,
             rotary=layer.rotary,
@@ -199,6 +214,29 @@ class AttentionConfig:
             sinks=torch.zeros(self.num_heads) if self.sinks else None,
             dropout=self.dropout,
             normalizer=None if self.normalizer is None else self.normalizer.make(),
+        )
+
+    def _projections(self, dim: int) -> Projections:
+        return Projections(
+            dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bias=self.bias,
+            norm=None if self.norm is None else self.norm.make,
+            value_norm=None if self.value_norm is None else self.value_norm.make,
+            tied_values=self.tied_values,
+        )
+
+    def _query_projections(self, dim: int) -> QueryProjections:
+        """Those of a layer that reads the keys and values of another."""
+        return QueryProjections(
+            dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bias=self.bias,
+            norm=None if self.norm is None else self.norm.make,
         )
 
 
@@ -270,11 +308,15 @@ class LayerConfig:
 
     Without `before`, a token attends to all tokens before it.
     `before=511` is what Mistral calls a window of 512. `rotary` rotates the layer's queries and keys; layers with equal
-    ones share the rotation. `feed_forward` replaces the model's in this layer, as in mixtures with some dense layers.
+    ones share the rotation. `feed_forward` and `attention` replace the model's in this layer, as in mixtures with some
+    dense layers, and in models with other heads in some.
     `linear` makes the layer one of linear attention, over all tokens before.
+    `keys_from` is the number of an earlier layer, from 0: this one has queries alone, reads the keys and values of that
+    one, and stores nothing while it decodes. It attends to no more tokens than that one, with the same rotary and the
+    same key heads.
 
     Raises:
-        ConfigurationError: linear attention with `before` or `prefix`.
+        ConfigurationError: linear attention with `before`, `prefix` or `keys_from`.
 
     >>> LayerConfig(before=511, prefix=4).mask
     causal() & (window(before=511) | prefix(4))
@@ -285,8 +327,15 @@ class LayerConfig:
     rotary: Rotary | None = None
     feed_forward: AnyFeedForwardConfig | None = None
     linear: LinearAttentionConfig | None = None
+    attention: AttentionConfig | None = None
+    keys_from: int | None = None
 
     def __post_init__(self) -> None:
+        if self.linear is not None and self.keys_from is not None:
+            raise ConfigurationError(
+                f"a layer of linear attention has a state and no keys, but has keys_from={self.keys_from}: leave one "
+                "of them out"
+            )
         if self.linear is not None and (self.before is not None or self.prefix):
             raise ConfigurationError(
                 f"a layer of linear attention attends to all tokens before each, but has before={self.before} and "
@@ -303,22 +352,91 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class LayerInputsConfig:
+    """`LayerInputs`: a vector of this dim for each token and layer, which the layer's output is gated with.
+
+    `vocabulary_size`: of its table; the model's if None. Tokens beyond it have the vector of token 0.
+    """
+
+    dim: int
+    vocabulary_size: int | None = None
+    activation: str = "gelu_tanh"
+
+    def make(self, config: LanguageModelConfig) -> LayerInputs:
+        """Build the table and the gates of all layers."""
+        return LayerInputs(
+            config.dim,
+            self.dim,
+            layers=len(config.layers),
+            vocabulary_size=config.vocabulary_size if self.vocabulary_size is None else self.vocabulary_size,
+            activation=_activation(self.activation),
+            norm=config.norm.make,
+        )
+
+
+@dataclass(frozen=True)
+class GatedInputStreamConfig:
+    """`GatedInputStream`: after each block its layer's vector of the token is added, and all is scaled: Gemma 4."""
+
+    inputs: LayerInputsConfig | None = None
+
+    def make(self, config: LanguageModelConfig) -> ResidualStream:
+        """Build the stream of a model."""
+        inputs = None if self.inputs is None else self.inputs.make(config)
+        return GatedInputStream(len(config.layers), inputs)
+
+
+@dataclass(frozen=True)
+class AlternatingUpdatesConfig:
+    """`AlternatingUpdates`: `copies` of the vectors go through the model, blocks compute the one that is `active`.
+
+    `limit`: of the coefficients, in training. `scaled`: whether a learned scale of each feature precedes the gate of
+    the layer's inputs.
+    """
+
+    inputs: LayerInputsConfig
+    copies: int = 4
+    active: int = 0
+    limit: float | None = 120.0
+    scaled: bool = True
+
+    def make(self, config: LanguageModelConfig) -> ResidualStream:
+        """Build the stream of a model."""
+        return AlternatingUpdates(
+            config.dim,
+            self.inputs.make(config),
+            layers=len(config.layers),
+            copies=self.copies,
+            active=self.active,
+            limit=self.limit,
+            scaled=self.scaled,
+            norm=config.norm.make,
+        )
+
+
+StreamConfig: TypeAlias = GatedInputStreamConfig | AlternatingUpdatesConfig
+
+
+@dataclass(frozen=True)
 class LanguageModelConfig:
     """The architecture of a `LanguageModel`.
 
     - `vocabulary_size`: tokens are 0..vocabulary_size - 1.
     - `dim`: of the vectors that go through the blocks.
     - `layers`: what each layer attends to, from the first to the last.
-    - `attention`, `norm`: of all layers.
-    - `feed_forward`: of the layers that have none of their own.
+    - `norm`: of all layers.
+    - `attention`, `feed_forward`: of the layers that have none of their own.
     - `sandwich`: a norm after each part too, as in Gemma 2; else before it alone.
     - `tied`: the output layer is the embedding; else it has a matrix of its own.
     - `embedding_scale`: what embeddings are multiplied by: √dim for Gemma.
     - `logit_softcap`: c · tanh(logit / c) of the final logits.
     - `dropout`: of embeddings, of what each part says and of hidden features, in training.
+    - `laurel_rank`: of a low-rank map beside each attention, as in Gemma 3n (`LaurelNorm`); needs `sandwich`.
+    - `stream`: what goes from block to block, if it is more than the output of one.
 
     Raises:
-        ConfigurationError: no layers, or layers that are no `LayerConfig`s.
+        ConfigurationError: no layers, or layers that are no `LayerConfig`s; `keys_from` of a layer that has no keys for
+            it; a `laurel_rank` without `sandwich`.
 
     >>> from regard.positions import Rotary
     >>> near, far = LayerConfig(before=511, rotary=Rotary(16)), LayerConfig(rotary=Rotary(16, base=1e6))
@@ -330,7 +448,7 @@ class LanguageModelConfig:
     ...     feed_forward=GatedFeedForwardConfig(172),
     ... )
     >>> len(config.layers), config.norm
-    (4, RMSNormConfig(eps=1e-06, offset=0.0))
+    (4, RMSNormConfig(eps=1e-06, offset=0.0, gain=True))
     """
 
     vocabulary_size: int
@@ -344,6 +462,8 @@ class LanguageModelConfig:
     embedding_scale: float | None = None
     logit_softcap: float | None = None
     dropout: float = 0.0
+    laurel_rank: int | None = None
+    stream: StreamConfig | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -351,12 +471,37 @@ class LanguageModelConfig:
         if not self.layers or other is not None:
             has = f"holds {other!r}" if self.layers else "is empty"
             raise ConfigurationError(f"layers {has}; it needs a LayerConfig for each layer, one at least")
+        check_shared_keys(self.layers, [self.attention_of(layer).key_heads(self.dim) for layer in self.layers])
+        if self.laurel_rank is not None and not self.sandwich:
+            raise ConfigurationError(
+                f"laurel_rank is {self.laurel_rank}, of a map beside the norms of sandwich=True: set it, or leave "
+                "laurel_rank out"
+            )
+
+    @property
+    def key_sources(self) -> tuple[int | None, ...]:
+        """For each layer the number of that whose keys and values several read; None where a layer has them alone."""
+        return key_sources(self.layers)
+
+    def attention_of(self, layer: LayerConfig) -> AttentionConfig:
+        """The settings of a layer's attention: its own, or the model's."""
+        return self.attention if layer.attention is None else layer.attention
 
     def make_block(self, layer: LayerConfig) -> TransformerBlock:
         """Build the block of a layer."""
-        attention = self.attention.make(self.dim, layer)
+        attention = self.attention_of(layer).make(self.dim, layer)
         feed_forward = self.feed_forward if layer.feed_forward is None else layer.feed_forward
-        return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), self._residual)
+        residuals = iter([self._attention_residual(), self._residual()])
+        return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), residuals.__next__)
+
+    def make_stream(self) -> ResidualStream:
+        """Build what goes from block to block."""
+        return PlainStream() if self.stream is None else self.stream.make(self)
+
+    def _attention_residual(self) -> Residual:
+        if self.laurel_rank is None:
+            return self._residual()
+        return LaurelNorm(self.dim, self.laurel_rank, self.norm.make, self.dropout)
 
     def _residual(self) -> Residual:
         norm = self.norm.make(self.dim)
@@ -375,14 +520,17 @@ CONFIG_JSON = DataclassJSON(
     {
         kind.__name__: kind
         for kind in (
+            AlternatingUpdatesConfig,
             AttentionConfig,
             DynamicNTK,
             ExpertsConfig,
             FeedForwardConfig,
             GatedExpertsConfig,
             GatedFeedForwardConfig,
+            GatedInputStreamConfig,
             LanguageModelConfig,
             LayerConfig,
+            LayerInputsConfig,
             LayerNormConfig,
             LinearAttentionConfig,
             LinearScaling,
@@ -390,6 +538,7 @@ CONFIG_JSON = DataclassJSON(
             LongRoPE,
             NTK,
             NormalizerConfig,
+            Proportional,
             RMSNormConfig,
             Rotary,
             YaRN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +15,20 @@ from ...attention import Observation
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens
 from ...masks import Mask
-from ...nn import BlockCache, TransformerBlock
+from ...nn import ProjectedMemory, TransformerBlock
+from ...nn.attention_layer import SharedCallKwargs
 from ...nn.input_checks import probability
 from ...nn.linear import Linear, linear
 from ...nn.projections import init_xavier
-from ...positions import Rotary, Rotation
+from ...positions import Rotary
 from ...utils.numbers import whole_number
 from . import saved_model
+from .block_passes import BlockPass, ObservedPass, ObservedStepPass, SequencePass, StepPass
 from .config import LanguageModelConfig
 from .generation import PROMPT_CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
 from .language_model_cache import LanguageModelCache
 from .token_inputs import check_cache, check_tokens, shared_rotations, stop_tokens, token_positions
-
-BlockStep: TypeAlias = tuple[Tensor, BlockCache]
-"""The output of a step of a block, and its extended cache."""
 
 
 class LanguageModel(nn.Module):
@@ -75,6 +74,9 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=dim**-0.5)
         self.dropout = nn.Dropout(probability("dropout", config.dropout))
         self.blocks = nn.ModuleList(config.make_block(layer) for layer in config.layers)
+        self.stream = config.make_stream()
+        self._key_sources = config.key_sources
+        self._owners = [number for number, layer in enumerate(config.layers) if layer.keys_from is None]
         self.norm = config.norm.make(dim)
         self.output = None if config.tied else Linear(dim, size, bias=False)
         if self.output is not None:
@@ -110,11 +112,7 @@ class LanguageModel(nn.Module):
         the activations of blocks again in the backward pass; without it `block(x, **arguments)`. Other arguments and
         errors are those of `forward`.
         """
-        x, rotations = self._embed(tokens, positions)
-        for block, rotation in zip(self._blocks(), rotations, strict=True):
-            arguments: dict[str, Any] = {"mask": mask, "positions": positions, "rotation": rotation}
-            x = block(x, **arguments) if call_block is None else call_block(block, x, **arguments)
-        return self.norm(x)
+        return self._through_blocks(SequencePass(call_block), tokens, mask, positions)
 
     def logits(self, features: Tensor) -> Tensor:
         """The output layer: (..., dim) to (..., vocabulary_size)."""
@@ -126,20 +124,18 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, *lenses: Lens, mask: Mask | Tensor | None = None, positions: Tensor | None = None
     ) -> LanguageModelObservation:
         """`forward`, and the lenses' results for every layer: `seen.logits`, `seen[lens]`, a tensor per layer."""
-        x, rotations = self._embed(tokens, positions)
-        layers: list[Observation] = []
-        for block, rotation in zip(self._blocks(), rotations, strict=True):
-            seen = block.observe(x, *lenses, mask=mask, positions=positions, rotation=rotation)
-            x = seen.output
-            layers.append(seen.attention)
-        return LanguageModelObservation(self.logits(self.norm(x)), tuple(layers))
+        observed = ObservedPass(lenses)
+        features = self._through_blocks(observed, tokens, mask, positions)
+        return LanguageModelObservation(self.logits(features), tuple(observed.seen))
 
     def make_cache(self, max_length: int | None = None) -> LanguageModelCache:
         """An empty cache, each layer's as long as its own mask needs; `max_length` as in `regard.nn.KVCache.rolling`.
 
-        A layer with a window takes memory for the window, however long the text.
+        A layer with a window takes memory for the window, however long the text; one that reads the keys of another
+        layer (`LayerConfig.keys_from`) has no cache.
         """
-        return LanguageModelCache(tuple(block.make_cache(max_length=max_length) for block in self._blocks()))
+        blocks = list(self._blocks())
+        return LanguageModelCache(tuple(blocks[number].make_cache(max_length=max_length) for number in self._owners))
 
     def step(
         self,
@@ -169,11 +165,10 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[Tensor, LanguageModelCache]:
         """The inputs of the output layer for the next tokens, and the cache; see `features` and `step`."""
-
-        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
-            return block.step(x, cache, mask=mask, positions=positions, rotation=rotation)
-
-        return self._step_blocks(tokens, positions, cache, block_step)
+        check_cache(cache, len(self._owners))
+        step = StepPass(self._owners, cache.layers)
+        features = self._through_blocks(step, tokens, mask, positions, cache)
+        return features, LanguageModelCache(step.extended())
 
     def observe_step(
         self,
@@ -184,15 +179,10 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[LanguageModelObservation, LanguageModelCache]:
         """`step`, and the lenses' results; the columns of a layer are the keys that its cache has."""
-        layers: list[Observation] = []
-
-        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, rotation: Rotation | None) -> BlockStep:
-            seen, cache = block.observe_step(x, cache, *lenses, mask=mask, positions=positions, rotation=rotation)
-            layers.append(seen.attention)
-            return seen.output, cache
-
-        features, cache = self._step_blocks(tokens, positions, cache, block_step)
-        return LanguageModelObservation(self.logits(features), tuple(layers)), cache
+        check_cache(cache, len(self._owners))
+        step = ObservedStepPass(self._owners, cache.layers, lenses)
+        features = self._through_blocks(step, tokens, mask, positions, cache)
+        return LanguageModelObservation(self.logits(features), tuple(step.seen)), LanguageModelCache(step.extended())
 
     def generate(
         self,
@@ -316,33 +306,44 @@ class LanguageModel(nn.Module):
         with torch.device("meta"):
             return cls(config)
 
-    def _step_blocks(
+    def _through_blocks(
         self,
+        way: BlockPass,
         tokens: Tensor,
+        mask: Mask | Tensor | None,
         positions: Tensor | None,
-        cache: LanguageModelCache,
-        step: Callable[[TransformerBlock, Tensor, BlockCache, Rotation | None], BlockStep],
-    ) -> tuple[Tensor, LanguageModelCache]:
-        """The inputs of the output layer for the next tokens, and the extended cache, by a step of each block."""
-        check_cache(cache, len(self.blocks))
-        x, rotations = self._embed(tokens, positions, cache)
-        layers: list[BlockCache] = []
-        for block, rotation, layer in zip(self._blocks(), rotations, cache.layers, strict=True):
-            x, extended = step(block, x, layer, rotation)
-            layers.append(extended)
-        return self.norm(x), LanguageModelCache(tuple(layers))
-
-    def _embed(
-        self, tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None = None
-    ) -> tuple[Tensor, list[Rotation | None]]:
-        """Embedded tokens, and the rotation of each layer, computed once for layers with equal rotaries."""
+        cache: LanguageModelCache | None = None,
+    ) -> Tensor:
+        """The inputs of the output layer, by a pass through all blocks; `cache` is that before the tokens."""
         check_tokens(tokens, self.config.vocabulary_size, self.embedding.weight.device)
+        at, embedded = token_positions(tokens, positions, cache), self._embed(tokens)
+        rotations = shared_rotations(self._rotaries(), at, embedded.dtype)
+        x, inputs = self.stream.begin(tokens, embedded)
+        shared: dict[int, ProjectedMemory] = {}
+
+        def output(number: int, x: Tensor) -> Tensor:
+            block: TransformerBlock = self.blocks[number]  # type: ignore[assignment]
+            call: SharedCallKwargs = {"mask": mask, "positions": positions, "rotation": rotations[number]}
+            source = self._key_sources[number]
+            if source is not None:
+                if source == number:
+                    shared[number] = way.keys(number, block, x, call)
+                # Positions 0..N-1 are the default, which has faster kernels.
+                call["positions"] = None if shared[source].positions is None else at
+                call["keys"] = shared[source]
+            return way.output(number, block, x, call)
+
+        for number in range(len(self.blocks)):
+            x = self.stream.around(number, x, inputs, partial(output, number))
+        return self.norm(self.stream.end(x))
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings of tokens, scaled, with dropout: (batch, length, dim)."""
         embedded = self.embedding(tokens)
         if self.config.embedding_scale is not None:
             # Rounded to the dtype of the weights before it multiplies, as Gemma was trained.
             embedded = embedded * embedded.new_tensor(self.config.embedding_scale)
-        rotations = shared_rotations(self._rotaries(), token_positions(tokens, positions, cache), embedded.dtype)
-        return self.dropout(embedded), rotations
+        return self.dropout(embedded)
 
     def _chunk(self) -> int | None:
         """The prompt tokens per forward pass that leave the result unchanged; None where all have to be in one."""

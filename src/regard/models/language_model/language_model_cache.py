@@ -16,6 +16,8 @@ from ...nn import BlockCache
 class LanguageModelCache:
     """The cache of every layer: keys and values, as many as its mask needs, or the state of its linear attention.
 
+    A layer that reads the keys of another one stores nothing and has none: `layers` are those of the others, in order.
+
     A value, as `regard.nn.KVCache` is: a step returns another one, and the old one stays as it was.
     """
 
