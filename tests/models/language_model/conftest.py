@@ -46,6 +46,25 @@ EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 
 SHARED = {"shared_expert_intermediate_size": 28}
 
 
+LATER_GEMMA = {
+    "initializer_range": 0.1,  # with more layers than others have
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 7,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+}
+GEMMA_3N = LATER_GEMMA | {
+    "laurel_rank": 5,
+    "vocab_size_per_layer_input": VOCABULARY - 9,
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.3],
+}
+GEMMA_4 = LATER_GEMMA | {"global_head_dim": 16}
+
+USUAL = {"layer_types": None, "activation_sparsity_pattern": None, "initializer_range": 0.03}
+
+
 def scaled(name):
     return {"rope_parameters": {"rope_theta": 10000.0} | ROTARIES[name]}
 
@@ -74,6 +93,59 @@ CHECKPOINTS = {
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
                 "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "gemma3n": ("Gemma3n", GEMMA_3N),
+    "gemma3n, no layer shares": (
+        "Gemma3n",
+        GEMMA_3N
+        | {"num_kv_shared_layers": 0, "altup_active_idx": 2, "altup_num_inputs": 3, "altup_correct_scale": False}
+        | {"intermediate_size": [48, 31, 20, 48, 48], "tie_word_embeddings": False}
+        | {"activation_sparsity_pattern": [0.0] * 5},
+    ),
+    "gemma3n, usual layers": ("Gemma3n", GEMMA_3N | USUAL | {"num_hidden_layers": 12, "num_kv_shared_layers": 5}),
+    "gemma3n, other rotaries": (
+        "Gemma3n",
+        GEMMA_3N
+        | {
+            "attention_bias": True,
+            "vocab_size_per_layer_input": 70,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "gemma4": ("Gemma4", GEMMA_4),
+    "gemma4, usual layers": ("Gemma4", GEMMA_4 | USUAL | {"num_hidden_layers": 8, "num_kv_shared_layers": 0}),
+    "gemma4, no inputs of layers": (
+        "Gemma4",
+        GEMMA_4
+        | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 24}
+        | {"tie_word_embeddings": False, "final_logit_softcapping": 2.0, "use_bidirectional_attention": "vision"},
+    ),
+    "gemma4, values are keys": (
+        "Gemma4",
+        GEMMA_4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}
+        | {"hidden_size_per_layer_input": 0, "hidden_activation": "silu"},
+    ),
+    "gemma4, all kinds": (
+        "Gemma4",
+        GEMMA_4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "use_double_wide_mlp": True,
+            "attention_bias": True,
+            "num_kv_shared_layers": 3,
+            "num_hidden_layers": 6,
+            "initializer_range": 0.08,
+            "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"] * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 5000.0},
             },
         },
     ),
@@ -128,7 +200,8 @@ def theirs(name, **changes):
     """A model of transformers, with eager attention and no weight at a value that hides a mistake."""
     transformers = pytest.importorskip("transformers")
     family, settings = CHECKPOINTS[name]
-    kind = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    texts = "Gemma3", "Gemma3n", "Gemma4"  # whose plain name is of the configuration with images
+    kind = getattr(transformers, f"{family}TextConfig" if family in texts else f"{family}Config")
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForCausalLM")._from_config(
         kind(**COMMON | settings | changes), attn_implementation="eager"
@@ -137,6 +210,13 @@ def theirs(name, **changes):
         for parameter in model.parameters():
             if parameter.ndim == 1 or "bias" in str(parameter.shape) or not parameter.any():
                 parameter.add_(0.3 * torch.randn_like(parameter))  # norms, biases and sinks begin all alike
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.add_(0.3 * torch.randn_like(buffer))
+        if family in ("Gemma3n", "Gemma4"):  # without 1/√D: norms of trained queries keep scores from rounding off more
+            for name, parameter in model.named_parameters():
+                if name.endswith("q_norm.weight"):
+                    parameter.mul_(0.3)
     return model.eval()
 
 

@@ -136,9 +136,10 @@ def test_longrope_that_outgrows_its_original_length_while_it_generates(checkpoin
         assert torch.equal(found, there) == (length > 8)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma3n", "gemma4"])
 @torch.no_grad()
-def test_greedy_text_of_a_padded_batch_is_theirs(pair):
-    model, ours = pair("mistral")
+def test_greedy_text_of_a_padded_batch_is_theirs(name, pair):
+    model, ours = pair(name)
     tokens, lengths = text(batch=3, length=9), torch.tensor([9, 4, 1])
     exists = torch.arange(9) >= 9 - lengths[:, None]
     tokens = tokens.masked_fill(~exists, 0)
@@ -149,7 +150,7 @@ def test_greedy_text_of_a_padded_batch_is_theirs(pair):
     assert torch.stack(found, 1).tolist() == expected[:, 9:].tolist()
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma2", "gemma3n", "gemma4, all kinds"])
 @torch.no_grad()
 def test_weights_are_theirs(name, pair):
     model, ours = pair(name)
@@ -218,6 +219,11 @@ def test_rotaries_in_the_words_of_the_first_gemma_3(checkpoint):
         ("gemma2, untied, no caps", ["hidden_activation", "layer_types", "rms_norm_eps"]),
         ("gpt_oss", ["layer_types", "swiglu_alpha", "swiglu_limit", "attention_bias", "rope_parameters"]),
         ("gemma3", ["layer_types", "hidden_activation", "tie_word_embeddings"]),
+        ("gemma3n", ["altup_active_idx", "altup_coef_clip", "altup_correct_scale", "altup_num_inputs"]),
+        ("gemma3n", ["final_logit_softcapping", "hidden_activation", "rms_norm_eps", "rope_parameters"]),
+        ("gemma3n, usual layers", ["activation_sparsity_pattern", "layer_types", "tie_word_embeddings"]),
+        ("gemma4", ["attention_k_eq_v", "hidden_activation", "rms_norm_eps", "rope_parameters", "use_double_wide_mlp"]),
+        ("gemma4, usual layers", ["layer_types", "num_kv_shared_layers", "enable_moe_block"]),
         ("qwen3", ["layer_types", "tie_word_embeddings", "sliding_window", "use_sliding_window"]),
         ("qwen2_moe", ["layer_types", "mlp_only_layers", "norm_topk_prob", "qkv_bias", "sliding_window"]),
         ("qwen3_moe", ["decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "sliding_window"]),
@@ -229,6 +235,35 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(name, gone, chec
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in gone}))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@torch.no_grad()
+def test_heads_of_full_layers_in_the_words_of_the_first_gemma_4(checkpoint):
+    model, folder = checkpoint("gemma4, all kinds")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["per_layer_config"]
+    path.write_text(json.dumps(config | {"global_head_dim": 16, "num_global_key_value_heads": 1}))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+    # Without attention_k_eq_v transformers does not read the key heads of full layers.
+    plain = {"attention_k_eq_v": False, "global_head_dim": 16, "num_global_key_value_heads": 1}
+    attention = [layer.attention for layer in configuration(config | plain).layers]
+    assert {(one.num_kv_heads, one.head_dim) for one in attention if one is not None} == {(2, 12), (2, 16)}
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+@torch.no_grad()
+def test_keys_that_no_layer_reads_are_passed_over(name, checkpoint):
+    """Released files hold keys and values of layers that read those of another, and transformers drops them."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint(name)
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    extra = [f"model.layers.4.self_attn.{part}.weight" for part in ("k_proj", "v_proj", "k_norm", "v_norm")]
+    assert not tensors.keys() & set(extra)
+    safetensors.save_file(tensors | {part: torch.randn(3) for part in extra}, folder / "model.safetensors")
     tokens = text()
     close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
 

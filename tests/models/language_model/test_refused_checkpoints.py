@@ -61,7 +61,7 @@ def test_the_small_llama_itself_is_read(tmp_path):
 
 
 def test_another_architecture_is_named(tmp_path):
-    message = "config.json is of a 'bert' model; LanguageModel reads 'gemma2', 'gemma3_text', 'gpt_oss', 'llama'"
+    message = "config.json is of a 'bert' model; LanguageModel reads 'gemma2', 'gemma3_text', 'gemma3n_text'"
     refuses(told(tmp_path, model_type="bert"), message)
 
 
@@ -162,6 +162,8 @@ def test_weights_that_are_whole_numbers(tmp_path):
 
 
 LONG = {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
+GEMMA_4 = {"model_type": "gemma4_text", "num_hidden_layers": 3, "head_dim": 4, "num_key_value_heads": 1}
+GEMMA_3N = GEMMA_4 | {"model_type": "gemma3n_text", "num_kv_shared_layers": 0}
 WRONG = [
     ({"hidden_act": "relu6"}, "says hidden_act='relu6', which changes what the model computes and is not supported"),
     ({"pretraining_tp": 2}, "says pretraining_tp=2"),
@@ -223,6 +225,31 @@ WRONG = [
     ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act='gelu'"),
     ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}, "quant_method='fp8'"),
     ({"model_type": "gpt_oss", "experts_per_token": 2}, "experts_per_token=2"),
+    (GEMMA_4 | {"enable_moe_block": True, "num_experts": 4}, "says enable_moe_block=True, which changes what"),
+    (GEMMA_4 | {"use_bidirectional_attention": "all"}, "says use_bidirectional_attention='all'"),
+    (GEMMA_4 | {"num_kv_shared_layers": 3}, r"says num_kv_shared_layers=3; it needs a whole number in 0\.\.2"),
+    (GEMMA_4 | {"num_kv_shared_layers": True}, "says num_kv_shared_layers=True"),
+    (
+        GEMMA_4 | {"num_kv_shared_layers": 1},
+        "num_kv_shared_layers=1 of 3 layers, which leaves no layer of 'full_attention' before them",
+    ),
+    (GEMMA_4 | {"hidden_size_per_layer_input": 10**30}, "says hidden_size_per_layer_input=10+; it needs"),
+    (GEMMA_4 | {"vocab_size_per_layer_input": 0}, "says vocab_size_per_layer_input=0; it needs"),
+    (
+        GEMMA_4 | {"per_layer_config": {"1": {"num_attention_heads": 3}}},
+        "per_layer_config has num_attention_heads=3 of layer 1; it needs head_dim or num_key_value_heads of layers in",
+    ),
+    (GEMMA_4 | {"per_layer_config": {"3": {}}}, r"per_layer_config has a layer '3'; it needs .* in 0\.\.2"),
+    (GEMMA_4 | {"layer_types": ["full_attention"] * 2}, "names 2 layers; it needs"),
+    (GEMMA_4 | {"layer_types": ["chunked_attention"] * 3}, "has 'chunked_attention'; it needs"),
+    (
+        GEMMA_4 | {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.5}}},
+        "describes no 'gemma4_text' model: Proportional.*needs a share in 0..1",
+    ),
+    (GEMMA_3N | {"intermediate_size": [12, 12]}, "intermediate_size has 2 values; it needs one for each of the 3"),
+    (GEMMA_3N | {"intermediate_size": [12, 12, 0]}, "says intermediate_size=0; it needs"),
+    (GEMMA_3N | {"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern has 1 values; it needs one for"),
+    (GEMMA_3N | {"altup_lb_loss": 1.0}, "altup_lb_loss=1.0"),
     (
         {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {}, "factor": 2.0}},
         "rope_parameters have factor beside",

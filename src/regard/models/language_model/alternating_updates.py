@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ...core.score_forms import at_least_float32
 from ...errors import ConfigurationError
 from ...nn import Linear
 from ...nn.projections import init_xavier
@@ -119,7 +120,7 @@ class LayerUpdate(nn.Module):
 
     def _coefficients(self, linear: Linear, x: Tensor) -> Tensor:
         """(batch, length, ·) of vectors (batch, length, dim)."""
-        routed = torch.tanh(self.router(self.norm(x) / self.dim).float()).to(x.dtype)
+        routed = torch.tanh(at_least_float32(self.router(self.norm(x) / self.dim))).to(x.dtype)
         weight = linear.weight
         if self.training and self.limit is not None:
             weight = weight.clamp(-self.limit, self.limit)

@@ -13,7 +13,7 @@ from ...utils.numbers import whole_number
 
 
 class LaurelNorm(Residual):
-    """(x + dropout(norm_after(f(y))) + y + norm(R L y)) / √2, with y = norm_before(x) and f the sublayer.
+    """(x + dropout(norm_after(f(y))) + y + laurel_norm(R L y)) / √2, with y = norm_before(x) and f the sublayer.
 
     L maps dim to `rank`, R back.
 
@@ -28,7 +28,7 @@ class LaurelNorm(Residual):
 
     def __init__(self, dim: int, rank: int, norm: Callable[[int], nn.Module], dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm_before, self.norm_after, self.norm = norm(dim), norm(dim), norm(dim)
+        self.norm_before, self.norm_after, self.laurel_norm = norm(dim), norm(dim), norm(dim)
         self.left = Linear(dim, whole_number("laurel_rank", rank), bias=False)
         self.right = Linear(rank, dim, bias=False)
         self.dropout = nn.Dropout(probability("dropout", dropout))
@@ -40,5 +40,5 @@ class LaurelNorm(Residual):
 
     def after(self, x: Tensor, branch: Tensor) -> Tensor:
         y = self.norm_before(x)
-        mapped = y + self.norm(self.right(self.left(y)))
+        mapped = y + self.laurel_norm(self.right(self.left(y)))
         return (x + self.dropout(self.norm_after(branch)) + mapped) * 2**-0.5

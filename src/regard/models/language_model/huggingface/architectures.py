@@ -8,15 +8,19 @@ from typing import Any
 
 from ....errors import CheckpointError, RegardError
 from ..config import (
+    AlternatingUpdatesConfig,
     AttentionConfig,
     ExpertsConfig,
     GatedExpertsConfig,
     GatedFeedForwardConfig,
+    GatedInputStreamConfig,
     LanguageModelConfig,
     LayerConfig,
+    LayerInputsConfig,
     RMSNormConfig,
 )
 from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
+from .layer_settings import FULL, key_layers, layer_heads, layer_kinds, layer_sparsities
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """Names of activations in transformers, and in our configurations."""
@@ -251,6 +255,99 @@ def _gemma(
     )
 
 
+def _gemma4(settings: ModelSettings) -> LanguageModelConfig:
+    # "vision" is of image tokens alone.
+    settings.only("use_bidirectional_attention", None, False, "vision")
+    settings.only("enable_moe_block", False, None)
+    # Read with enable_moe_block and with inputs of layers alone.
+    for name in ("num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input"):
+        settings.get(name)
+    kinds = [*layer_kinds(settings, every=6)[:-1], FULL]  # transformers makes the last layer full, whatever is said
+    heads, readers = layer_heads(settings, kinds), key_layers(settings, kinds)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"))
+    tied = bool(settings.get("attention_k_eq_v"))
+    attention = _attention(settings, heads[0][1], norm=norm, scale=1.0, value_norm=RMSNormConfig(norm.eps, gain=False))
+    feed_forward = GatedFeedForwardConfig(
+        settings.need("intermediate_size"), _activation(settings, "hidden_activation")
+    )
+    wide = replace(feed_forward, hidden_dim=2 * feed_forward.hidden_dim)
+    doubled = bool(settings.get("use_double_wide_mlp"))
+    window, layers = _window(settings), []
+    for kind, (kv_heads, dim), source in zip(kinds, heads, readers, strict=True):
+        near, far = rotaries_by_kind(settings, dim, dim)
+        full = kind == FULL
+        layers.append(
+            LayerConfig(
+                None if full else window,
+                rotary=far if full else near,
+                attention=replace(attention, num_kv_heads=kv_heads, head_dim=dim, tied_values=tied and full),
+                feed_forward=wide if doubled and source is not None else None,
+                keys_from=source,
+            )
+        )
+    inputs = None if settings.is_off("hidden_size_per_layer_input") else _layer_inputs(settings)
+    return LanguageModelConfig(
+        **_common(settings, layers),
+        attention=attention,
+        feed_forward=feed_forward,
+        norm=norm,
+        sandwich=True,
+        embedding_scale=settings.need("hidden_size") ** 0.5,
+        logit_softcap=settings.get("final_logit_softcapping"),
+        stream=GatedInputStreamConfig(inputs),
+    )
+
+
+def _gemma3n(settings: ModelSettings) -> LanguageModelConfig:
+    kinds = layer_kinds(settings, every=5)
+    count, head_dim, activation = len(kinds), _head_dim(settings), _activation(settings, "hidden_activation")
+    near, far = rotaries_by_kind(settings, head_dim)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"))
+    feed_forwards = [
+        GatedFeedForwardConfig(size, activation, sparsity=sparsity)
+        for size, sparsity in zip(
+            settings.of_layers("intermediate_size", count), layer_sparsities(settings, count), strict=True
+        )
+    ]
+    window = _window(settings)
+    layers = [
+        LayerConfig(
+            None if kind == FULL else window,
+            rotary=far if kind == FULL else near,
+            feed_forward=feed_forward,
+            keys_from=source,
+        )
+        for kind, feed_forward, source in zip(kinds, feed_forwards, key_layers(settings, kinds), strict=True)
+    ]
+    stream = AlternatingUpdatesConfig(
+        _layer_inputs(settings),
+        copies=settings.need("altup_num_inputs"),
+        active=settings.need("altup_active_idx"),
+        limit=settings.get("altup_coef_clip"),
+        scaled=bool(settings.get("altup_correct_scale")),
+    )
+    return LanguageModelConfig(
+        **_common(settings, layers),
+        attention=_attention(settings, head_dim, norm=norm, scale=1.0, value_norm=RMSNormConfig(norm.eps, gain=False)),
+        feed_forward=feed_forwards[0],
+        norm=norm,
+        sandwich=True,
+        embedding_scale=settings.need("hidden_size") ** 0.5,
+        logit_softcap=settings.get("final_logit_softcapping"),
+        laurel_rank=settings.need("laurel_rank"),
+        stream=stream,
+    )
+
+
+def _layer_inputs(settings: ModelSettings) -> LayerInputsConfig:
+    """The inputs of layers of Gemma 3n and 4."""
+    return LayerInputsConfig(
+        settings.need("hidden_size_per_layer_input"),
+        settings.need("vocab_size_per_layer_input"),
+        _activation(settings, "hidden_activation"),
+    )
+
+
 def _plain(
     settings: ModelSettings,
     layers: list[LayerConfig],
@@ -355,6 +452,15 @@ GEMMA = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+GEMMA_LATER = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 256,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": 262_144,
+}
 QWEN_MOE = {
     "decoder_sparse_step": 1,
     "hidden_act": "silu",
@@ -370,6 +476,24 @@ ARCHITECTURES = {
         GEMMA | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0} | {"attn_logit_softcapping": 50.0},
     ),
     "gemma3_text": Architecture(_gemma3, GEMMA | {"max_position_embeddings": 131072}),
+    "gemma3n_text": Architecture(
+        _gemma3n,
+        GEMMA_LATER
+        | {"altup_active_idx": 0, "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_num_inputs": 4}
+        | {"final_logit_softcapping": 30.0, "intermediate_size": 16384, "laurel_rank": 64}
+        | {"max_position_embeddings": 32768, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
+    ),
+    "gemma4_text": Architecture(
+        _gemma4,
+        GEMMA_LATER
+        | {"max_position_embeddings": 131072, "num_key_value_heads": 4}
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            }
+        },
+    ),
     "gpt_oss": Architecture(
         _gpt_oss,
         {

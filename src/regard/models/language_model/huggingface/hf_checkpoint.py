@@ -17,14 +17,27 @@ from ....utils.safetensors_files import TensorFile
 from ..config import LanguageModelConfig
 from ..saved_model import EXTRA, check_same, read_json
 from .architectures import configuration
-from .stored_tensors import MXFP4, StoredTensor, packed_shapes, split_fused, stack_experts, unpacked
+from .stored_tensors import (
+    MXFP4,
+    StoredTensor,
+    packed_shapes,
+    split_fused,
+    stack_experts,
+    unpacked,
+    without_unread_keys,
+)
 
 EDGES = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "stream.inputs.norm.weight": "model.per_layer_projection_norm.weight",
+    "stream.inputs.projection.weight": "model.per_layer_model_projection.weight",
+    "stream.inputs.table.weight": "model.embed_tokens_per_layer.weight",
 }
-# Within a block: blocks.0.* here, model.layers.0.* there.
+COPIES = {"enter": "altup_projections", "leave": "altup_unembed_projections"}
+"""The maps of the copies of a token in alternating updates, stream.enter.0.* here."""
+# Of a layer: blocks.0.* here, and what is around the block in stream.NAME.0.*; model.layers.0.* there.
 PARTS = {
     "attention.projections.query.": "self_attn.q_proj.",
     "attention.projections.key.": "self_attn.k_proj.",
@@ -33,6 +46,9 @@ PARTS = {
     "attention.projections.query_norm.": "self_attn.q_norm.",
     "attention.projections.key_norm.": "self_attn.k_norm.",
     "attention.sinks": "self_attn.sinks",
+    "attention_residual.laurel_norm.": "laurel.post_laurel_norm.",
+    "attention_residual.left.": "laurel.linear_left.",
+    "attention_residual.right.": "laurel.linear_right.",
     "attention_residual.norm.": "input_layernorm.",
     "attention_residual.norm_before.": "input_layernorm.",
     "attention_residual.norm_after.": "post_attention_layernorm.",
@@ -51,7 +67,17 @@ PARTS = {
     "feed_forward.shared.up.": "mlp.shared_expert.up_proj.",
     "feed_forward.shared.down.": "mlp.shared_expert.down_proj.",
     "feed_forward.shared_gate.": "mlp.shared_expert_gate.",
+    "stream.inputs.gates.gate.": "per_layer_input_gate.",
+    "stream.inputs.gates.norm.": "post_per_layer_input_norm.",
+    "stream.inputs.gates.projection.": "per_layer_projection.",
+    "stream.scales.scale": "layer_scalar",
+    "stream.updates.corrections.": "altup.correction_coefs.",
+    "stream.updates.norm.": "altup.router_norm.",
+    "stream.updates.predictions.": "altup.prediction_coefs.",
+    "stream.updates.router.": "altup.modality_router.",
+    "stream.updates.scale": "altup.correct_output_scale",
 }
+OF_LAYER = re.compile(r"(?:blocks\.|(stream\.(?:inputs\.gates|scales|updates)\.))(\d+)\.(.+)")
 
 
 def their_name(name: str) -> str:
@@ -62,8 +88,10 @@ def their_name(name: str) -> str:
     """
     if name in EDGES:
         return EDGES[name]
-    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-    number, rest = (block[1], block[2]) if block else ("", name)
+    if copy := re.fullmatch(r"stream\.(enter|leave)\.(.+)", name):
+        return f"model.{COPIES[copy[1]]}.{copy[2]}"
+    layer = OF_LAYER.fullmatch(name)
+    number, rest = (layer[2], (layer[1] or "") + layer[3]) if layer else ("", name)
     ours = next(part for part in PARTS if rest == part or (part.endswith(".") and rest.startswith(part)))
     return f"model.layers.{number}.{PARTS[ours]}{rest.removeprefix(ours)}"
 
@@ -137,7 +165,8 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
         hint = ": LanguageModel.load(folder) reads what regard saved" if "weights" in given else ""
         raise CheckpointError(f"{folder / 'config.json'} names no model_type, so transformers did not save it{hint}")
     config = configuration(given, ignore)
-    return Checkpoint(folder, config, stack_experts(split_fused(_tensors(folder), config), config))
+    tensors = without_unread_keys(_tensors(folder), config)
+    return Checkpoint(folder, config, stack_experts(split_fused(tensors, config), config))
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -30,6 +30,17 @@ class StoredTensor:
     read: Callable[[], Tensor]
 
 
+def without_unread_keys(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig) -> dict[str, StoredTensor]:
+    """The tensors without key and value projections of layers that read those of another, which some files hold."""
+    readers = [number for number, layer in enumerate(config.layers) if layer.keys_from is not None]
+    unread = tuple(
+        f"model.layers.{number}.self_attn.{part}."
+        for number in readers
+        for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(unread)}
+
+
 def split_fused(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig) -> dict[str, StoredTensor]:
     """Split each fused projection into its parts by rows; projections of another height are unchanged."""
     attention = config.attention
