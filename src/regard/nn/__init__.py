@@ -1,10 +1,15 @@
 """Layers: attention with its projections, Transformer blocks, and caches for decoding."""
 
 from .attention_layer import Attention as Attention
+from .caches import H2O as H2O
+from .caches import TOVA as TOVA
 from .caches import Cache as Cache
 from .caches import KVCache as KVCache
 from .caches import LinearCache as LinearCache
 from .caches import ProjectedMemory as ProjectedMemory
+from .caches import SnapKV as SnapKV
+from .caches import WeighedCache as WeighedCache
+from .caches import WeightPolicy as WeightPolicy
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
 from .feedforward import RMSNorm as RMSNorm
@@ -36,6 +41,8 @@ from .transformer_block import SandwichNorm as SandwichNorm
 from .transformer_block import TransformerBlock as TransformerBlock
 
 __all__ = [
+    "H2O",
+    "TOVA",
     "Attention",
     "BlockCache",
     "BlockObservation",
@@ -64,8 +71,11 @@ __all__ = [
     "RMSNorm",
     "Residual",
     "SandwichNorm",
+    "SnapKV",
     "SwapReport",
     "TransformerBlock",
+    "WeighedCache",
+    "WeightPolicy",
     "block_from_torch",
     "blocks_from_torch",
     "swap",

@@ -19,7 +19,8 @@ from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..scores import Score
-from .caches import KeyValueStore, KVCache, ProjectedMemory
+from .caches import KeyValueStore, KVCache, ProjectedMemory, WeighedCache
+from .caches.weighed_cache import Heads
 from .input_checks import check_positions, probability, refuse_scripting
 from .layer_arguments import (
     BiasModule,
@@ -32,9 +33,6 @@ from .layer_arguments import (
     learned_sinks,
 )
 from .projections import Projections, QueryProjections
-
-Heads = tuple[Tensor, Tensor, Tensor]
-"""Queries (batch, heads, M, D), keys and values (batch, key heads, N, ·)."""
 
 Store = TypeVar("Store", bound=KeyValueStore)
 
@@ -103,6 +101,9 @@ class CachedAttention(nn.Module, ABC):
         """
         call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
         heads, options, cache = self._step_inputs(query, cache, call)
+        if isinstance(cache, WeighedCache):
+            seen, weighed = cache.observe(heads, options)
+            return self._step_output(seen.output), weighed  # type: ignore[return-value]
         return self._step_output(attention(*heads, **options)), cache.evict()
 
     def observe_step(
@@ -110,8 +111,11 @@ class CachedAttention(nn.Module, ABC):
     ) -> tuple[Observation, Store]:
         """`step` with lenses on its weights, whose columns are the keys in the cache."""
         heads, options, cache = self._step_inputs(query, cache, call)
-        seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self._step_output(seen.output)), cache.evict()
+        if isinstance(cache, WeighedCache):
+            seen, after = cache.observe(heads, options, *lenses)
+        else:
+            seen, after = observe(*heads, *lenses, **options), cache.evict()
+        return replace(seen, output=self._step_output(seen.output)), after  # type: ignore[return-value]
 
     @abstractmethod
     def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
@@ -324,6 +328,11 @@ class Attention(CachedAttention):
         """
         self._check_self_attention("extend")
         check_cache(cache, self.mask)
+        if isinstance(cache, WeighedCache):
+            raise ConfigurationError(
+                "keys that layers share cannot be evicted by the weights of one of them: give the layer that has them "
+                "a KVCache, as its make_cache() does"
+            )
         keys, values = self.projections.keys_and_values(query)
         new = self._step_positions(query, cache, {"positions": positions})
         (keys,) = self._rotated(new, keys, rotation=rotation)

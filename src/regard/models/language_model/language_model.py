@@ -15,7 +15,7 @@ from ...attention import Observation
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens
 from ...masks import Mask
-from ...nn import ProjectedMemory, TransformerBlock
+from ...nn import BlockCache, ProjectedMemory, TransformerBlock, WeighedCache, WeightPolicy
 from ...nn.attention_layer import SharedCallKwargs
 from ...nn.input_checks import probability
 from ...nn.linear import Linear, linear
@@ -128,14 +128,28 @@ class LanguageModel(nn.Module):
         features = self._through_blocks(observed, tokens, mask, positions)
         return LanguageModelObservation(self.logits(features), tuple(observed.seen))
 
-    def make_cache(self, max_length: int | None = None) -> LanguageModelCache:
+    def make_cache(self, max_length: int | None = None, *, eviction: WeightPolicy | None = None) -> LanguageModelCache:
         """An empty cache, each layer's as long as its own mask needs; `max_length` as in `regard.nn.KVCache.rolling`.
 
         A layer with a window takes memory for the window, however long the text; one that reads the keys of another
         layer (`LayerConfig.keys_from`) has no cache.
+
+        With `eviction`, `H2O`, `SnapKV` or `TOVA` of `regard.nn`, layers that attend to all tokens before have a
+        `regard.nn.WeighedCache` of it, so that the memory of these is constant too: the outputs are then those of
+        attention to what is kept. `generate(tokens, count, cache=model.make_cache(eviction=TOVA(512)))` uses it.
+
+        Raises:
+            ConfigurationError: eviction of keys that several layers read, or of a model with no layer for it.
         """
-        blocks = list(self._blocks())
-        return LanguageModelCache(tuple(blocks[number].make_cache(max_length=max_length) for number in self._owners))
+        weighed = () if eviction is None else self._layers_without_limit()
+
+        def layer_cache(number: int) -> BlockCache:
+            block: TransformerBlock = self.blocks[number]  # type: ignore[assignment]
+            if eviction is not None and number in weighed:
+                return BlockCache(WeighedCache(eviction))
+            return block.make_cache(max_length=max_length)
+
+        return LanguageModelCache(tuple(layer_cache(number) for number in self._owners))
 
     def step(
         self,
@@ -195,6 +209,7 @@ class LanguageModel(nn.Module):
         generator: torch.Generator | None = None,
         chunk: int | None = None,
         captured: bool = False,
+        cache: LanguageModelCache | None = None,
     ) -> Iterator[Tensor]:
         """Generate tokens, (batch,) at a time, each yielded as soon as it is computed.
 
@@ -217,11 +232,14 @@ class LanguageModel(nn.Module):
             captured: each step is the same calls over memory for `max_new_tokens`, which is allocated at once; on CUDA
                 they are captured as a graph, so that a token takes one launch. The tokens are the same. Where one model
                 serves many such calls, each captures a graph of its own.
+            cache: `make_cache()`, with an eviction for instance, or the cache of a text that the tokens continue; it
+                stays as it is.
 
         Raises:
             ShapeError: no tokens to go on from, lengths that do not fit.
             ConfigurationError: numbers out of their range, a token to stop at that is none of the vocabulary; captured
-                steps of linear attention, or of a rotary whose frequencies depend on the length.
+                steps of linear attention, of a rotary whose frequencies depend on the length, or with an eviction;
+                lengths of tokens that continue a text.
 
         >>> from regard.models import language_model as lm
         >>> attention, feed_forward = lm.AttentionConfig(num_heads=2), lm.FeedForwardConfig(16)
@@ -232,6 +250,8 @@ class LanguageModel(nn.Module):
         """
         if captured:
             self._check_steps_are_alike()
+        if cache is not None:
+            check_cache(cache, len(self._owners))
         return generated(
             self,
             tokens,
@@ -242,6 +262,7 @@ class LanguageModel(nn.Module):
             generator=generator,
             chunk=self._chunk() if chunk is None else chunk,
             captured=captured,
+            cache=cache,
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -361,6 +382,27 @@ class LanguageModel(nn.Module):
                 "the frequencies of this model's rotary depend on the length of the text, so that its steps differ: "
                 "leave captured out"
             )
+
+    def _layers_without_limit(self) -> list[int]:
+        """The layers of softmax attention to all tokens before, whose keys an eviction by weight can choose from.
+
+        Raises:
+            ConfigurationError: there are none; other layers read the keys of one of them.
+        """
+        layers = self.config.layers
+        found = [number for number in self._owners if layers[number].before is None and layers[number].linear is None]
+        shared = next((number for number in found if self._key_sources[number] is not None), None)
+        if shared is not None:
+            raise ConfigurationError(
+                f"other layers read the keys of layer {shared}, which cannot be evicted by the weights of one of them: "
+                "leave eviction out"
+            )
+        if not found:
+            raise ConfigurationError(
+                "no layer of this model attends to all tokens before, so that caches have a limit already: leave "
+                "eviction out"
+            )
+        return found
 
     def _rotaries(self) -> list[Rotary | None]:
         """The rotary embedding of each layer."""

@@ -29,6 +29,11 @@ class LanguageModelCache:
         return self.layers[0].attention.next_position
 
     @property
+    def is_used(self) -> bool:
+        """Whether there are tokens in it, or were."""
+        return isinstance(self.next_position, Tensor) or self.next_position > 0
+
+    @property
     def nbytes(self) -> int:
         """The memory of all layers in bytes."""
         return sum(layer.nbytes for layer in self.layers)
