@@ -201,6 +201,27 @@ def check_vision_transformer(figures, least_accuracy):
         assert blank < figures["4 patches blank by chance"] - 0.3
 
 
+def test_memorizing_transformer(tmp_path):
+    figures = run("memorizing_transformer", tmp_path / "right.svg")
+    for length in (256, 512, 1024):
+        assert figures[f"before, with a memory, {length}"] > 0.9
+        for name in ("trained without", "taken away"):  # by chance 1 of 16
+            assert figures[f"before, {name}, {length}"] == pytest.approx(1 / 16, abs=0.04)
+    for name in ("with a memory", "trained without", "taken away"):
+        assert figures[f"own segment, {name}"] > 0.95
+
+
+def test_infini_attention(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)  # as Python does for a script, which imports the one beside it
+    figures = run("infini_attention", tmp_path / "right.svg")
+    for update in ("delta", "linear"):
+        shares = [figures[f"before, {update}, {length}"] for length in (256, 512, 1024)]
+        assert shares[0] > 0.6
+        assert shares[0] > shares[1] + 0.05 > shares[2] + 0.1  # what is said four times as often does not fit
+        assert shares[2] > 4 / 16
+        assert figures[f"own segment, {update}"] > 0.9
+
+
 def test_speech_alignment_hardly_trained(tmp_path):
     figures = run("speech_alignment", tmp_path / "times.svg", "--updates=30")
     assert 45 < figures["middle, equal division"] < 70
