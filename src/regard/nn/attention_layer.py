@@ -218,7 +218,7 @@ class Attention(CachedAttention):
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
-        self.projections = projections
+        self.projections: Projections = projections  # type: ignore[assignment]  # or those of queries alone
         self.normalizer = None if normalizer is None else NormalizerModule(normalizer)
         self.score = score
         self.mask = None if mask is None else as_mask(mask)

@@ -135,6 +135,9 @@ class RMSNorm(nn.Module):
     tensor([0.2000, 1.4000])
     """
 
+    weight: nn.Parameter
+    """g; None without a gain, as in torch's norms."""
+
     def __init__(self, dim: int, eps: float = 1e-6, *, offset: float = 0.0, gain: bool = True) -> None:
         super().__init__()
         self.dim, self.eps, self.offset = whole_number("dim", dim), eps, offset
@@ -142,7 +145,10 @@ class RMSNorm(nn.Module):
             raise ConfigurationError(f"eps is {eps}; it needs a number of at least 0")
         if offset and not gain:
             raise ConfigurationError(f"offset is {offset}, which is added to a gain, but gain is False: leave one out")
-        self.weight = nn.Parameter(torch.full((dim,), 1.0 - offset)) if gain else None
+        if gain:
+            self.weight = nn.Parameter(torch.full((dim,), 1.0 - offset))
+        else:
+            self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., dim) to (..., dim)."""

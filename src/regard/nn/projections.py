@@ -51,6 +51,9 @@ class Projections(nn.Module):
     [(5, 2, 7, 3), (5, 2, 7, 3)]
     """
 
+    value: Linear
+    """W_v; None with tied values, which few layers have."""
+
     def __init__(
         self,
         dim: int,
@@ -75,7 +78,10 @@ class Projections(nn.Module):
         self.query = Linear(self.dim, self.num_heads * self.head_dim, "query" in biased)
         self.key = Linear(source, self.num_kv_heads * self.head_dim, "key" in biased)
         _check_tied_values(tied_values, self.head_dim, self.value_dim)
-        self.value = None if tied_values else Linear(source, self.num_kv_heads * self.value_dim, "value" in biased)
+        if tied_values:
+            self.register_module("value", None)
+        else:
+            self.value = Linear(source, self.num_kv_heads * self.value_dim, "value" in biased)
         self.output = Linear(self.num_heads * self.value_dim, self.dim, "output" in biased)
         self.query_norm = nn.Identity() if norm is None else norm(self.head_dim)
         self.key_norm = nn.Identity() if norm is None else norm(self.head_dim)

@@ -107,7 +107,7 @@ def _attention(theirs: nn.MultiheadAttention, mask: Mask | None) -> Attention:
         )
     biased = theirs.in_proj_bias is not None
     projections = Projections(theirs.embed_dim, theirs.num_heads, bias=biased)
-    ours = [linear for linear in (projections.query, projections.key, projections.value) if linear is not None]
+    ours = projections.query, projections.key, projections.value
     biases = theirs.in_proj_bias.chunk(3) if biased else (None,) * 3
     for linear, weight, bias in zip(ours, theirs.in_proj_weight.chunk(3), biases, strict=True):
         _copy(linear, weight, bias)

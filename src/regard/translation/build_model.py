@@ -170,8 +170,7 @@ def _build_projections(settings: sections.TransformerSettings) -> Projections:
     projections = Projections(settings.dim, settings.num_heads, head_dim=settings.head_dim)
     with torch.no_grad():
         for linear in (projections.query, projections.key, projections.value):
-            if linear is not None:
-                linear.weight.mul_(2**-0.5)
+            linear.weight.mul_(2**-0.5)
     return projections
 
 
