@@ -1,5 +1,6 @@
 """Formulas of mechanisms, written out with all weights: what recipes/every_mechanism.toml compares its rows with."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,45 @@ def layer_of(
     scores = query @ key.mT / query.shape[-1] ** 0.5
     context = softmax(scores if keep is None else hide(scores, keep)) @ value
     return context.transpose(1, 2).flatten(-2) @ own.output.weight.T + own.output.bias
+
+
+def keys_of_another(reader: Any, owner: Any, x: Tensor, keep: Tensor) -> Tensor:
+    """W_o · heads of softmax(W_q x · W_k' x / √d) W_v' x, with 4 heads, and W_k' and W_v' of another layer."""
+    (query, _, _), (_, key, value) = projected(reader, x), projected(owner, x)
+    context = softmax(hide(query @ key.mT / query.shape[-1] ** 0.5, keep)) @ value
+    return output_of(reader, context)
+
+
+def heavy_hitters(layer: Any, x: Tensor, heavy: int, recent: int) -> Tensor:
+    """H2O, a token at a time, of 4 heads with lists of keys of their own."""
+    query, key, value = projected(layer, x)
+    context = torch.zeros_like(query)
+    for batch, head in itertools.product(range(len(x)), range(query.shape[1])):
+        kept, sums = [], torch.zeros(x.shape[1], dtype=x.dtype)
+        for row in range(x.shape[1]):
+            kept.append(row)
+            weights = softmax(query[batch, head, row] @ key[batch, head, kept].mT / query.shape[-1] ** 0.5)
+            context[batch, head, row] = weights @ value[batch, head, kept]
+            sums[kept] += weights
+            older = sorted(kept[:-recent], key=lambda column: float(sums[column]))[-heavy:]
+            kept = sorted(older) + kept[-recent:]
+    return output_of(layer, context)
+
+
+def projected(layer: Any, x: Tensor) -> list[Any]:
+    """Queries, keys and values of 4 heads, (batch, 4, length, ·); None of what the layer has not."""
+    own = layer.projections
+    linears = [getattr(own, name, None) for name in ("query", "key", "value")]
+    return [
+        None if each is None else (x @ each.weight.T + each.bias).unflatten(-1, (4, -1)).transpose(1, 2)
+        for each in linears
+    ]
+
+
+def output_of(layer: Any, context: Tensor) -> Tensor:
+    """W_o of the heads together."""
+    output = layer.projections.output
+    return context.transpose(1, 2).flatten(-2) @ output.weight.T + output.bias
 
 
 def latent(layer: Any, x: Tensor, keep: Tensor) -> Tensor:
