@@ -131,6 +131,19 @@ CHECKPOINTS = {
         | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}
         | {"hidden_size_per_layer_input": 0, "hidden_activation": "silu"},
     ),
+    "gemma4, experts": (
+        "Gemma4",
+        GEMMA_4
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20}
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"num_kv_shared_layers": 0},  # with shared keys transformers needs inputs of layers
+    ),
+    "gemma4, experts, twice as wide": (
+        "Gemma4",
+        GEMMA_4
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 4, "moe_intermediate_size": 12}
+        | {"use_double_wide_mlp": True, "hidden_activation": "silu"},
+    ),
     "gemma4, all kinds": (
         "Gemma4",
         GEMMA_4

@@ -76,6 +76,22 @@ def test_every_parameter_learns(stream):
     close(torch.tensor(found), ((values[0] - values[1]) / (2 * step)).float(), 1e-4)
 
 
+def test_experts_beside_a_feed_forward_network(tmp_path):
+    experts = lm.DenseAndExpertsConfig(lm.GatedFeedForwardConfig(20), 8, num_experts=3, chosen=2)
+    layers = (lm.LayerConfig(), lm.LayerConfig(feed_forward=experts))
+    feed_forward = lm.GatedFeedForwardConfig(20)
+    config = lm.LanguageModelConfig(VOCABULARY, DIM, layers, lm.AttentionConfig(2), feed_forward, sandwich=True)
+    model, tokens = lm.LanguageModel(config), torch.randint(VOCABULARY, (2, 9))
+    model(tokens).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.save(tmp_path)
+    assert torch.equal(lm.LanguageModel.load(tmp_path)(tokens), model.eval()(tokens))
+    with pytest.raises(ConfigurationError, match="DenseAndExpertsConfig has the norms of its input itself: set sandwi"):
+        lm.LanguageModel(lm.LanguageModelConfig(VOCABULARY, DIM, layers, lm.AttentionConfig(2), feed_forward))
+    with pytest.raises(ConfigurationError, match="chosen is 4 of num_experts=3: it needs that many or fewer"):
+        lm.DenseAndExpertsConfig(feed_forward, 8, num_experts=3, chosen=4).make(DIM, 0.0)
+
+
 @torch.no_grad()
 def test_inputs_of_layers_are_those_of_the_formula():
     model = model_of("inputs").double()

@@ -2,6 +2,7 @@
 
 from .config import AlternatingUpdatesConfig as AlternatingUpdatesConfig
 from .config import AttentionConfig as AttentionConfig
+from .config import DenseAndExpertsConfig as DenseAndExpertsConfig
 from .config import ExpertsConfig as ExpertsConfig
 from .config import FeedForwardConfig as FeedForwardConfig
 from .config import GatedExpertsConfig as GatedExpertsConfig
@@ -25,6 +26,7 @@ from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 __all__ = [
     "AlternatingUpdatesConfig",
     "AttentionConfig",
+    "DenseAndExpertsConfig",
     "ExpertsConfig",
     "FeedForwardConfig",
     "GatedExpertsConfig",

@@ -44,6 +44,7 @@ from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from ..normalizer_config import NormalizerConfig
 from .alternating_updates import AlternatingUpdates
+from .dense_and_experts import DenseAndExperts, OutputNorm, ScaledExperts
 from .laurel import LaurelNorm
 from .layer_inputs import GatedInputStream, LayerInputs
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
@@ -113,7 +114,7 @@ class GatedFeedForwardConfig:
     bias: bool = False
     sparsity: float | None = None
 
-    def make(self, dim: int, dropout: float) -> nn.Module:
+    def make(self, dim: int, dropout: float) -> GatedFeedForward:
         """Build the feed-forward network of one block."""
         activation = _activation(self.activation)
         if self.sparsity is not None:
@@ -164,8 +165,31 @@ class GatedExpertsConfig:
         )
 
 
+@dataclass(frozen=True)
+class DenseAndExpertsConfig:
+    """`DenseAndExperts`: a gated feed-forward network, and beside it `chosen` of `num_experts` for each token.
+
+    It has the norms of its inputs itself, `norm`; the model needs `sandwich`, whose norm before is left out here.
+    """
+
+    dense: GatedFeedForwardConfig
+    hidden_dim: int
+    num_experts: int
+    chosen: int
+    activation: str = "gelu_tanh"
+    norm: RMSNormConfig = field(default_factory=RMSNormConfig)
+
+    def make(self, dim: int, dropout: float) -> nn.Module:
+        """Build both of one block."""
+        activation, sizes = _activation(self.activation), (self.hidden_dim, self.num_experts, self.chosen)
+        experts = ScaledExperts(dim, *sizes, activation=activation, eps=self.norm.eps)
+        return DenseAndExperts(self.dense.make(dim, dropout), experts, self.norm.make)
+
+
 NormConfig: TypeAlias = RMSNormConfig | LayerNormConfig
-AnyFeedForwardConfig: TypeAlias = FeedForwardConfig | GatedFeedForwardConfig | ExpertsConfig | GatedExpertsConfig
+AnyFeedForwardConfig: TypeAlias = (
+    FeedForwardConfig | GatedFeedForwardConfig | ExpertsConfig | GatedExpertsConfig | DenseAndExpertsConfig
+)
 
 
 @dataclass(frozen=True)
@@ -491,7 +515,7 @@ class LanguageModelConfig:
         """Build the block of a layer."""
         attention = self.attention_of(layer).make(self.dim, layer)
         feed_forward = self.feed_forward if layer.feed_forward is None else layer.feed_forward
-        residuals = iter([self._attention_residual(), self._residual()])
+        residuals = iter([self._attention_residual(), self._feed_forward_residual(feed_forward)])
         return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), residuals.__next__)
 
     def make_stream(self) -> ResidualStream:
@@ -502,6 +526,13 @@ class LanguageModelConfig:
         if self.laurel_rank is None:
             return self._residual()
         return LaurelNorm(self.dim, self.laurel_rank, self.norm.make, self.dropout)
+
+    def _feed_forward_residual(self, feed_forward: AnyFeedForwardConfig) -> Residual:
+        if not isinstance(feed_forward, DenseAndExpertsConfig):
+            return self._residual()
+        if not self.sandwich:
+            raise ConfigurationError("a DenseAndExpertsConfig has the norms of its input itself: set sandwich=True")
+        return OutputNorm(self.norm.make(self.dim), self.dropout)
 
     def _residual(self) -> Residual:
         norm = self.norm.make(self.dim)
@@ -522,6 +553,7 @@ CONFIG_JSON = DataclassJSON(
         for kind in (
             AlternatingUpdatesConfig,
             AttentionConfig,
+            DenseAndExpertsConfig,
             DynamicNTK,
             ExpertsConfig,
             FeedForwardConfig,

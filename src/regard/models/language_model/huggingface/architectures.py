@@ -10,6 +10,7 @@ from ....errors import CheckpointError, RegardError
 from ..config import (
     AlternatingUpdatesConfig,
     AttentionConfig,
+    DenseAndExpertsConfig,
     ExpertsConfig,
     GatedExpertsConfig,
     GatedFeedForwardConfig,
@@ -258,10 +259,7 @@ def _gemma(
 def _gemma4(settings: ModelSettings) -> LanguageModelConfig:
     # "vision" is of image tokens alone.
     settings.only("use_bidirectional_attention", None, False, "vision")
-    settings.only("enable_moe_block", False, None)
-    # Read with enable_moe_block and with inputs of layers alone.
-    for name in ("num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input"):
-        settings.get(name)
+    settings.get("vocab_size_per_layer_input")  # of no effect without inputs of layers
     kinds = [*layer_kinds(settings, every=6)[:-1], FULL]  # transformers makes the last layer full, whatever is said
     heads, readers = layer_heads(settings, kinds), key_layers(settings, kinds)
     norm = RMSNormConfig(settings.need("rms_norm_eps"))
@@ -271,7 +269,7 @@ def _gemma4(settings: ModelSettings) -> LanguageModelConfig:
         settings.need("intermediate_size"), _activation(settings, "hidden_activation")
     )
     wide = replace(feed_forward, hidden_dim=2 * feed_forward.hidden_dim)
-    doubled = bool(settings.get("use_double_wide_mlp"))
+    doubled, with_experts = bool(settings.get("use_double_wide_mlp")), _gemma4_experts(settings, norm)
     window, layers = _window(settings), []
     for kind, (kv_heads, dim), source in zip(kinds, heads, readers, strict=True):
         near, far = rotaries_by_kind(settings, dim, dim)
@@ -281,7 +279,7 @@ def _gemma4(settings: ModelSettings) -> LanguageModelConfig:
                 None if full else window,
                 rotary=far if full else near,
                 attention=replace(attention, num_kv_heads=kv_heads, head_dim=dim, tied_values=tied and full),
-                feed_forward=wide if doubled and source is not None else None,
+                feed_forward=with_experts(wide) if doubled and source is not None else None,
                 keys_from=source,
             )
         )
@@ -289,13 +287,27 @@ def _gemma4(settings: ModelSettings) -> LanguageModelConfig:
     return LanguageModelConfig(
         **_common(settings, layers),
         attention=attention,
-        feed_forward=feed_forward,
+        feed_forward=with_experts(feed_forward),
         norm=norm,
         sandwich=True,
         embedding_scale=settings.need("hidden_size") ** 0.5,
         logit_softcap=settings.get("final_logit_softcapping"),
         stream=GatedInputStreamConfig(inputs),
     )
+
+
+def _gemma4_experts(
+    settings: ModelSettings, norm: RMSNormConfig
+) -> Callable[[GatedFeedForwardConfig], GatedFeedForwardConfig | DenseAndExpertsConfig]:
+    """What puts experts beside a feed-forward network, where `enable_moe_block` says so."""
+    names = "moe_intermediate_size", "num_experts", "top_k_experts"
+    if settings.is_off("enable_moe_block"):
+        for name in names:
+            settings.get(name)
+        return lambda dense: dense
+    settings.get("enable_moe_block")
+    hidden_dim, num_experts, chosen = (settings.need(name) for name in names)
+    return lambda dense: DenseAndExpertsConfig(dense, hidden_dim, num_experts, chosen, dense.activation, norm)
 
 
 def _gemma3n(settings: ModelSettings) -> LanguageModelConfig:

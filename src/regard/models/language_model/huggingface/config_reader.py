@@ -94,6 +94,7 @@ LARGEST_SIZES = {
     "num_key_value_heads": 2**16,
     "num_local_experts": 2**14,
     "shared_expert_intermediate_size": 2**24,
+    "top_k_experts": 2**14,
     "vocab_size": 2**26,
     "vocab_size_per_layer_input": 2**26,
 }
