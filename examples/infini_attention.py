@@ -5,13 +5,13 @@
 The task is that of `memorizing_transformer.py`, and so is all but the memory. There it holds every earlier key and
 value; here, in each head, a matrix M of 16 x 16 and a vector z of 16 for a document of any length (Munkhdalai et al.
 2024, "Leave No Context Behind", arXiv 2404.07143, section 2.1). With φ = elu + 1, segment s first reads what the
-segments before have written, and then writes itself (Eqs. 3 to 5):
+segments before have written, and then writes itself:
 
     c_memory = φ(Q) M / (φ(Q) z)
     M += φ(K)ᵀ (V - φ(K) M / (φ(K) z))        z += Σ_j φ(k_j)
 
-"linear" writes φ(K)ᵀ V instead (Eq. 4). The gate of each head is that of the other example (Eq. 9), and gradients flow
-through the memory.
+"linear" writes φ(K)ᵀ V instead. The gate of each head is that of the other example, and gradients flow through the
+memory.
 
 Printed: as there, of both updates. The matrix has room for few values, and documents of 512 and 1,024 tokens say 64 and
 128 of them, where those of the training say 32.

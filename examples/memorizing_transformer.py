@@ -4,8 +4,8 @@
 
 A document is read in segments of 32 tokens. Local attention sees the segment; the keys and values of all segments
 before are a memory, to which no gradient flows. Each query attends to the 8 keys of the memory with the largest q · k
-(Wu et al. 2022, "Memorizing Transformers", arXiv 2203.08913, section 3.2), and each head learns how much of its output
-comes from there (section 3.2 too):
+(Wu et al. 2022, "Memorizing Transformers", arXiv 2203.08913), and each head learns how much of its output comes from
+there:
 
     c = g · c_memory + (1 - g) · c_local        g = σ(b), one b for each head
 

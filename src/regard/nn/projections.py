@@ -135,7 +135,7 @@ class QueryProjections(nn.Module):
         ConfigurationError: a number that is below 1, does not divide or is missing; an unknown name.
 
     Source: Brandon et al. 2024, "Reducing Transformer Key-Value Cache Size with Cross-Layer Attention" (arXiv
-    2405.12981), section 2.2; Sun et al. 2024, "You Only Cache Once" (arXiv 2405.05254), section 2.3.
+    2405.12981); Sun et al. 2024, "You Only Cache Once" (arXiv 2405.05254).
 
     >>> import torch
     >>> [name for name, _ in QueryProjections(dim=12, num_heads=4, bias=False).named_parameters()]

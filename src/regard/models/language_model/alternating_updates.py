@@ -44,8 +44,8 @@ class AlternatingUpdates(ResidualStream):
     Raises:
         ConfigurationError: numbers below 1; an active copy that there is not.
 
-    Source: Baykal et al. 2023, "Alternating Updates for Efficient Transformers" (arXiv 2301.13310), Algorithm 1; P and
-    c that depend on the token, and the inputs of layers, are of the code released with Gemma 3n.
+    Source: Baykal et al. 2023, "Alternating Updates for Efficient Transformers" (arXiv 2301.13310); P and c
+    that depend on the token, and the inputs of layers, are of the code released with Gemma 3n.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ class LaurelNorm(Residual):
 
     L maps dim to `rank`, R back.
 
-    Source: Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer" (arXiv 2411.07501), section 2.2; y in place
-    of x, the norms and √2 are of the code released with Gemma 3n.
+    Source: Menghani et al. 2024, "LAuReL: Learned Augmented Residual Layer" (arXiv 2411.07501), LAuReL-LR; y in
+    place of x, the norms and √2 are of the code released with Gemma 3n.
 
     >>> import torch
     >>> residual = LaurelNorm(4, rank=2, norm=lambda dim: nn.LayerNorm(dim))

@@ -19,7 +19,7 @@ class SparseActivation(nn.Module):
     Raises:
         ConfigurationError: a sparsity that is not between 0 and 1.
 
-    Source: You et al. 2025, "Spark Transformer" (arXiv 2506.06644), section 3.1, "statistical top-k"; Gemma 3n.
+    Source: You et al. 2025, "Spark Transformer" (arXiv 2506.06644), "statistical top-k", as in Gemma 3n.
 
     >>> import torch
     >>> sparse = SparseActivation(torch.relu, 0.95)

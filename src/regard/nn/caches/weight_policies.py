@@ -52,7 +52,7 @@ class H2O(WeightPolicy):
         ConfigurationError: numbers below 1.
 
     Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models"
-    (arXiv 2306.14048), section 4.1, Algorithm 1.
+    (arXiv 2306.14048), Algorithm 1.
 
     >>> import torch
     >>> H2O(heavy=1, recent=1).ranks(torch.tensor([0.5, 1.5, 0.4, 0.1]), 1)
@@ -91,8 +91,8 @@ class SnapKV(WeightPolicy):
     Raises:
         ConfigurationError: numbers below 1; an even kernel; a window that leaves no key of `size`.
 
-    Source: Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation" (arXiv 2404.14469), section
-    4, Listing 1; average pooling is of the code released with it.
+    Source: Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation" (arXiv 2404.14469);
+    average pooling is that of the code released with it.
 
     >>> import torch
     >>> SnapKV(size=2, window=1, kernel=3).ranks(torch.tensor([0.3, 0.0, 0.0, 0.6, 0.1]), 5)
@@ -140,7 +140,7 @@ class TOVA(WeightPolicy):
     Raises:
         ConfigurationError: a size below 1.
 
-    Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (arXiv 2401.06104), section 3.2.
+    Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (arXiv 2401.06104).
 
     >>> import torch
     >>> TOVA(size=2).ranks(torch.tensor([0.5, 0.1, 0.4]), 1)
