@@ -62,6 +62,9 @@ GEMMA_3N = LATER_GEMMA | {
 }
 GEMMA_4 = LATER_GEMMA | {"global_head_dim": 16}
 
+UNIFIED = {
+    name: value for name, value in GEMMA_4.items() if "per_layer_input" not in name and name != "num_kv_shared_layers"
+}
 USUAL = {"layer_types": None, "activation_sparsity_pattern": None, "initializer_range": 0.03}
 
 
@@ -131,6 +134,8 @@ CHECKPOINTS = {
         | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}
         | {"hidden_size_per_layer_input": 0, "hidden_activation": "silu"},
     ),
+    "gemma4 unified": ("Gemma4Unified", {**UNIFIED, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4 unified, usual layers": ("Gemma4Unified", UNIFIED | USUAL | {"num_hidden_layers": 8}),
     "gemma4, experts": (
         "Gemma4",
         GEMMA_4
@@ -213,7 +218,7 @@ def theirs(name, **changes):
     """A model of transformers, with eager attention and no weight at a value that hides a mistake."""
     transformers = pytest.importorskip("transformers")
     family, settings = CHECKPOINTS[name]
-    texts = "Gemma3", "Gemma3n", "Gemma4"  # whose plain name is of the configuration with images
+    texts = "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified"  # whose plain name is of the configuration with images
     kind = getattr(transformers, f"{family}TextConfig" if family in texts else f"{family}Config")
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForCausalLM")._from_config(
@@ -226,7 +231,7 @@ def theirs(name, **changes):
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.add_(0.3 * torch.randn_like(buffer))
-        if family in ("Gemma3n", "Gemma4"):  # without 1/√D: norms of trained queries keep scores from rounding off more
+        if family in texts[1:]:  # without 1/√D: norms of trained queries keep scores from rounding off more
             for name, parameter in model.named_parameters():
                 if name.endswith("q_norm.weight"):
                     parameter.mul_(0.3)

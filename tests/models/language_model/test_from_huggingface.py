@@ -224,6 +224,7 @@ def test_rotaries_in_the_words_of_the_first_gemma_3(checkpoint):
         ("gemma3n, usual layers", ["activation_sparsity_pattern", "layer_types", "tie_word_embeddings"]),
         ("gemma4", ["attention_k_eq_v", "hidden_activation", "rms_norm_eps", "rope_parameters", "use_double_wide_mlp"]),
         ("gemma4, usual layers", ["layer_types", "num_kv_shared_layers", "enable_moe_block"]),
+        ("gemma4 unified, usual layers", ["layer_types", "num_kv_shared_layers", "use_bidirectional_attention"]),
         ("qwen3", ["layer_types", "tie_word_embeddings", "sliding_window", "use_sliding_window"]),
         ("qwen2_moe", ["layer_types", "mlp_only_layers", "norm_topk_prob", "qkv_bias", "sliding_window"]),
         ("qwen3_moe", ["decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "sliding_window"]),

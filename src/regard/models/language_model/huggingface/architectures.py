@@ -473,6 +473,15 @@ GEMMA_LATER = {
     "tie_word_embeddings": True,
     "vocab_size_per_layer_input": 262_144,
 }
+GEMMA_4 = {
+    **GEMMA_LATER,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 4,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
 QWEN_MOE = {
     "decoder_sparse_step": 1,
     "hidden_act": "silu",
@@ -495,16 +504,10 @@ ARCHITECTURES = {
         | {"final_logit_softcapping": 30.0, "intermediate_size": 16384, "laurel_rank": 64}
         | {"max_position_embeddings": 32768, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
     ),
-    "gemma4_text": Architecture(
+    "gemma4_text": Architecture(_gemma4, GEMMA_4),
+    "gemma4_unified_text": Architecture(
         _gemma4,
-        GEMMA_LATER
-        | {"max_position_embeddings": 131072, "num_key_value_heads": 4}
-        | {
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-            }
-        },
+        GEMMA_4 | {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024},
     ),
     "gpt_oss": Architecture(
         _gpt_oss,
