@@ -47,7 +47,7 @@ SHARED = {"shared_expert_intermediate_size": 28}
 
 
 LATER_GEMMA = {
-    "initializer_range": 0.1,  # with more layers than others have
+    "initializer_range": 0.05,  # with more layers than others have, each of which norms scale up again
     "sliding_window": WINDOW,
     "num_hidden_layers": 5,
     "num_kv_shared_layers": 2,
@@ -147,7 +147,7 @@ CHECKPOINTS = {
         "Gemma4",
         GEMMA_4
         | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 4, "moe_intermediate_size": 12}
-        | {"use_double_wide_mlp": True, "hidden_activation": "silu"},
+        | {"use_double_wide_mlp": True, "hidden_activation": "silu", "initializer_range": 0.03},
     ),
     "gemma4, all kinds": (
         "Gemma4",
@@ -159,7 +159,6 @@ CHECKPOINTS = {
             "attention_bias": True,
             "num_kv_shared_layers": 3,
             "num_hidden_layers": 6,
-            "initializer_range": 0.08,
             "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"] * 2,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
