@@ -17,7 +17,7 @@ from ..core.torch_modes import without_autocast
 from .elu_recurrence import elu_recurrence, runs_in_one_pass
 from .favor_attention import favor_attention, takes_features_in_blocks
 from .feature_maps import Elu, FavorPlus, key_features, query_features
-from .linear_arguments import check_features, checked_decay, initial_sums
+from .linear_arguments import check_features, checked_decay, delta_features, initial_sums
 from .linear_problem import LinearProblem
 from .linear_state import LinearState
 from .recurrence import recurrence
@@ -65,6 +65,7 @@ class LinearSequences(NamedTuple):
     value: Tensor
     decay: Tensor | None
     beta: Tensor | None
+    removal: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,13 +161,13 @@ class EluRecurrence(LinearPlan):
         key, state = problem.key, problem.state
         decay = checked_decay(problem.decay, problem.axes, key, problem.keep)
         sequences = LinearSequences(
-            problem.scaled_query(), cls.hide_keys(key, problem.keep), problem.value, decay, problem.beta
+            problem.scaled_query(), cls.hide_keys(key, problem.keep), problem.value, decay, None
         )
         sums = None if state is None else initial_sums(state, key, problem.value.shape[-1] + 1, None)
         return cls(problem, sequences, sums)
 
     def rows(self, sequences: LinearSequences, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        query, key, value, decay, _ = sequences
+        query, key, value, decay, *_ = sequences
         return elu_recurrence(query, key, value, decay, state)
 
     def sums_over_keys(self, key: Tensor, value: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -226,7 +227,8 @@ class FeaturePlan(LinearPlan):
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
         decay = checked_decay(problem.decay, problem.axes, key, problem.keep)
         sums = None if state is None else initial_sums(state, key, value.shape[-1], key_scale)
-        sequences = LinearSequences(query, key, value, decay, problem.beta)
+        key, beta, removal = delta_features(key, problem.beta, problem.removal)
+        sequences = LinearSequences(query, key, value, decay, beta, removal)
         return cls(problem, sequences, sums, key_scale, query_scale)
 
     def finish(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -253,11 +255,12 @@ class FeatureSums(FeaturePlan):
 class FeatureRecurrence(FeaturePlan):
     """o_t = S_tᵀ φ(q_t), with a state S for the keys up to each position.
 
-    S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ,    u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ φ(k_t))
+    S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ,    u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t)
     """
 
     def rows(self, sequences: LinearSequences, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return recurrence(*sequences, state)
+        query, key, value, decay, beta, removal = sequences
+        return recurrence(query, key, value, decay, beta, state, removal)
 
 
 def _times(key: Tensor, factors: Tensor | None) -> Tensor:

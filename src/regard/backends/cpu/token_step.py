@@ -252,7 +252,7 @@ def one_token(problem: RecurrenceProblem) -> tuple[Tensor, Tensor] | None:
         ConfigurationError: a decay above 0, or a beta not within 0..2.
     """
     state = problem.state
-    if state is None or problem.normalize or problem.feature_map != "identity":
+    if state is None or problem.normalize or problem.feature_map != "identity" or problem.removal is not None:
         return None
     query, key, value = (last_contiguous(tensor) for tensor in (problem.query, problem.key, problem.value))
     decay, beta = problem.decay, problem.beta
