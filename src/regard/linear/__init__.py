@@ -4,6 +4,8 @@ from .decays import Decay as Decay
 from .decays import FeatureDecay as FeatureDecay
 from .decays import FixedDecay as FixedDecay
 from .decays import HeadDecay as HeadDecay
+from .delta_product import delta_product as delta_product
+from .delta_product import delta_product_with_state as delta_product_with_state
 from .feature_maps import Elu as Elu
 from .feature_maps import FavorPlus as FavorPlus
 from .feature_maps import FeatureMap as FeatureMap
@@ -36,6 +38,8 @@ __all__ = [
     "SumRule",
     "UnitNorm",
     "UpdateRule",
+    "delta_product",
+    "delta_product_with_state",
     "linear_attention",
     "linear_attention_weights",
     "linear_attention_with_state",

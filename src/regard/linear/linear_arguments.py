@@ -37,6 +37,7 @@ class LinearOptions(TypedDict, total=False):
     decay: Tensor | None
     beta: Tensor | None
     removal: Tensor | None
+    bonus: Tensor | None
     scale: float | None
     state: LinearState | None
 
@@ -159,7 +160,7 @@ def check_order(mask: LinearMask, query: Tensor, key: Tensor, options: LinearOpt
             f"query has {query.shape[-2]} positions and key {key.shape[-2]}: causal linear attention, and documents, "
             "need as many queries as keys. To continue after earlier keys, pass their state= and the new keys alone"
         )
-    for name in ("decay", "beta", "removal", "state"):
+    for name in ("decay", "beta", "removal", "bonus", "state"):
         if options.get(name) is not None and not mask.causal:
             raise ConfigurationError(f"{name} needs an order of the keys: pass causal=True, or leave {name} out")
     if options.get("state") is not None and mask.documents is not None:
@@ -171,6 +172,11 @@ def check_order(mask: LinearMask, query: Tensor, key: Tensor, options: LinearOpt
         if options.get(name) is not None and options.get("normalize", True):
             raise ConfigurationError(
                 f"{name} is the delta rule, whose weights have no sum to divide by: pass normalize=False with it"
+            )
+        if options.get(name) is not None and options.get("bonus") is not None:
+            raise ConfigurationError(
+                f"bonus is of sums, whose query reads the state before its own token, and {name} of the delta rule: "
+                "pass one of the two"
             )
 
 
@@ -264,6 +270,15 @@ def checked_removal(removal: Tensor | None, axes: BatchAxes, key: Tensor) -> Ten
     return None if removal is None else _gate("removal", removal, axes, key)
 
 
+def checked_bonus(bonus: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | None:
+    """The factors of each token's own term, (B, Hk, N, features).
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: another shape, dtype or device.
+    """
+    return None if bonus is None else _gate("bonus", bonus, axes, key)
+
+
 def delta_features(
     key: Tensor, beta: Tensor | None, removal: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -274,12 +289,8 @@ def delta_features(
     Raises:
         ShapeError: a beta or removal for another number of features.
     """
-    for name, gate in (("beta", beta), ("removal", removal)):
-        if gate is not None and gate.ndim == 4 and gate.shape[-1] not in (1, key.shape[-1]):
-            raise ShapeError(
-                f"{name} is for {gate.shape[-1]} features, but keys have {key.shape[-1]} after the feature map: it "
-                f"needs {key.shape[-1]} numbers for each key"
-            )
+    _check_gate_features("beta", beta, key)
+    _check_gate_features("removal", removal, key)
     removal = None if removal is None else removal.expand_as(key).to(key.dtype)
     if beta is not None and beta.ndim == 4:
         return beta.to(key.dtype) * key, torch.ones_like(beta[..., 0]), key if removal is None else removal
@@ -288,10 +299,28 @@ def delta_features(
     return key, beta, removal
 
 
+def bonus_features(key: Tensor, bonus: Tensor | None) -> Tensor | None:
+    """The features u ⊙ φ(k) of each token's own term, of features φ(k) and a checked bonus u.
+
+    Raises:
+        ShapeError: a bonus for another number of features.
+    """
+    _check_gate_features("bonus", bonus, key)
+    return None if bonus is None else bonus.to(key.dtype) * key
+
+
+def _check_gate_features(name: str, gate: Tensor | None, key: Tensor) -> None:
+    if gate is not None and gate.ndim == 4 and gate.shape[-1] not in (1, key.shape[-1]):
+        raise ShapeError(
+            f"{name} is for {gate.shape[-1]} features, but keys have {key.shape[-1]} after the feature map: it needs "
+            f"{key.shape[-1]} numbers for each key"
+        )
+
+
 def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
     """A gate broadcast to (B, Hk, N), or to (B, Hk, N, features) where it has one number for each feature.
 
-    The features of a decay are those of the key, which is φ(k); those of others are checked by `delta_features`.
+    The features of a decay are those of the key, which is φ(k); those of others are checked after φ.
     """
     if refused := needs_tensor(name, gate):
         raise DtypeError(refused)
@@ -301,7 +330,8 @@ def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
     heads = key.shape[1:2] if axes.has_heads else ()
     per_head = (*axes.batch, *heads, key.shape[2])
     features = key.shape[3] if name == "decay" or not gate.ndim else gate.shape[-1]
-    shape = per_head if name != "removal" and gate.ndim == len(per_head) else (*per_head, features)
+    always = name in ("removal", "bonus")
+    shape = per_head if not always and gate.ndim == len(per_head) else (*per_head, features)
     try:
         fits = gate.ndim == len(shape) and torch.broadcast_shapes(gate.shape, shape) == torch.Size(shape)
     except RuntimeError:
@@ -310,7 +340,7 @@ def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
         named = "(*batch, key heads, keys" if axes.has_heads else "(*batch, keys"
         with_features = f"{(*per_head, key.shape[3])}, "
         needs = f"{with_features}{named}, features)"
-        if name != "removal":
+        if not always:
             needs = f"{per_head}, {named}), or {(*per_head, key.shape[3])} with one for each feature"
         raise ShapeError(f"{name} has the shape {tuple(gate.shape)}; it needs {needs}")
     dtype = torch.promote_types(key.dtype, torch.float32)

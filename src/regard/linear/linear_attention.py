@@ -32,6 +32,7 @@ def linear_attention(
     decay: Tensor | None = None,
     beta: Tensor | None = None,
     removal: Tensor | None = None,
+    bonus: Tensor | None = None,
     scale: float | None = None,
     state: LinearState | None = None,
 ) -> Tensor:
@@ -71,6 +72,9 @@ def linear_attention(
             2026, arXiv 2605.22791) has r = b ⊙ k and values w ⊙ v, Comba (Hu et al. 2025, arXiv 2506.02475) r = d k.
             The state decays before it is read; r e^{-g}, for decays that are not strong, reads it as it was before.
             |r| |φ(k)| β needs to be at most 2, or the state may grow.
+        bonus: u, (..., key heads, N, features), of which axes of size 1 broadcast: a token's own weight is
+            φ(q_t) · (u ⊙ φ(k_t)), and its query reads the state before it, o_t = S_{t-1}ᵀ φ(q_t) + own weight · v_t, as
+            in RWKV-6 (Peng et al. 2024, arXiv 2404.05892, Eq. 19). Not with the delta rule.
         scale: what queries are multiplied by before φ; by default 1, and 1/√D for `Identity()` without `normalize`.
         state: what the sums start from, as `linear_attention_with_state` returns it for the positions before; for
             causal attention.
@@ -103,6 +107,7 @@ def linear_attention(
         "decay": decay,
         "beta": beta,
         "removal": removal,
+        "bonus": bonus,
         "scale": scale,
         "state": state,
     }

@@ -18,6 +18,7 @@ from .linear_arguments import (
     LinearOptions,
     check_order,
     checked_beta,
+    checked_bonus,
     checked_map,
     checked_removal,
     checked_scale,
@@ -34,7 +35,7 @@ class LinearProblem:
     """Queries, keys and values as (B, heads, length, ·), before the feature map, with all that the sums depend on.
 
     Shapes: query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), beta (B, Hk, N) or (B, Hk, N, features),
-    removal (B, Hk, N, features), state (B, Hk, D, Dv or Dv + 1).
+    removal and bonus (B, Hk, N, features), state (B, Hk, D, Dv or Dv + 1).
 
     Args:
         query: queries; rows with NaN or infinity are 0 here, and `nonfinite` has them; so are those of keys and values.
@@ -49,6 +50,7 @@ class LinearProblem:
         decay: as the caller gave it: whether it has an axis of features is known after φ, and a plan checks it then.
         beta: of the delta rule.
         removal: the key whose value the delta rule removes; None for φ(k).
+        bonus: factors of the own term of each token, whose query then reads the state before it; None for no such term.
         state: what the sums start from.
         nonfinite: the rows that have NaN or infinity; None where there are none.
         axes: the leading axes of the caller.
@@ -67,6 +69,7 @@ class LinearProblem:
     decay: Tensor | None
     beta: Tensor | None
     removal: Tensor | None
+    bonus: Tensor | None
     state: LinearState | None
     nonfinite: NonfiniteRows | None
     axes: BatchAxes
@@ -114,7 +117,7 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
     scale = checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
     query, key, value = (axes.as_4d(tensor) for tensor in (query, key, value))
     keep, beta = kept_keys(mask, axes, key), checked_beta(options.get("beta"), axes, key)
-    gates = beta, checked_removal(options.get("removal"), axes, key)
+    gates = beta, checked_removal(options.get("removal"), axes, key), checked_bonus(options.get("bonus"), axes, key)
     nonfinite = NonfiniteRows.find(query, key, value, gates, keep)
     if nonfinite is not None and keep is not None:  # NaN in a masked row is nothing
         key, value = _kept(key, keep), _kept(value, keep)
@@ -123,7 +126,7 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
     if nonfinite is not None:  # before the feature map, whose gradient at NaN would be NaN
         query, key, value = (zero_nonfinite(tensor) for tensor in (query, key, value))
         gates = tuple(None if gate is None else zero_nonfinite(gate) for gate in gates)
-    beta, removal = gates
+    beta, removal, bonus = gates
     return LinearProblem(
         query=query,
         key=key,
@@ -137,6 +140,7 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
         decay=options.get("decay"),
         beta=beta,
         removal=removal,
+        bonus=bonus,
         state=checked_state(options.get("state"), axes, key, normalize),
         nonfinite=nonfinite,
         axes=axes,

@@ -52,7 +52,7 @@ def single_token(
     if feature_map is None or not (options.get("causal") if mask is None else type(mask) is Causal):
         return None
     decay, beta = options.get("decay"), options.get("beta")
-    if options.get("removal") is not None or (beta is not None and beta.ndim == key.ndim):
+    if options.get("removal") is not None or options.get("bonus") is not None or (beta is not None and beta.ndim == 4):
         return None
     deferred = state if type(state) is DeferredState else None
     if not _plain(query, key, value, decay, beta, None if deferred is not None else state.sums):
