@@ -1,5 +1,7 @@
 """RWKV-6's bonus: a factor of each token's own term, whose query reads the state before it."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from regard import masks
 from regard.errors import ConfigurationError, ShapeError
 from regard.linear import Elu, Identity, LinearState, linear_attention_weights
 
-RAW = {"feature_map": Identity(), "normalize": False, "causal": True, "scale": 1.0}
+RAW: dict[str, Any] = {"feature_map": Identity(), "normalize": False, "causal": True, "scale": 1.0}
 
 
 def inputs(length=67, heads=4, key_heads=2, dims=(5, 3)):
@@ -78,7 +80,7 @@ def test_documents_and_padding():
 
 def test_signed_weights():
     query, key, value = inputs(23)
-    options = RAW | {"bonus": torch.randn(1, 2, 1, 5, dtype=torch.float64)}
+    options: dict[str, Any] = RAW | {"bonus": torch.randn(1, 2, 1, 5, dtype=torch.float64)}
     weights = linear_attention_weights(query, key, slice(5, 20), **options)
     rows = weights @ value.repeat_interleave(2, 1)
     torch.testing.assert_close(rows, regard.linear_attention(query, key, value, **options)[:, :, 5:20])

@@ -1,5 +1,7 @@
 """The generalised delta rule, whose removed key is not the written one: published rules, options and bad arguments."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ import regard
 from regard import masks
 from regard.linear import Elu, Identity, linear_attention_weights, naive
 
-RAW = {"feature_map": Identity(), "normalize": False, "causal": True, "scale": 1.0}
+RAW: dict[str, Any] = {"feature_map": Identity(), "normalize": False, "causal": True, "scale": 1.0}
 
 
 def inputs(length=67, heads=4, key_heads=2, dims=(5, 3), dtype=torch.float64):
@@ -58,7 +60,7 @@ def test_a_beta_for_each_feature_is_a_factor_of_the_written_key(axes):
 
 def test_the_written_key_removed_is_the_delta_rule():
     query, key, value, _ = inputs()
-    options = RAW | {"beta": torch.rand(2, 2, 67, dtype=torch.float64), "decay": decay_of(key, 4)}
+    options: dict[str, Any] = RAW | {"beta": torch.rand(2, 2, 67, dtype=torch.float64), "decay": decay_of(key, 4)}
     ours = regard.linear_attention(query, key, value, removal=key, **options)
     torch.testing.assert_close(ours, regard.linear_attention(query, key, value, **options))
 
@@ -165,7 +167,7 @@ def test_nan_and_infinity_reach_later_rows_alone_and_none_where_masked(name, bad
 
 def test_signed_weights_of_rows():
     query, key, value, removal = inputs(23)
-    options = RAW | {"removal": removal, "beta": torch.rand_like(key), "decay": decay_of(key, 4)}
+    options: dict[str, Any] = RAW | {"removal": removal, "beta": torch.rand_like(key), "decay": decay_of(key, 4)}
     weights = linear_attention_weights(query, key, slice(5, 20), **options)
     output = weights @ value.repeat_interleave(2, 1)
     torch.testing.assert_close(output, regard.linear_attention(query, key, value, **options)[:, :, 5:20])

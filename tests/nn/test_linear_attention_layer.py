@@ -10,6 +10,8 @@ import regard
 from regard import masks
 from regard.errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from regard.linear import (
+    BonusRule,
+    DecoupledDeltaRule,
     DeltaRule,
     Elu,
     FeatureDecay,
@@ -17,6 +19,9 @@ from regard.linear import (
     HeadDecay,
     Identity,
     Relu,
+    SoftplusDecay,
+    SoftplusFeatureDecay,
+    StateSpaceRule,
     SumRule,
     UnitNorm,
     naive,
@@ -26,10 +31,14 @@ from regard.nn import (
     FeedForward,
     KVCache,
     LinearAttention,
+    GatedGroupNorm,
+    GroupedValueProjections,
     LinearCache,
+    OutputGate,
     PerformerAttention,
     PreNorm,
     Projections,
+    ShortConvolution,
     TransformerBlock,
 )
 from regard.positions import Rotary
@@ -53,6 +62,12 @@ LAYERS = {
     ),
     "delta": lambda: LinearAttention(projections(), causal=True, rule=DeltaRule()),
     "gated delta": lambda: LinearAttention(projections(), causal=True, rule=DeltaRule(), decay=HeadDecay()),
+    "decoupled delta": lambda: LinearAttention(
+        projections(), causal=True, rule=DecoupledDeltaRule(), decay=SoftplusFeatureDecay(rank=2)
+    ),
+    "bonus": lambda: LinearAttention(projections(), causal=True, rule=BonusRule(), decay=FeatureDecay()),
+    "state space": lambda: LinearAttention(projections(), causal=True, rule=StateSpaceRule(), decay=SoftplusDecay()),
+    "convolved": lambda: with_parts(causal=True, decay=HeadDecay(), rotary=Rotary(2)),
     "performer": lambda: PerformerAttention(projections(), num_features=7, causal=True),
     "performer relu": lambda: PerformerAttention(projections(), num_features=7, causal=True, kernel="relu"),
 }
@@ -60,6 +75,11 @@ LAYERS = {
 
 def projections(**given):
     return Projections(DIM, HEADS, num_kv_heads=KEY_HEADS, **given)
+
+
+def with_parts(**given):
+    own = projections()
+    return LinearAttention(own, convolution=ShortConvolution(own, 3, bias=True), gate=OutputGate(own), **given)
 
 
 def close(ours, theirs):
@@ -205,7 +225,7 @@ OLDER = [
     ),
     ({"decay": "head"}, {"decay": HeadDecay()}, r"decay='head' .* pass decay=regard.linear.HeadDecay\(\)"),
     ({"decay": "feature"}, {"decay": FeatureDecay()}, r"decay='feature' .* pass decay=regard.linear.FeatureDecay\(\)"),
-    ({"delta_rule": True}, {"rule": DeltaRule()}, r"delta_rule=True .* pass rule=regard.linear.DeltaRule\(\)"),
+    ({"delta_rule": True}, {"rule": DeltaRule()}, r"delta_rule=True .* pass rule=regard.linear.DeltaRule\("),
     (
         {"delta_rule": False},
         {},
@@ -220,7 +240,7 @@ OLDER = [
     (
         {"delta_rule": True, "normalize": False},
         {"rule": DeltaRule()},
-        r"delta_rule=True and normalize=False .* pass rule=regard.linear.DeltaRule\(\)",
+        r"delta_rule=True and normalize=False .* pass rule=regard.linear.DeltaRule\(",
     ),
 ]
 
@@ -254,7 +274,7 @@ def test_the_names_of_saved_tensors_stay(name):
 
 def test_a_layer_shows_its_decay_and_its_rule():
     assert "decay=None, rule=SumRule(normalize=True)" in repr(LAYERS["elu"]())
-    assert "decay=HeadDecay(temperature=16.0), rule=DeltaRule()" in repr(LAYERS["gated delta"]())
+    assert "decay=HeadDecay(temperature=16.0), rule=DeltaRule(largest=1.0)" in repr(LAYERS["gated delta"]())
     assert "decay=FixedDecay(...), rule=SumRule(normalize=False)" in repr(LAYERS["retnet"]())
     assert LAYERS["elu"]().feature_map == Elu()
 
@@ -360,17 +380,17 @@ def test_compiled(name):
         (
             lambda: LinearAttention(projections(), rule=DeltaRule()),
             ConfigurationError,
-            r"rule=DeltaRule\(\) needs an order of the tokens: make the layer with causal=True",
+            r"rule=DeltaRule\(largest=1.0\) needs an order of the tokens: make the layer with causal=True",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, rule="delta"),  # type: ignore[arg-type]
             ConfigurationError,
-            r"rule is 'delta'; it needs SumRule\(\) or DeltaRule\(\) of regard.linear",
+            r"rule is 'delta'; it needs SumRule\(\), DeltaRule\(\) or another of regard.linear",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, rule=DeltaRule(), normalize=True),
             ConfigurationError,
-            r"rule=DeltaRule\(\) takes the place of normalize=True: pass the rule alone",
+            r"rule=DeltaRule\(largest=1.0\) takes the place of normalize=True: pass the rule alone",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, rule=SumRule(), delta_rule=True, normalize=False),
@@ -385,7 +405,7 @@ def test_compiled(name):
         (
             lambda: LinearAttention(projections(), causal=True, decay="heads"),
             ConfigurationError,
-            r"decay is 'heads'; it needs FixedDecay\(logarithms\), HeadDecay\(\) or FeatureDecay\(\)",
+            r"decay is 'heads'; it needs FixedDecay\(logarithms\), HeadDecay\(\) or another of regard.linear",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, decay=HeadDecay),  # type: ignore[arg-type]

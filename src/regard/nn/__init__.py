@@ -8,6 +8,8 @@ from .caches import ProjectedMemory as ProjectedMemory
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
 from .feedforward import RMSNorm as RMSNorm
+from .grouped_values import GroupedValueProjections as GroupedValueProjections
+from .l2_norm import L2Norm as L2Norm
 from .latent_attention import LatentAttention as LatentAttention
 from .latent_attention import LatentProjections as LatentProjections
 from .linear import Linear as Linear
@@ -16,6 +18,8 @@ from .linear_attention_layer import PerformerAttention as PerformerAttention
 from .linformer import LengthProjection as LengthProjection
 from .linformer import LinformerAttention as LinformerAttention
 from .multihead import MultiheadAttention as MultiheadAttention
+from .output_gate import GatedGroupNorm as GatedGroupNorm
+from .output_gate import OutputGate as OutputGate
 from .projections import Projections as Projections
 from .replace import SwapReport as SwapReport
 from .replace import swap as swap
@@ -24,6 +28,7 @@ from .set_blocks import CrossBlock as CrossBlock
 from .set_blocks import InducedSetBlock as InducedSetBlock
 from .set_blocks import PerceiverEncoder as PerceiverEncoder
 from .set_blocks import PooledSet as PooledSet
+from .short_convolution import ShortConvolution as ShortConvolution
 from .torch_conversion import block_from_torch as block_from_torch
 from .torch_conversion import blocks_from_torch as blocks_from_torch
 from .transformer_block import BlockCache as BlockCache
@@ -42,8 +47,11 @@ __all__ = [
     "CrossBlock",
     "FeedForward",
     "GatedFeedForward",
+    "GatedGroupNorm",
+    "GroupedValueProjections",
     "InducedSetBlock",
     "KVCache",
+    "L2Norm",
     "LatentAttention",
     "LatentProjections",
     "LengthProjection",
@@ -52,6 +60,7 @@ __all__ = [
     "LinearCache",
     "LinformerAttention",
     "MultiheadAttention",
+    "OutputGate",
     "PerceiverEncoder",
     "PerformerAttention",
     "PooledSet",
@@ -62,6 +71,7 @@ __all__ = [
     "RMSNorm",
     "Residual",
     "SandwichNorm",
+    "ShortConvolution",
     "SwapReport",
     "TransformerBlock",
     "block_from_torch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,27 +14,43 @@ from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..linear import (
     Decay,
-    DeltaRule,
     FavorPlus,
-    FeatureDecay,
     FeatureMap,
     FixedDecay,
-    HeadDecay,
-    SumRule,
+    SoftplusDecay,
+    SoftplusFeatureDecay,
     UpdateRule,
     linear_attention,
     observe_linear_attention,
 )
+from ..linear.decays import LearnedDecay, initial_log_rates, initial_step_bias
 from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_mask import mask_at_positions
+from ..linear.update_rules import RuleTokens
 from ..masks import Mask
 from ..positions import Rotary, Rotation
 from .caches import LinearCache
-from .input_checks import check_positions, refuse_scripting
+from .grouped_values import split_heads
+from .input_checks import check_input, check_positions, refuse_scripting
 from .layer_arguments import check_no_rotation, checked_rotary
 from .linear import Linear
 from .linear_attention_flags import decay_of_flag, rule_of_flags
+from .output_gate import OutputGate, low_rank
 from .projections import Projections, init_xavier
+from .short_convolution import ShortConvolution
+from .token_mask import TokenMask
+
+
+class LinearInputs(NamedTuple):
+    """What a layer passes to `regard.linear_attention`, and what its output is made of besides.
+
+    heads: queries, keys and the values that are written. tail: of the convolution, for the tokens that follow.
+    """
+
+    heads: tuple[Tensor, Tensor, Tensor]
+    options: LinearOptions
+    tokens: RuleTokens
+    tail: Tensor | None
 
 
 class LinearAttention(nn.Module):
@@ -51,12 +67,15 @@ class LinearAttention(nn.Module):
         causal: whether a token attends to itself and those before it alone.
         decay: of a causal layer, what the state is multiplied by before each token, from `regard.linear`:
             `FixedDecay(logarithms)` as in RetNet; `HeadDecay()`, learned, or `FeatureDecay()`, learned for each feature
-            as in gated linear attention; none by default.
+            as in gated linear attention; `SoftplusDecay()` of Mamba-2 and Gated DeltaNet, `SoftplusFeatureDecay()` of
+            Kimi Linear; none by default.
         rule: how a value is written into the state, from `regard.linear`: `SumRule()` by default,
-            `SumRule(normalize=False)` for weights that are not divided by their sum, or `DeltaRule()` of a causal
-            layer, with a decay the gated delta rule.
+            `SumRule(normalize=False)` for weights that are not divided by their sum; of a causal layer `DeltaRule()`,
+            with a decay the gated delta rule, `DecoupledDeltaRule()`, `BonusRule()`, `StateSpaceRule()`.
         rotary: rotary position embedding of queries and keys, before φ. Weights depend on relative positions alone
             where φ is `Identity()`.
+        convolution: of a causal layer, a `ShortConvolution` of what is projected, before heads are normed and rotated.
+        gate: an `OutputGate`, or `GatedGroupNorm`, of what queries read, before the output projection.
         delta_rule: in earlier versions what `rule` is; read for one version, with a warning, as are the decays "head",
             "feature" and a tensor.
         normalize: likewise.
@@ -67,7 +86,7 @@ class LinearAttention(nn.Module):
         ShapeError: a fixed decay that has not one number for each key head.
 
     Source: Katharopoulos et al. 2020 (arXiv 2006.16236); gates Yang et al. 2024 (arXiv 2312.06635), section 4.4, the
-    delta rule Yang et al. 2024 (arXiv 2406.06484), section 3.3.
+    delta rule Yang et al. 2024 (arXiv 2406.06484), section 3.3; the parts have their own.
 
     >>> import torch, regard
     >>> layer = regard.nn.LinearAttention(regard.nn.Projections(16, num_heads=4, num_kv_heads=2), causal=True).eval()
@@ -79,6 +98,22 @@ class LinearAttention(nn.Module):
     ...         outputs.append(output)
     >>> torch.allclose(torch.cat(outputs, 1), layer(x), atol=1e-6)
     True
+
+    Gated DeltaNet is a configuration of it:
+
+    >>> from regard.nn import L2Norm, LinearAttention, OutputGate, Projections, RMSNorm, ShortConvolution
+    >>> projections = Projections(16, num_heads=2, bias=False, norm=L2Norm)
+    >>> gated_delta_net = LinearAttention(
+    ...     projections,
+    ...     feature_map=regard.linear.Identity(),
+    ...     causal=True,
+    ...     decay=regard.linear.SoftplusDecay(),
+    ...     rule=regard.linear.DeltaRule(),
+    ...     convolution=ShortConvolution(projections),
+    ...     gate=OutputGate(projections, norm=RMSNorm),
+    ... )
+    >>> gated_delta_net(x).shape
+    torch.Size([2, 7, 16])
     """
 
     def __init__(
@@ -90,17 +125,15 @@ class LinearAttention(nn.Module):
         decay: Decay | Tensor | str | None = None,
         rule: UpdateRule | None = None,
         rotary: Rotary | None = None,
+        convolution: ShortConvolution | None = None,
+        gate: OutputGate | None = None,
         delta_rule: bool | None = None,
         normalize: bool | None = None,
     ) -> None:
         super().__init__()
         decay, rule = decay_of_flag(decay), rule_of_flags(rule, delta_rule, normalize)
         _check_kinds(decay, rule)
-        if not causal and (decay is not None or isinstance(rule, DeltaRule)):
-            has = f"rule={rule!r}" if decay is None else f"decay={decay!r}"
-            raise ConfigurationError(
-                f"{has} needs an order of the tokens: make the layer with causal=True, or leave it out"
-            )
+        _check_order(causal, decay=decay, rule=rule if rule.needs_order else None, convolution=convolution)
         if causal and projections.memory_dim is not None:
             raise ConfigurationError(
                 "a causal layer attends to its own sequence alone, but the projections have memory_dim="
@@ -111,16 +144,9 @@ class LinearAttention(nn.Module):
         self.rule = rule
         self.rotary = checked_rotary(rotary, projections.head_dim)
         self._feature_map = rule.default_map if feature_map is None else feature_map
-        self.decay_gate, self.beta_gate, self._learned_decay = None, None, None
-        self.register_buffer("fixed_decay", None)
-        heads = projections.num_kv_heads
-        if isinstance(decay, FixedDecay):
-            self.fixed_decay = _of_heads(decay, heads)
-        elif decay is not None:
-            self._learned_decay = decay
-            self.decay_gate = _gate(projections.dim, heads * self._gates_per_head(decay))
-        if isinstance(rule, DeltaRule):
-            self.beta_gate = _gate(projections.dim, heads)
+        self.convolution, self.gate = convolution, gate
+        self._make_decay(decay)
+        self._make_gates(rule)
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -158,10 +184,8 @@ class LinearAttention(nn.Module):
             MaskError: a mask that linear attention cannot take.
             ConfigurationError: a bias; a memory for a causal layer.
         """
-        heads, options = self._sequence_inputs(
-            query, memory, mask=mask, bias=bias, positions=positions, rotation=rotation
-        )
-        return self.projections.project_output(linear_attention(*heads, **options))
+        inputs = self._sequence_inputs(query, memory, mask=mask, bias=bias, positions=positions, rotation=rotation)
+        return self._output(linear_attention(*inputs.heads, **inputs.options), inputs, query)
 
     def make_cache(self, max_length: int | None = None) -> LinearCache:
         """An empty cache for decoding; its size depends on no `max_length`.
@@ -213,10 +237,11 @@ class LinearAttention(nn.Module):
         if positions is not None or mask is not None or self.rotary is not None:
             new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
             check_positions("positions", new, query.shape[0], query.shape[1])
-        heads, gates = self._heads(query, query, new, rotation)
-        gates["mask"] = None if new is None else mask_at_positions(mask, new, causal=True)
-        context, cache = cache.attend(*heads, positions, **gates)
-        return self.projections.project_output(context), cache
+        own = None if new is None else mask_at_positions(mask, new, causal=True)
+        inputs = self._inputs(query, query, new, rotation, own, cache.tail)
+        inputs.options["mask"] = own
+        context, cache = cache.attend(*inputs.heads, positions, tail=inputs.tail, **inputs.options)
+        return self._output(context, inputs, query), cache
 
     def observe(self, query: Tensor, *lenses: Lens, memory: Tensor | None = None, **call: Any) -> Observation:
         """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
@@ -231,9 +256,9 @@ class LinearAttention(nn.Module):
         tensor([[[1.8333, 0.8333, 0.3333],
                  [1.8333, 0.8333, 0.3333]]])
         """
-        heads, options = self._sequence_inputs(query, memory, **call)
-        seen = observe_linear_attention(*heads, *lenses, **options)
-        return replace(seen, output=self.projections.project_output(seen.output))
+        inputs = self._sequence_inputs(query, memory, **call)
+        seen = observe_linear_attention(*inputs.heads, *lenses, **inputs.options)
+        return replace(seen, output=self._output(seen.output, inputs, query))
 
     def observe_step(self, *_: Any, **__: Any) -> NoReturn:
         """Raise, as a step has the sums of earlier keys alone.
@@ -255,47 +280,127 @@ class LinearAttention(nn.Module):
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         rotation: Rotation | None = None,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], LinearOptions]:
+    ) -> LinearInputs:
         """Arguments of `regard.linear_attention` for a whole sequence."""
         _refuse_bias(bias)
+        source = query if memory is None else memory
         if memory is None:
             if self.projections.memory_dim is not None:
                 raise ShapeError(
                     f"forward needs a memory: the projections have memory_dim={self.projections.memory_dim}. Call "
                     "forward(query, memory)"
                 )
-            heads, gates = self._heads(query, query, positions, rotation)
             if positions is not None:
                 check_positions("positions", positions, query.shape[0], query.shape[1])
                 mask = mask_at_positions(mask, positions, self.causal)
         elif self.causal:
             raise ConfigurationError("a causal layer attends to its own sequence alone: make it with causal=False")
-        else:
-            heads, gates = self._heads(query, memory, positions, rotation)
-        options: LinearOptions = {"feature_map": self.feature_map, "normalize": self.normalize, "causal": self.causal}
-        return heads, options | gates | {"mask": mask}
+        inputs = self._inputs(query, source, positions, rotation, mask)
+        inputs.options.update(feature_map=self.feature_map, normalize=self.normalize, causal=self.causal, mask=mask)
+        return inputs
 
-    def _heads(
-        self, query: Tensor, source: Tensor, positions: Tensor | None, rotation: Rotation | None
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], LinearOptions]:
-        """Queries, keys and values of all heads, and the gates of the source's tokens."""
-        queries = self.projections.queries(query)
-        keys, values = self.projections.keys_and_values(source)
+    def _inputs(
+        self,
+        query: Tensor,
+        source: Tensor,
+        positions: Tensor | None,
+        rotation: Rotation | None,
+        mask: Mask | Tensor | None,
+        before: Tensor | None = None,
+    ) -> LinearInputs:
+        """Queries, keys and written values of all heads, and the gates of the source's tokens.
+
+        before: the tail of the convolution of the tokens before them.
+        """
+        (queries, keys, values), tail = self._heads(query, source, mask, before)
         if self.rotary is None:
             check_no_rotation(rotation)
         else:
             rotation = self._rotation(query, positions) if rotation is None else rotation
             queries = rotation.rotate(queries)
             keys = (rotation if source is query else self._rotation(source, None)).rotate(keys)
-        gates: LinearOptions = {}
+        options, step = self._decay(source)
+        logits = None if self.beta_gate is None else self._per_head(self.beta_gate(source))
+        tokens = RuleTokens(keys, values, self.feature_map, logits, self.rule_constants, step)
+        written, of_rule = self.rule.write(tokens)
+        return LinearInputs((queries, keys, written), options | of_rule, tokens, tail)
+
+    def _heads(
+        self, query: Tensor, source: Tensor, mask: Mask | Tensor | None, before: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+        """Queries, keys and values of all heads, convolved where the layer has a convolution, and its tail."""
+        projections = self.projections
+        if self.convolution is None:
+            queries = projections.queries(query)
+            return (queries, *projections.keys_and_values(source)), None
+        check_input("query", query, projections.dim, self)
+        projected = [projections.query(query), projections.key(query), projections.value(query)]
+        rows, token_mask = torch.cat(projected, -1), TokenMask.from_mask(mask, query)
+        convolved = token_mask.convolve(self.convolution, rows, before)
+        parts = convolved.split([part.shape[-1] for part in projected], -1)
+        return split_heads(projections, *parts), self.convolution.tail(token_mask.hide(rows), before)
+
+    def _decay(self, source: Tensor) -> tuple[LinearOptions, Tensor | None]:
+        """The decay of the source's tokens as an option, and its step Δ where the rule reads it."""
         if self.fixed_decay is not None:
-            gates["decay"] = self.fixed_decay[None, :, None]
-        elif self.decay_gate is not None and self._learned_decay is not None:
-            logits = self.decay_gate(source).unflatten(-1, (self.projections.num_kv_heads, -1))
-            gates["decay"] = self._learned_decay(logits.transpose(1, 2))
-        if self.beta_gate is not None and isinstance(self.rule, DeltaRule):
-            gates["beta"] = self.rule.beta(self.beta_gate(source))
-        return (queries, keys, values), gates
+            return {"decay": self.fixed_decay[None, :, None]}, None
+        decay = self._learned_decay
+        if self.decay_gate is None or decay is None:
+            return {}, None
+        logits = self._per_head(self.decay_gate(source))
+        if isinstance(decay, SoftplusDecay | SoftplusFeatureDecay):
+            step = decay.step(logits) if isinstance(decay, SoftplusDecay) and self.rule.needs_step else None
+            return {"decay": decay(logits, self.log_decay_rates)}, step
+        return {"decay": decay(logits)}, None
+
+    def _per_head(self, logits: Tensor) -> Tensor:
+        """(batch, N, key heads · count) to (batch, key heads, N, count)."""
+        return logits.unflatten(-1, (self.projections.num_kv_heads, -1)).transpose(1, 2)
+
+    def _output(self, context: Tensor, inputs: LinearInputs, query: Tensor) -> Tensor:
+        """The output of the layer, from what its queries read."""
+        context = self.rule.finish(context, inputs.tokens)
+        if self.gate is not None:
+            context = self.gate(context, query)
+        return self.projections.project_output(context)
+
+    def _make_decay(self, decay: Decay | None) -> None:
+        """Register what a decay needs."""
+        heads, dim = self.projections.num_kv_heads, self.projections.dim
+        self.decay_gate: nn.Module | None = None
+        self._learned_decay: LearnedDecay | None = None
+        self.register_buffer("fixed_decay", None)
+        self.register_parameter("log_decay_rates", None)
+        if isinstance(decay, FixedDecay):
+            self.fixed_decay = _of_heads(decay, heads)
+        elif decay is not None:
+            self._learned_decay = decay
+            self.decay_gate = low_rank(dim, heads * decay.gates_per_head(self._features()), decay.rank, bias=True)
+            if isinstance(decay, SoftplusDecay | SoftplusFeatureDecay):
+                self.log_decay_rates = nn.Parameter(initial_log_rates(heads))
+                last = self.decay_gate if decay.rank is None else self.decay_gate[-1]  # type: ignore[index]
+                last.bias = nn.Parameter(initial_step_bias(len(last.bias)))  # type: ignore[union-attr, arg-type]
+
+    def _make_gates(self, rule: UpdateRule) -> None:
+        """Register what a rule needs.
+
+        Raises:
+            ConfigurationError: it needs the step of a decay that the layer has not.
+        """
+        if rule.needs_step and not isinstance(self._learned_decay, SoftplusDecay):
+            raise ConfigurationError(
+                f"rule={rule!r} reads the step of a decay: make the layer with decay=regard.linear.SoftplusDecay()"
+            )
+        heads, features = self.projections.num_kv_heads, self._features()
+        count, constants = rule.gates_per_head(features, self.projections.value_dim), rule.initial_constants(features)
+        self.beta_gate = _gate(self.projections.dim, heads * count) if count else None
+        self.register_parameter("rule_constants", None)
+        if constants is not None:
+            self.rule_constants = nn.Parameter(constants.expand(heads, *constants.shape).clone())
+
+    def _features(self) -> int:
+        """The number of features of φ."""
+        return self._feature_map(torch.zeros(1, self.projections.head_dim)).shape[-1]
 
     def _rotation(self, tokens: Tensor, positions: Tensor | None) -> Rotation:
         """The rotation of tokens (batch, length, dim) at these positions; 0..length-1 by default."""
@@ -303,12 +408,6 @@ class LinearAttention(nn.Module):
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32
         return self.rotary.rotation(positions, dtype=dtype)  # type: ignore[union-attr]
-
-    def _gates_per_head(self, decay: HeadDecay | FeatureDecay) -> int:
-        """Learned decays of a token and a key head: 1, or the number of features."""
-        if isinstance(decay, HeadDecay):
-            return 1
-        return self.feature_map(torch.zeros(1, self.projections.head_dim)).shape[-1]
 
     __prepare_scriptable__ = refuse_scripting
 
@@ -374,13 +473,27 @@ def _check_kinds(decay: object, rule: object) -> None:
     Raises:
         ConfigurationError: one is not, such as a class in place of an object.
     """
-    if decay is not None and not isinstance(decay, FixedDecay | HeadDecay | FeatureDecay):
+    if decay is not None and not isinstance(decay, Decay):
         raise ConfigurationError(
-            f"decay is {decay!r}; it needs FixedDecay(logarithms), HeadDecay() or FeatureDecay() of regard.linear, or "
-            "None"
+            f"decay is {decay!r}; it needs FixedDecay(logarithms), HeadDecay() or another of regard.linear, or None"
         )
-    if not isinstance(rule, SumRule | DeltaRule):
-        raise ConfigurationError(f"rule is {rule!r}; it needs SumRule() or DeltaRule() of regard.linear, or None")
+    if not isinstance(rule, UpdateRule):
+        raise ConfigurationError(
+            f"rule is {rule!r}; it needs SumRule(), DeltaRule() or another of regard.linear, or None"
+        )
+
+
+def _check_order(causal: bool, **parts: object) -> None:
+    """Check that a layer with one of these parts is causal.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    given = next((f"{name}={part!r}" for name, part in parts.items() if part is not None), None)
+    if given is not None and not causal:
+        raise ConfigurationError(
+            f"{given} needs an order of the tokens: make the layer with causal=True, or leave it out"
+        )
 
 
 def _of_heads(decay: FixedDecay, heads: int) -> Tensor:
