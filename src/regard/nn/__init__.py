@@ -33,16 +33,19 @@ from .torch_conversion import block_from_torch as block_from_torch
 from .torch_conversion import blocks_from_torch as blocks_from_torch
 from .transformer_block import BlockCache as BlockCache
 from .transformer_block import BlockObservation as BlockObservation
+from .transformer_block import BranchNorm as BranchNorm
 from .transformer_block import PostNorm as PostNorm
 from .transformer_block import PreNorm as PreNorm
 from .transformer_block import Residual as Residual
 from .transformer_block import SandwichNorm as SandwichNorm
 from .transformer_block import TransformerBlock as TransformerBlock
+from .whole_norm import WholeNormProjections as WholeNormProjections
 
 __all__ = [
     "Attention",
     "BlockCache",
     "BlockObservation",
+    "BranchNorm",
     "Cache",
     "CrossBlock",
     "FeedForward",
@@ -74,6 +77,7 @@ __all__ = [
     "ShortConvolution",
     "SwapReport",
     "TransformerBlock",
+    "WholeNormProjections",
     "block_from_torch",
     "blocks_from_torch",
     "swap",

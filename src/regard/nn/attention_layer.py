@@ -31,6 +31,7 @@ from .layer_arguments import (
     combine_masks,
     learned_sinks,
 )
+from .output_gate import OutputGate
 from .projections import Projections
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -97,7 +98,7 @@ class CachedAttention(nn.Module, ABC):
         """
         call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
         heads, options, cache = self._step_inputs(query, cache, call)
-        return self._step_output(attention(*heads, **options)), cache.evict()
+        return self._step_output(attention(*heads, **options), query), cache.evict()
 
     def observe_step(
         self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
@@ -105,15 +106,15 @@ class CachedAttention(nn.Module, ABC):
         """`step` with lenses on its weights, whose columns are the keys in the cache."""
         heads, options, cache = self._step_inputs(query, cache, call)
         seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self._step_output(seen.output)), cache.evict()
+        return replace(seen, output=self._step_output(seen.output, query)), cache.evict()
 
     @abstractmethod
     def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
         """Arguments of `regard.attention` for the tokens after a cache, and the cache extended by them."""
 
     @abstractmethod
-    def _step_output(self, context: Tensor) -> Tensor:
-        """The output of a step, from the context vectors of its heads."""
+    def _step_output(self, context: Tensor, query: Tensor) -> Tensor:
+        """The output of a step, from the context vectors of its heads and its tokens."""
 
     def _step_positions(self, query: Tensor, cache: KeyValueStore, call: CallKwargs) -> Tensor:
         """The positions of the next tokens: those of the call, or those that follow the cache's."""
@@ -169,6 +170,7 @@ class Attention(CachedAttention):
         rotary: rotary position embedding of queries and keys, applied after the norm of the projections.
         softcap: c · tanh(score / c) before bias and mask.
         sinks: (num_heads,), initial values of a learned logit per head that joins the softmax and has no value.
+        gate: an `OutputGate` of what each head reads, before the output projection, as in Qwen3-Next.
         dropout: probability of dropping a weight in training.
         normalizer: what takes the place of softmax, from `regard.normalizers`; its `nn.Parameter`s are parameters of
             the layer. `step` needs `Sigmoid` with a bias of its own: the default depends on the number of keys.
@@ -203,6 +205,7 @@ class Attention(CachedAttention):
         rotary: Rotary | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        gate: OutputGate | None = None,
         dropout: float = 0.0,
         normalizer: Normalizer | None = None,
     ) -> None:
@@ -215,6 +218,7 @@ class Attention(CachedAttention):
         self.rotary = checked_rotary(rotary, projections.head_dim)
         self.softcap = softcap
         self.sinks = None if sinks is None else learned_sinks(sinks, projections.num_heads)
+        self.gate = gate
         self.dropout = probability("dropout", dropout)
 
     def forward(
@@ -247,7 +251,7 @@ class Attention(CachedAttention):
         """
         call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
         heads, options = self._sequence_inputs(query, memory, memory_positions, call)
-        return self.projections.project_output(attention(*heads, **options))
+        return self._step_output(attention(*heads, **options), query)
 
     def observe(
         self,
@@ -271,7 +275,7 @@ class Attention(CachedAttention):
         """
         heads, options = self._sequence_inputs(query, memory, memory_positions, call)
         seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self.projections.project_output(seen.output))
+        return replace(seen, output=self._step_output(seen.output, query))
 
     def project_memory(self, memory: Tensor, positions: Tensor | None = None) -> ProjectedMemory:
         """Keys and values of a memory, projected once for all calls that attend to it.
@@ -348,9 +352,9 @@ class Attention(CachedAttention):
             "normalizer": None if self.normalizer is None else self.normalizer(),
         }
 
-    def _step_output(self, context: Tensor) -> Tensor:
-        """The output from the context vectors of the heads."""
-        return self.projections.project_output(context)
+    def _step_output(self, context: Tensor, query: Tensor) -> Tensor:
+        """The output from the context vectors of the heads, gated by the query's tokens where there is a gate."""
+        return self.projections.project_output(context if self.gate is None else self.gate(context, query))
 
     def _check_self_attention(self, method: str) -> None:
         if self.projections.memory_dim is not None:

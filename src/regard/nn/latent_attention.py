@@ -218,7 +218,7 @@ class LatentAttention(CachedAttention):
         heads = queries, cache.keys, cache.keys[..., : self.projections.latent_dim]
         return heads, self._options(call, *at), cache
 
-    def _step_output(self, context: Tensor) -> Tensor:
+    def _step_output(self, context: Tensor, query: Tensor) -> Tensor:
         """The output from the context of latents, with W_UV absorbed."""
         return self.projections.project_output(self.projections.expand_context(context))
 

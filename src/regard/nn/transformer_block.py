@@ -80,6 +80,30 @@ class PreNorm(Residual):
         return x + self.dropout(branch)
 
 
+class BranchNorm(Residual):
+    """x + dropout(norm(f(x))): the norm is of what the sublayer says alone.
+
+    Source: OLMo 2 (arXiv 2501.00656), section 3.1.
+
+    >>> import torch
+    >>> residual = BranchNorm(nn.LayerNorm(2))
+    >>> x = torch.tensor([[1.0, 3.0]])
+    >>> residual.after(x, 2 * residual.before(x)).detach().round()
+    tensor([[0., 4.]])
+    """
+
+    def __init__(self, norm: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm_after = norm
+        self.dropout = nn.Dropout(probability("dropout", dropout))
+
+    def before(self, x: Tensor) -> Tensor:
+        return x
+
+    def after(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self.dropout(self.norm_after(branch))
+
+
 class SandwichNorm(Residual):
     """x + dropout(norm_after(f(norm_before(x)))).
 

@@ -43,6 +43,15 @@ ROTARIES = {
     | ORIGINAL,
 }
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+# Smaller ones here: what a layer reads is normed, which raises the rounding of texts of few tokens.
+HYBRID = {
+    "initializer_range": 0.07,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}
 SHARED = {"shared_expert_intermediate_size": 28}
 
 
@@ -76,6 +85,23 @@ CHECKPOINTS = {
                 "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
             },
         },
+    ),
+    "qwen3_next": ("Qwen3Next", HYBRID | EXPERTS | SHARED | {"head_dim": 16}),
+    "qwen3_next, dense, grouped": (
+        "Qwen3Next",
+        HYBRID
+        | EXPERTS
+        | SHARED
+        | {"head_dim": 8, "partial_rotary_factor": 0.5}
+        | {"mlp_only_layers": [0, 2], "linear_num_key_heads": 1, "linear_num_value_heads": 3, "rope_theta": 100.0}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
+    "olmo_hybrid": ("OlmoHybrid", HYBRID | {"head_dim": 8}),
+    "olmo_hybrid, rotary, grouped": (
+        "OlmoHybrid",
+        HYBRID
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "linear_allow_neg_eigval": False}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 8},
     ),
     "gpt_oss": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt_oss, one expert": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1}),

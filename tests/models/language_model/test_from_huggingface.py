@@ -355,3 +355,29 @@ def test_what_drops_in_training_is_read(checkpoint):
     ours: Any = LanguageModel.from_huggingface(folder)
     assert [block.attention.dropout for block in ours.blocks] == [0.25] * 3
     assert not ours.training
+
+
+@torch.no_grad()
+def test_convolutions_of_olmo_hybrid_are_read_together_and_apart(checkpoint):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint("olmo_hybrid")
+    tokens, file = text(), folder / "model.safetensors"
+    stored = safetensors.load_file(file)
+    name = "model.layers.0.linear_attn.{}conv1d.weight"
+    sizes = [16, 16, 24]  # of queries, keys and values
+    parts = dict(zip("qkv", model.model.layers[0].linear_attn.conv1d.weight.split(sizes), strict=True))
+    for apart in (False, True):
+        rest = {key: tensor for key, tensor in stored.items() if "layers.0" not in key or "conv1d" not in key}
+        own = {name.format(f"{part}_"): tensor.contiguous() for part, tensor in parts.items()}
+        whole = {name.format(""): torch.cat([*parts.values()])}
+        safetensors.save_file(rest | (own if apart else whole), file)
+        close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@torch.no_grad()
+def test_predictors_of_further_tokens_are_passed_over(checkpoint):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint("qwen3_next")
+    file, tokens = folder / "model.safetensors", text()
+    safetensors.save_file(safetensors.load_file(file) | {"mtp.fc.weight": torch.zeros(3)}, file)
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)

@@ -221,6 +221,21 @@ WRONG = [
     ({"model_type": "qwen3_moe", "mlp_bias": True}, "says mlp_bias=True"),
     ({"model_type": "qwen3_moe", "n_shared_experts": 1}, "n_shared_experts=1"),
     ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ({"model_type": "qwen3_next", "attention_bias": True}, "says attention_bias=True"),
+    ({"model_type": "qwen3_next", "hidden_act": "gelu"}, "says hidden_act='gelu'"),
+    (
+        {"model_type": "qwen3_next", "partial_rotary_factor": 1.5},
+        "partial_rotary_factor=1.5; it needs a number above 0",
+    ),
+    ({"model_type": "qwen3_next", "layer_types": ["sliding_attention"]}, "has 'sliding_attention'; it needs 'linear_"),
+    (
+        {"model_type": "qwen3_next", "layer_types": ["full_attention"] * 2},
+        "names 2 layers; it needs 'linear_attention'",
+    ),
+    ({"model_type": "qwen3_next", "linear_num_value_heads": 0}, "linear_num_value_heads=0; it needs"),
+    ({"model_type": "qwen3_next", "linear_use_gate": True}, "linear_use_gate=True"),
+    ({"model_type": "olmo_hybrid", "attention_bias": True}, "says attention_bias=True"),
+    ({"model_type": "olmo_hybrid", "linear_key_head_dim": 2.5}, "linear_key_head_dim=2.5; it needs"),
     ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}, "quant_method='fp8'"),
     ({"model_type": "gpt_oss", "experts_per_token": 2}, "experts_per_token=2"),
     (

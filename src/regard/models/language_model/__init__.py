@@ -16,6 +16,9 @@ from .language_model import LanguageModel as LanguageModel
 from .language_model import LanguageModelObservation as LanguageModelObservation
 from .language_model import next_token_loss as next_token_loss
 from .language_model_cache import LanguageModelCache as LanguageModelCache
+from .linear_parts import LinearHeadsConfig as LinearHeadsConfig
+from .linear_parts import OutputGateConfig as OutputGateConfig
+from .linear_parts import ShortConvolutionConfig as ShortConvolutionConfig
 from .mixture_of_experts import GatedMixtureOfExperts as GatedMixtureOfExperts
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 
@@ -33,9 +36,12 @@ __all__ = [
     "LayerConfig",
     "LayerNormConfig",
     "LinearAttentionConfig",
+    "LinearHeadsConfig",
     "MixtureOfExperts",
     "NormalizerConfig",
+    "OutputGateConfig",
     "RMSNormConfig",
     "Sampling",
+    "ShortConvolutionConfig",
     "next_token_loss",
 ]

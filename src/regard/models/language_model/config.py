@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from ...errors import CheckpointError, ConfigurationError, nearest
 from ...linear import (
+    BonusRule,
+    DecoupledDeltaRule,
     DeltaRule,
     Elu,
     FeatureDecay,
@@ -21,13 +23,18 @@ from ...linear import (
     Identity,
     Relu,
     Softmax,
+    SoftplusDecay,
+    SoftplusFeatureDecay,
+    StateSpaceRule,
     SumRule,
     UnitNorm,
     UpdateRule,
 )
+from ...linear.decays import LearnedDecay
 from ...masks import Mask, causal, prefix, window
 from ...nn import (
     Attention,
+    BranchNorm,
     FeedForward,
     GatedFeedForward,
     LinearAttention,
@@ -37,11 +44,13 @@ from ...nn import (
     RMSNorm,
     SandwichNorm,
     TransformerBlock,
+    WholeNormProjections,
 )
 from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from ..normalizer_config import NormalizerConfig
+from .linear_parts import LinearHeadsConfig, OutputGateConfig, ShortConvolutionConfig
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
 
 Part = TypeVar("Part")
@@ -159,7 +168,8 @@ class AttentionConfig:
     """Settings of the attention of all layers; `Projections` and `Attention` of `regard.nn` explain each.
 
     - `bias`: whether query, key, value and output maps add one, or the names of those that do.
-    - `norm`: of each head's queries and keys, before the rotary embedding.
+    - `norm`: of each head's queries and keys, before the rotary embedding; with `whole_norm` of all heads together.
+    - `gate`: of what each head reads, before the output map.
     - `scale`: of q · k, instead of 1/√head_dim.
     - `softcap`: c · tanh(score / c).
     - `sinks`: whether each head learns a logit that takes weight and gives no value.
@@ -177,10 +187,14 @@ class AttentionConfig:
     sinks: bool = False
     dropout: float = 0.0
     normalizer: NormalizerConfig | None = None
+    whole_norm: bool = False
+    gate: OutputGateConfig | None = None
 
     def make(self, dim: int, layer: LayerConfig) -> Attention | LinearAttention:
         """Build the attention of one block."""
-        projections = Projections(
+        if layer.linear is not None and layer.linear.heads is not None:
+            return layer.linear.make(layer.linear.heads.make(dim), layer.rotary)
+        projections = (WholeNormProjections if self.whole_norm else Projections)(
             dim,
             self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -197,6 +211,7 @@ class AttentionConfig:
             rotary=layer.rotary,
             softcap=self.softcap,
             sinks=torch.zeros(self.num_heads) if self.sinks else None,
+            gate=None if self.gate is None else self.gate.make(projections),
             dropout=self.dropout,
             normalizer=None if self.normalizer is None else self.normalizer.make(),
         )
@@ -211,7 +226,12 @@ LINEAR_FEATURE_MAPS: dict[str, FeatureMap] = {
 }
 """Feature maps of linear attention by name; "unit" is x / |x|."""
 
-LINEAR_DECAYS: dict[str, HeadDecay | FeatureDecay] = {"head": HeadDecay(), "feature": FeatureDecay()}
+LINEAR_DECAYS: dict[str, LearnedDecay] = {
+    "head": HeadDecay(),
+    "feature": FeatureDecay(),
+    "softplus": SoftplusDecay(),
+    "softplus_feature": SoftplusFeatureDecay(),
+}
 """Learned decays of linear attention by name."""
 
 
@@ -223,15 +243,33 @@ class LinearAttentionConfig:
     attention alone.
 
     - `feature_map`: "elu", "relu", "identity", "softmax" or "unit"; by default "unit" for the delta rule, else "elu".
-    - `decay`: learned gates per "head" or per "feature"; None for none.
+    - `decay`: learned gates per "head" or per "feature", "softplus" or "softplus_feature", or a decay of
+      `regard.linear` with settings of its own; None for none.
     - `delta_rule`: whether a value replaces what the state has for its key.
     - `normalize`: whether weights are divided by their sum; by default all but the delta rule are.
+    - `rule`: in place of these two, a rule of `regard.linear`.
+    - `heads`: in place of those of `AttentionConfig`.
+    - `convolution`, `gate`: before heads are split, and after queries have read; None for none.
+
+    Raises:
+        ConfigurationError: a rule beside `delta_rule` or `normalize`; a decay that a file cannot store.
     """
 
     feature_map: str | None = None
-    decay: str | None = None
+    decay: str | LearnedDecay | None = None
     delta_rule: bool = False
     normalize: bool | None = None
+    rule: UpdateRule | None = None
+    heads: LinearHeadsConfig | None = None
+    convolution: ShortConvolutionConfig | None = None
+    gate: OutputGateConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule is not None and (self.delta_rule or self.normalize is not None):
+            raise ConfigurationError(
+                f"rule={self.rule!r} takes the place of delta_rule={self.delta_rule} and normalize={self.normalize}: "
+                "leave these out"
+            )
 
     def make(self, projections: Projections, rotary: Rotary | None) -> LinearAttention:
         """Build the linear attention of one block."""
@@ -239,13 +277,17 @@ class LinearAttentionConfig:
             projections,
             feature_map=_named("feature map", self.feature_map, LINEAR_FEATURE_MAPS),
             causal=True,
-            decay=_named("decay", self.decay, LINEAR_DECAYS),
+            decay=_named("decay", self.decay, LINEAR_DECAYS) if isinstance(self.decay, str) else self.decay,
             rule=self._rule(),
             rotary=rotary,
+            convolution=None if self.convolution is None else self.convolution.make(projections),
+            gate=None if self.gate is None else self.gate.make(projections),
         )
 
     def _rule(self) -> UpdateRule:
-        """The rule of the two settings."""
+        """The rule of the settings."""
+        if self.rule is not None:
+            return self.rule
         if not self.delta_rule:
             return SumRule(self.normalize is not False)
         if self.normalize:
@@ -271,7 +313,8 @@ class LayerConfig:
     Without `before`, a token attends to all tokens before it.
     `before=511` is what Mistral calls a window of 512. `rotary` rotates the layer's queries and keys; layers with equal
     ones share the rotation. `feed_forward` replaces the model's in this layer, as in mixtures with some dense layers.
-    `linear` makes the layer one of linear attention, over all tokens before.
+    `linear` makes the layer one of linear attention, over all tokens before. `branch_norm` norms what each part says
+    instead of what it reads, as in the full layers of OLMo-hybrid.
 
     Raises:
         ConfigurationError: linear attention with `before` or `prefix`.
@@ -285,6 +328,7 @@ class LayerConfig:
     rotary: Rotary | None = None
     feed_forward: AnyFeedForwardConfig | None = None
     linear: LinearAttentionConfig | None = None
+    branch_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.linear is not None and (self.before is not None or self.prefix):
@@ -356,7 +400,11 @@ class LanguageModelConfig:
         """Build the block of a layer."""
         attention = self.attention.make(self.dim, layer)
         feed_forward = self.feed_forward if layer.feed_forward is None else layer.feed_forward
-        return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), self._residual)
+        residual = self._branch_residual if layer.branch_norm else self._residual
+        return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), residual)
+
+    def _branch_residual(self) -> Residual:
+        return BranchNorm(self.norm.make(self.dim), self.dropout)
 
     def _residual(self) -> Residual:
         norm = self.norm.make(self.dim)
@@ -376,22 +424,34 @@ CONFIG_JSON = DataclassJSON(
         kind.__name__: kind
         for kind in (
             AttentionConfig,
+            BonusRule,
+            DecoupledDeltaRule,
+            DeltaRule,
             DynamicNTK,
             ExpertsConfig,
+            FeatureDecay,
             FeedForwardConfig,
             GatedExpertsConfig,
             GatedFeedForwardConfig,
+            HeadDecay,
             LanguageModelConfig,
             LayerConfig,
             LayerNormConfig,
             LinearAttentionConfig,
+            LinearHeadsConfig,
             LinearScaling,
             Llama3,
             LongRoPE,
             NTK,
             NormalizerConfig,
+            OutputGateConfig,
             RMSNormConfig,
             Rotary,
+            ShortConvolutionConfig,
+            SoftplusDecay,
+            SoftplusFeatureDecay,
+            StateSpaceRule,
+            SumRule,
             YaRN,
         )
     },

@@ -16,7 +16,8 @@ from ..config import (
     LayerConfig,
     RMSNormConfig,
 )
-from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
+from .config_reader import ModelSettings, partial_rotary_of, phi3_rotary, rotaries_by_kind, rotary_of
+from .linear_settings import ATTENTION_GATE, OLMO_HYBRID, QWEN3_NEXT, delta_net, hybrid_layers
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """Names of activations in transformers, and in our configurations."""
@@ -142,6 +143,56 @@ def _qwen3_moe(settings: ModelSettings) -> LanguageModelConfig:
     layers = _with_dense_layers(settings, [layer] * settings.need("num_hidden_layers"))
     attention = _attention(settings, head_dim, norm=_norm(settings))
     return _plain(settings, layers, attention, _qwen_experts(settings, count))
+
+
+def _qwen3_next(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim, norm = _head_dim(settings), RMSNormConfig(settings.need("rms_norm_eps"), offset=1.0)
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    full = LayerConfig(rotary=partial_rotary_of(settings, head_dim, 0.25))
+    linear = LayerConfig(linear=delta_net(settings, norm_eps=norm.eps))
+    every = settings.get("full_attention_interval", 4)
+    layers = hybrid_layers(settings, linear, full, lambda number: (number + 1) % every == 0)
+    experts = _qwen_experts(
+        settings, settings.need("num_experts"), shared_dim=settings.need("shared_expert_intermediate_size")
+    )
+    return LanguageModelConfig(
+        **_common(settings, _with_dense_layers(settings, layers)),
+        attention=_attention(settings, head_dim, norm=norm, gate=ATTENTION_GATE),
+        feed_forward=experts,
+        norm=norm,
+    )
+
+
+def _olmo_hybrid(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling")
+    rotated = rope is not None and rope.get("rope_theta") is not None
+    full = LayerConfig(rotary=rotary_of(settings, head_dim) if rotated else None, branch_norm=True)
+    heads = settings.need("num_attention_heads")
+    features = int(0.75 * settings.need("hidden_size") / (settings.get("linear_num_key_heads") or heads))
+    linear = delta_net(
+        settings,
+        norm_eps=1e-5,
+        largest=2.0 if settings.get("linear_allow_neg_eigval") else 1.0,
+        defaults={
+            "linear_num_key_heads": heads,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": features,
+            "linear_value_head_dim": 2 * (settings.get("linear_key_head_dim") or features),
+        },
+    )
+    last = settings.need("num_hidden_layers") - 1
+    layers = hybrid_layers(
+        settings,
+        LayerConfig(linear=linear),
+        full,
+        lambda number: number % 4 == 3 or (last < 3 and number == last),
+    )
+    attention = _attention(settings, head_dim, norm=_norm(settings), whole_norm=True)
+    return _plain(settings, layers, attention)
 
 
 def _qwen_experts(settings: ModelSettings, num_experts: int, shared_dim: int | None = None) -> GatedExpertsConfig:
@@ -407,6 +458,7 @@ ARCHITECTURES = {
             "tie_word_embeddings": False,
         },
     ),
+    "olmo_hybrid": Architecture(_olmo_hybrid, OLMO_HYBRID),
     "phi3": Architecture(
         _phi3,
         {
@@ -436,6 +488,7 @@ ARCHITECTURES = {
         | {"head_dim": 128, "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
         | {"num_key_value_heads": 32},
     ),
+    "qwen3_next": Architecture(_qwen3_next, QWEN_MOE | QWEN3_NEXT),
     "qwen3_moe": Architecture(
         _qwen3_moe,
         QWEN_MOE

@@ -10,6 +10,7 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ....positions import DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, Scaling, YaRN, yarn_attention_factor
+from ....utils.numbers import lies_between
 
 # Settings of transformers that say nothing of what a model computes from tokens: where it came from, how it was
 # initialised and trained, what its tokenizer marks, what a call returns.
@@ -71,6 +72,11 @@ LARGEST_SIZES = {
     "head_dim": 2**16,
     "hidden_size": 2**20,
     "intermediate_size": 2**24,
+    "linear_conv_kernel_dim": 2**12,
+    "linear_key_head_dim": 2**16,
+    "linear_num_key_heads": 2**16,
+    "linear_num_value_heads": 2**16,
+    "linear_value_head_dim": 2**16,
     "moe_intermediate_size": 2**24,
     "num_attention_heads": 2**16,
     "num_experts": 2**14,
@@ -175,6 +181,17 @@ def rotary_of(settings: ModelSettings, head_dim: int) -> Rotary:
     """The rotary of all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     rope = _rotary_settings(settings)
     return _rotary(rope, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
+
+
+def partial_rotary_of(settings: ModelSettings, head_dim: int, share: float) -> Rotary:
+    """The rotary of all layers, of the first `partial_rotary_factor` of each head's features; without it this share."""
+    rope = _rotary_settings(settings)
+    own = rope.pop("partial_rotary_factor", None)
+    share = settings.get("partial_rotary_factor", share) if own is None else own
+    if not lies_between(0, share, 1) and share != 1:
+        raise CheckpointError(f"config.json says partial_rotary_factor={share!r}; it needs a number above 0, at most 1")
+    base, longest = settings.get("rope_theta", 10000.0), settings.get("max_position_embeddings")
+    return _rotary(rope, base, int(head_dim * share), longest)
 
 
 def phi3_rotary(settings: ModelSettings, head_dim: int) -> Rotary:

@@ -17,6 +17,7 @@ from ....utils.safetensors_files import TensorFile
 from ..config import LanguageModelConfig
 from ..saved_model import EXTRA, check_same, read_json
 from .architectures import configuration
+from .linear_tensors import without_fused_heads
 from .stored_tensors import MXFP4, StoredTensor, packed_shapes, split_fused, stack_experts, unpacked
 
 EDGES = {
@@ -33,6 +34,12 @@ PARTS = {
     "attention.projections.query_norm.": "self_attn.q_norm.",
     "attention.projections.key_norm.": "self_attn.k_norm.",
     "attention.sinks": "self_attn.sinks",
+    "attention.gate.gate.": "self_attn.gate_proj.",
+    "attention.gate.norm.": "self_attn.gate_norm.",
+    "attention.convolution.": "self_attn.conv1d.",
+    "attention.beta_gate.": "self_attn.b_proj.",
+    "attention.decay_gate.": "self_attn.a_proj.",
+    "attention.log_decay_rates": "self_attn.A_log",
     "attention_residual.norm.": "input_layernorm.",
     "attention_residual.norm_before.": "input_layernorm.",
     "attention_residual.norm_after.": "post_attention_layernorm.",
@@ -137,7 +144,8 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
         hint = ": LanguageModel.load(folder) reads what regard saved" if "weights" in given else ""
         raise CheckpointError(f"{folder / 'config.json'} names no model_type, so transformers did not save it{hint}")
     config = configuration(given, ignore)
-    return Checkpoint(folder, config, stack_experts(split_fused(_tensors(folder), config), config))
+    tensors = without_fused_heads(_tensors(folder), config)
+    return Checkpoint(folder, config, stack_experts(split_fused(tensors, config), config))
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -1,0 +1,90 @@
+"""Settings of config.json for models that mix layers of linear attention and of softmax attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ....errors import CheckpointError
+from ....linear import DeltaRule, SoftplusDecay
+from ..config import LayerConfig, LinearAttentionConfig
+from ..linear_parts import LinearHeadsConfig, OutputGateConfig, ShortConvolutionConfig
+from .config_reader import ModelSettings
+
+UNIT_EPS = 1e-6
+"""Of the L2 norm of queries and keys, a constant in transformers."""
+
+ATTENTION_GATE = OutputGateConfig("sigmoid")
+"""The gate of Qwen3-Next's softmax attention."""
+
+KINDS = ("linear_attention", "full_attention")
+
+QWEN3_NEXT = {
+    "head_dim": 256,
+    "intermediate_size": 5632,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+}
+OLMO_HYBRID = {
+    "hidden_act": "silu",
+    "linear_allow_neg_eigval": True,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+INITIAL = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
+"""Settings of how weights are drawn, which say nothing of what a model computes."""
+
+
+def delta_net(
+    settings: ModelSettings, *, norm_eps: float, largest: float = 1.0, defaults: Mapping[str, int] | None = None
+) -> LinearAttentionConfig:
+    """Gated DeltaNet of the settings `linear_*`: a convolution, unit queries and keys, a gated norm of what is read.
+
+    defaults: of settings that are missing or None.
+    """
+    settings.only("hidden_act", "silu")  # of the convolution too
+    for name in INITIAL:
+        settings.get(name)
+    names = "linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"
+    sizes = [_size(settings, name, defaults or {}) for name in names]
+    return LinearAttentionConfig(
+        feature_map="identity",
+        decay=SoftplusDecay(),
+        rule=DeltaRule(largest),
+        heads=LinearHeadsConfig(*sizes, unit_eps=UNIT_EPS),
+        convolution=ShortConvolutionConfig(settings.need("linear_conv_kernel_dim")),
+        gate=OutputGateConfig("silu", norm_eps),
+    )
+
+
+def _size(settings: ModelSettings, name: str, defaults: Mapping[str, int]) -> int:
+    """A size by its setting, or by its default where config.json lacks it or has None."""
+    value = settings.get(name)
+    return defaults.get(name) or settings.need(name) if value is None else value
+
+
+def hybrid_layers(
+    settings: ModelSettings, linear: LayerConfig, full: LayerConfig, is_full: Callable[[int], bool]
+) -> list[LayerConfig]:
+    """The layers by `layer_types`, or by the rule of the architecture if config.json lacks it."""
+    count, kinds = settings.need("num_hidden_layers"), settings.get("layer_types")
+    if kinds is None:
+        kinds = [KINDS[is_full(number)] for number in range(count)]
+    other = next((kind for kind in kinds if kind not in KINDS), None)
+    if other is not None or len(kinds) != count:
+        said = f"has {other!r}" if other is not None else f"names {len(kinds)} layers"
+        raise CheckpointError(
+            f"config.json's layer_types {said}; it needs {KINDS[0]!r} or {KINDS[1]!r} for each of the {count} layers"
+        )
+    return [linear if kind == KINDS[0] else full for kind in kinds]
