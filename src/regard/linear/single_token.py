@@ -21,11 +21,11 @@ from ..errors import RegardError
 from ..masks.causal import Causal
 from .deferred_state import DeferredState, StateMemory, cloned, writable
 from .feature_maps import Elu, FeatureMap, Identity, UnitNorm
-from .linear_arguments import LinearOptions
+from .linear_arguments import LARGEST_BETA, LinearOptions
 from .linear_state import LinearState
 
-Token: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""Query, key and value of a token, and its decay and beta."""
+Token: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Query, key and value of a token, and its decay, beta and removal."""
 
 RECENT_SHARE = 0.25
 """The most that the recent tokens of a state may take, as a share of its sums."""
@@ -51,11 +51,13 @@ def single_token(
     feature_map, mask = _map_name(options.get("feature_map")), options.get("mask")
     if feature_map is None or not (options.get("causal") if mask is None else type(mask) is Causal):
         return None
-    decay, beta = options.get("decay"), options.get("beta")
-    if options.get("removal") is not None or options.get("bonus") is not None or (beta is not None and beta.ndim == 4):
+    decay = options.get("decay")
+    delta = _delta_tensors(key, feature_map, options)
+    if delta is None:
         return None
+    key, beta, removal = delta
     deferred = state if type(state) is DeferredState else None
-    if not _plain(query, key, value, decay, beta, None if deferred is not None else state.sums):
+    if not _plain(query, key, value, decay, beta, removal, None if deferred is not None else state.sums):
         return None
     if deferred is None and state.sums.dtype is not torch.float32:
         return None
@@ -67,7 +69,7 @@ def single_token(
         step is None
         or step.feature_map != feature_map
         or step.scale != scale
-        or not step.takes(query, key, value, decay, beta)
+        or not step.takes(query, key, value, decay, beta, removal)
     ):
         groups = [each.recurrences for each in BACKENDS if each.runs(query, key, value) and each.recurrences]
         maker = next(iter(groups), None)
@@ -76,7 +78,7 @@ def single_token(
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         decay = None if decay is None else decay.contiguous()
         step = maker.prepare_step(
-            *(query, key, value, decay, beta),
+            *(query, key, value, decay, beta, removal),
             feature_map=feature_map,
             normalize=normalize,
             scale=scale,
@@ -90,9 +92,36 @@ def single_token(
     if deferred.memory.sums.shape != step.state_shape:
         return None
     try:
-        return _step(step, (query, key, value, decay, beta), deferred)
+        return _step(step, (query, key, value, decay, beta, removal), deferred)
     except RegardError:
         return None  # `make_linear_problem` knows the argument that is wrong
+
+
+def _delta_tensors(
+    key: Tensor, feature_map: FeatureMapName, options: LinearOptions
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """The written key, and beta and removal as a step takes them; None where they or a bonus need another path."""
+    beta, removal = options.get("beta"), options.get("removal")
+    if options.get("bonus") is not None:
+        return None
+    if removal is None and (beta is None or beta.ndim == 3):
+        return key, beta, None
+    if removal is not None and (removal.shape != key.shape or removal.dtype is not key.dtype):
+        return None
+    if beta is None:
+        return key, key.new_ones(key.shape[:3]), removal
+    if beta.ndim == 3:
+        return key, beta, removal
+    if feature_map != "identity" or key.dtype is not torch.float32 or beta.shape != key.shape:
+        return None  # a written key is rounded once, as other results
+    if not no_mode_active() or not _in_range(beta):
+        return None
+    return beta.to(key.dtype) * key, key.new_ones(key.shape[:3]), key if removal is None else removal
+
+
+def _in_range(beta: Tensor) -> bool:
+    """Whether a beta that a step does not check is within its range, where its values may be read."""
+    return not beta.is_cpu or bool(((beta >= 0) & (beta <= LARGEST_BETA)).all())
 
 
 def _deferred(state: LinearState, step: TokenStep) -> DeferredState:

@@ -62,6 +62,7 @@ struct recurrence_step {
     float scale;                   /* of queries, before the feature map */
     struct rows query, key, value; /* (B, H, 1, D), (B, K, 1, D), (B, K, 1, V) */
     struct rows decay, beta;       /* (B, K, 1) or (B, K, 1, D); (B, K, 1), or null */
+    struct rows removal;           /* (B, K, 1, D), without a feature map, or null for the key */
     int64_t dtype, decay_dtype, beta_dtype; /* of query, key, value and output; of the gates */
     int64_t recent_count;          /* R tokens before this one */
     int64_t invalid;               /* whether a decay is above 0, or a beta not within 0..2 */
