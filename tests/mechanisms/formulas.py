@@ -236,3 +236,45 @@ def recurrence(
         state = state + key[:, :, i, :, None] * written.unsqueeze(-2)
         outputs.append((state.mT @ query[:, :, i, :, None]).squeeze(-1))
     return torch.stack(outputs, 2)
+
+
+def outer(left: Tensor, right: Tensor) -> Tensor:
+    """l rᵀ of each pair of rows, (..., D) to (..., D, D)."""
+    return left[..., :, None] * right[..., None, :]
+
+
+def removing(written: Tensor, removed: Tensor, decay: Tensor) -> Tensor:
+    """(I - w rᵀ) diag(e^g) for each token, decay (..., N, 1 or D)."""
+    identity = torch.eye(written.shape[-1], dtype=written.dtype)
+    return (identity - outer(written, removed)) * decay.exp()[..., None, :]
+
+
+def by_matrices(query: Tensor, key: Tensor, value: Tensor, matrices: Tensor) -> Tensor:
+    """S_i = A_i S_{i-1} + k_i v_iᵀ read by q_i, with the matrices A (..., N, D, D)."""
+    state, rows = torch.zeros_like(outer(key[:, :, 0], value[:, :, 0])), []
+    for i in range(key.shape[2]):
+        state = matrices[:, :, i] @ state + outer(key[:, :, i], value[:, :, i])
+        rows.append(query[:, :, i, None] @ state)
+    return torch.cat(rows, 2)
+
+
+def two_steps(query: Tensor, keys: Any, values: Any, decay: Tensor, beta: Tensor) -> Tensor:
+    """Two steps of the delta rule a token, as one matrix and one addition."""
+    beta = beta[..., None]
+    first, second = (removing(beta * key, key, 0 * decay[..., None]) for key in keys)
+    added = second @ outer(beta * keys[0], values[0]) + outer(beta * keys[1], values[1])
+    state, rows = torch.zeros_like(added[:, :, 0]), []
+    for i in range(query.shape[2]):
+        state = second[:, :, i] @ first[:, :, i] @ (decay[:, :, i, None, None].exp() * state) + added[:, :, i]
+        rows.append(query[:, :, i, None] @ state)
+    return torch.cat(rows, 2)
+
+
+def with_bonus(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
+    """q_i (S_{i-1} + u k_i v_iᵀ), with u a number for each head."""
+    state, rows = torch.zeros_like(outer(key[:, :, 0], value[:, :, 0])), []
+    for i in range(key.shape[2]):
+        added = outer(key[:, :, i], value[:, :, i])
+        rows.append(query[:, :, i, None] @ (state + bonus[:, None, None] * added))
+        state = decay[:, :, i, :, None].exp() * state + added
+    return torch.cat(rows, 2)

@@ -40,6 +40,7 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"fading": (1 - 2.0 ** (-5 - torch.arange(4.0, dtype=dtype))).log()[:, None]}
     names |= {"decay": -drawn(BATCH, HEADS, LENGTH).exp() / 4, "beta": drawn(BATCH, HEADS, LENGTH).sigmoid()}
     names |= {"feature_decay": -drawn(BATCH, HEADS, LENGTH, DIM).exp() / 4, "shorter": drawn(9, LENGTH) / 6}
+    names |= {"gate": drawn(BATCH, HEADS, LENGTH, DIM).sigmoid()}
     names |= {"favor": linear.FavorPlus(DIM, 32, seed=0), "taylor": taylor, "in_steps": in_steps}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
