@@ -96,6 +96,7 @@ CHECKPOINTS = {
         | {"mlp_only_layers": [0, 2], "linear_num_key_heads": 1, "linear_num_value_heads": 3, "rope_theta": 100.0}
         | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
     ),
+    "qwen3_5": ("Qwen3_5", HYBRID | {"head_dim": 16, "linear_num_value_heads": 4}),
     "olmo_hybrid": ("OlmoHybrid", HYBRID | {"head_dim": 8}),
     "olmo_hybrid, rotary, grouped": (
         "OlmoHybrid",
@@ -154,7 +155,7 @@ def theirs(name, **changes):
     """A model of transformers, with eager attention and no weight at a value that hides a mistake."""
     transformers = pytest.importorskip("transformers")
     family, settings = CHECKPOINTS[name]
-    kind = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    kind = getattr(transformers, f"{family}TextConfig" if family in ("Gemma3", "Qwen3_5") else f"{family}Config")
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForCausalLM")._from_config(
         kind(**COMMON | settings | changes), attn_implementation="eager"

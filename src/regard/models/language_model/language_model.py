@@ -286,8 +286,8 @@ class LanguageModel(nn.Module):
 
         Architectures, by the `model_type` in config.json, whatever the release is called: `llama` (Llama 1 to 3),
         `mistral`, `mixtral`, `gemma2`, `gemma3_text`, `qwen2` (Qwen 1.5 to 2.5), `qwen2_moe`, `qwen3`, `qwen3_moe`,
-        `qwen3_next`, `olmo_hybrid`, `phi3`, and `gpt_oss`, also with its experts in MXFP4, which become plain numbers.
-        transformers itself is not needed.
+        `qwen3_next`, `qwen3_5_text`, `olmo_hybrid`, `phi3`, and `gpt_oss`, also with its experts in MXFP4, which become
+        plain numbers. transformers itself is not needed.
 
         Results are those of transformers, but for one case: a Phi 3 with LongRoPE whose text outgrows
         `original_max_position_embeddings` while it is generated. The long factors hold from that step on, for new

@@ -17,7 +17,7 @@ from ..config import (
     RMSNormConfig,
 )
 from .config_reader import ModelSettings, partial_rotary_of, phi3_rotary, rotaries_by_kind, rotary_of
-from .linear_settings import ATTENTION_GATE, OLMO_HYBRID, QWEN3_NEXT, delta_net, hybrid_layers
+from .linear_settings import ATTENTION_GATE, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT, delta_net, hybrid_layers
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 """Names of activations in transformers, and in our configurations."""
@@ -146,20 +146,34 @@ def _qwen3_moe(settings: ModelSettings) -> LanguageModelConfig:
 
 
 def _qwen3_next(settings: ModelSettings) -> LanguageModelConfig:
-    head_dim, norm = _head_dim(settings), RMSNormConfig(settings.need("rms_norm_eps"), offset=1.0)
-    for name in ("attention_bias", "mlp_bias"):
-        settings.only(name, False, None)
-    full = LayerConfig(rotary=partial_rotary_of(settings, head_dim, 0.25))
-    linear = LayerConfig(linear=delta_net(settings, norm_eps=norm.eps))
-    every = settings.get("full_attention_interval", 4)
-    layers = hybrid_layers(settings, linear, full, lambda number: (number + 1) % every == 0)
     experts = _qwen_experts(
         settings, settings.need("num_experts"), shared_dim=settings.need("shared_expert_intermediate_size")
     )
+    return _qwen_hybrid(settings, _with_dense_layers(settings, _qwen_hybrid_layers(settings)), experts)
+
+
+def _qwen3_5(settings: ModelSettings) -> LanguageModelConfig:
+    return _qwen_hybrid(settings, _qwen_hybrid_layers(settings), _gated(settings))
+
+
+def _qwen_hybrid_layers(settings: ModelSettings) -> list[LayerConfig]:
+    full = LayerConfig(rotary=partial_rotary_of(settings, _head_dim(settings), 0.25))
+    linear = LayerConfig(linear=delta_net(settings, norm_eps=settings.need("rms_norm_eps")))
+    every = settings.get("full_attention_interval", 4)
+    return hybrid_layers(settings, linear, full, lambda number: (number + 1) % every == 0)
+
+
+def _qwen_hybrid(
+    settings: ModelSettings, layers: list[LayerConfig], feed_forward: GatedExpertsConfig | GatedFeedForwardConfig
+) -> LanguageModelConfig:
+    """The configuration of Qwen3-Next and Qwen3.5."""
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"), offset=1.0)
     return LanguageModelConfig(
-        **_common(settings, _with_dense_layers(settings, layers)),
-        attention=_attention(settings, head_dim, norm=norm, gate=ATTENTION_GATE),
-        feed_forward=experts,
+        **_common(settings, layers),
+        attention=_attention(settings, _head_dim(settings), norm=norm, gate=ATTENTION_GATE),
+        feed_forward=feed_forward,
         norm=norm,
     )
 
@@ -488,6 +502,7 @@ ARCHITECTURES = {
         | {"head_dim": 128, "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
         | {"num_key_value_heads": 32},
     ),
+    "qwen3_5_text": Architecture(_qwen3_5, LLAMA | QWEN3_5),
     "qwen3_next": Architecture(_qwen3_next, QWEN_MOE | QWEN3_NEXT),
     "qwen3_moe": Architecture(
         _qwen3_moe,

@@ -170,6 +170,10 @@ READ = {
 ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
+MROPE = ("mrope_section", "mrope_interleaved")
+"""How three positions of a token share the features, which are one position for text."""
+
+
 def _check_size(name: str, value: Any) -> None:
     if type(value) is not int or not 1 <= value <= LARGEST_SIZES[name]:
         raise CheckpointError(
@@ -186,6 +190,8 @@ def rotary_of(settings: ModelSettings, head_dim: int) -> Rotary:
 def partial_rotary_of(settings: ModelSettings, head_dim: int, share: float) -> Rotary:
     """The rotary of all layers, of the first `partial_rotary_factor` of each head's features; without it this share."""
     rope = _rotary_settings(settings)
+    for name in MROPE:
+        rope.pop(name, None)
     own = rope.pop("partial_rotary_factor", None)
     share = settings.get("partial_rotary_factor", share) if own is None else own
     if not lies_between(0, share, 1) and share != 1:

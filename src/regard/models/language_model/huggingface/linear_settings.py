@@ -33,6 +33,16 @@ QWEN3_NEXT = {
     "num_key_value_heads": 2,
     "shared_expert_intermediate_size": 512,
 }
+QWEN3_5 = {
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 4,
+}
 OLMO_HYBRID = {
     "hidden_act": "silu",
     "linear_allow_neg_eigval": True,

@@ -1,8 +1,9 @@
 """Stored tensors of models with layers of linear attention, under the names of single parameters.
 
 Qwen3-Next stores queries, keys, values and gates of a linear layer as one matrix, in which the rows of each key head
-stand together, its two gates for each head as another, and queries and gates of its softmax attention head by head. The
-names of linear layers become those that softmax attention has, where they are the same.
+stand together, its two gates for each head as another, and queries and gates of its softmax attention head by head;
+Qwen3.5 stores queries, keys and values as one matrix. The names of linear layers become those that softmax attention
+has, where they are the same.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ NAMES = {
     "o_norm.weight": "gate_norm.weight",
     "g_proj.weight": "gate_proj.weight",
     "dt_bias": "a_proj.bias",
+    "in_proj_a.weight": "a_proj.weight",
+    "in_proj_b.weight": "b_proj.weight",
+    "in_proj_z.weight": "gate_proj.weight",
 }
 """Parameters of Gated DeltaNet that have another name here."""
 
@@ -60,10 +64,13 @@ def _of_linear(tensors: Tensors, heads: LinearHeadsConfig) -> Tensors:
             continue
         part = name.removeprefix("linear_attn.")
         found["self_attn." + NAMES.get(part, part)] = tensor
-    groups = heads.num_heads // (heads.num_key_heads or heads.num_heads)  # value heads of each key head
+    key_heads = heads.num_key_heads or heads.num_heads
+    groups = heads.num_heads // key_heads  # value heads of each key head
     features, values = heads.head_dim or 0, groups * (heads.value_dim or 0)
     _split(found, "in_proj_qkvz.weight", heads, {"q": features, "k": features, "v": values, "gate": values})
     _split(found, "in_proj_ba.weight", heads, {"b": groups, "a": groups})
+    rows = {"q": key_heads * features, "k": key_heads * features, "v": key_heads * values}
+    _split_rows(found, "in_proj_qkv.weight", rows)
     _join_convolutions(found)
     taps = found.get("self_attn.conv1d.weight")
     if taps is not None and len(taps.shape) == 3 and taps.shape[1] == 1:
@@ -87,6 +94,21 @@ def _split(tensors: Tensors, name: str, heads: LinearHeadsConfig, sizes: dict[st
         tensors[f"self_attn.{part}_proj.weight"] = StoredTensor(
             (key_heads * size, fused.shape[1]),
             lambda rows=rows: fused.read().unflatten(0, (key_heads, -1))[:, rows].flatten(0, 1),
+        )
+        start += size
+
+
+def _split_rows(tensors: Tensors, name: str, sizes: dict[str, int]) -> None:
+    """Split a matrix of consecutive rows."""
+    fused = tensors.get(f"self_attn.{name}")
+    if fused is None or len(fused.shape) != 2 or fused.shape[0] != sum(sizes.values()):
+        return
+    del tensors[f"self_attn.{name}"]
+    start = 0
+    for part, size in sizes.items():
+        rows = slice(start, start + size)
+        tensors[f"self_attn.{part}_proj.weight"] = StoredTensor(
+            (size, fused.shape[1]), lambda rows=rows: fused.read()[rows].clone()
         )
         start += size
 
