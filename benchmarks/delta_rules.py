@@ -28,6 +28,7 @@ from regard.nn import LinearCache
 HEADS, DIM, ROUNDS, LONGEST_LOOP = 8, 64, 9, 1024
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 RAW: dict[str, Any] = {"feature_map": Identity(), "normalize": False, "causal": True, "scale": 1.0}
+LEAVES, STEP_LEAVES = ("query", "key", "value"), ("query", "keys of steps", "values of steps")
 Work = Callable[[], Any]
 
 
@@ -39,6 +40,7 @@ def inputs(n: int, decay: str = "head") -> dict[str, Tensor]:
     found = {"query": query, "key": key, "value": torch.randn(*rows, DIM), "removal": removal}
     found["decay"] = -torch.rand(*rows, *([DIM] if decay == "feature" else [])) / 8
     found["beta"], found["beta of features"] = torch.rand(rows), torch.rand(*rows, DIM)
+    found["keys of steps"], found["values of steps"] = torch.stack([key, removal], -2), torch.randn(*rows, 2, DIM)
     return found
 
 
@@ -73,14 +75,10 @@ def loop(given: dict[str, Tensor]) -> Callable[..., Tensor]:
 
 
 def two_steps(given: dict[str, Tensor]) -> Callable[..., Tensor]:
-    """DeltaProduct of two steps, whose keys are the keys and the removals."""
-
-    def run() -> Tensor:
-        key = torch.stack([given["key"], given["removal"]], -2)
-        value, beta = given["value"].unsqueeze(-2).expand_as(key), given["beta"].unsqueeze(-1).expand(key.shape[:-1])
-        return delta_product(given["query"], key, value, beta=beta, decay=given["decay"], scale=1.0)
-
-    return run
+    """DeltaProduct of two steps."""
+    query, key, value = (given[name] for name in STEP_LEAVES)
+    beta = given["beta"].unsqueeze(-1).expand(key.shape[:-1])
+    return lambda: delta_product(query, key, value, beta=beta, decay=given["decay"], scale=1.0)
 
 
 def softmax(given: dict[str, Tensor]) -> Callable[..., Tensor]:
@@ -99,8 +97,10 @@ def works(n: int, decay: str, *, backward: bool) -> dict[str, Work]:
         agree("removal", [found["removal"](), found["torch"]()], [found["loop"]()] * 2)
     if not backward:
         return found
-    leaves = [given[name].requires_grad_() for name in ("query", "key", "value")]
-    return {name: lambda run=run: gradients(run(), leaves) for name, run in found.items()}
+    for name in {*LEAVES, *STEP_LEAVES}:
+        given[name].requires_grad_()
+    needed = {name: [given[leaf] for leaf in (STEP_LEAVES if name == "two steps" else LEAVES)] for name in found}
+    return {name: lambda run=run, name=name: gradients(run(), needed[name]) for name, run in found.items()}
 
 
 def sequences(lengths: tuple[int, ...], decay: str, *, backward: bool) -> None:

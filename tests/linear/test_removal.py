@@ -1,5 +1,6 @@
 """The generalised delta rule, whose removed key is not the written one: published rules, options and bad arguments."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -74,11 +75,15 @@ def test_removal_is_of_features():
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("axes", [0, 3, 4])
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(("axes", "strength"), [(0, 1.0), (3, 1.0), (4, 1.0), (3, 60.0), (4, 60.0)])
 @pytest.mark.parametrize("length", [1, 2, 67, 131])
-def test_float32_within_the_error_of_steps(axes, length):
-    given = inputs(length)
-    gates = {"decay": decay_of(given[1], axes), "beta": torch.rand(2, 2, length, dtype=torch.float64)}
+def test_float32_within_the_error_of_steps(monkeypatch, axes, strength, length, native):
+    if not native:  # chunks of torch's operators
+        monkeypatch.setattr(sys.modules["regard.linear.recurrence"], "_maker", lambda problem: None)
+    given, decay = inputs(length), decay_of(inputs(length)[1], axes)
+    decay = None if decay is None else strength * decay
+    gates = {"decay": decay, "beta": torch.rand(2, 2, length, dtype=torch.float64)}
     seed = torch.randn(2, 4, length, 3, dtype=torch.float64)
 
     def by(compute, dtype):

@@ -14,12 +14,12 @@ from .latent_attention import LatentAttention as LatentAttention
 from .latent_attention import LatentProjections as LatentProjections
 from .linear import Linear as Linear
 from .linear_attention_layer import LinearAttention as LinearAttention
-from .linear_attention_layer import PerformerAttention as PerformerAttention
 from .linformer import LengthProjection as LengthProjection
 from .linformer import LinformerAttention as LinformerAttention
 from .multihead import MultiheadAttention as MultiheadAttention
 from .output_gate import GatedGroupNorm as GatedGroupNorm
 from .output_gate import OutputGate as OutputGate
+from .performer import PerformerAttention as PerformerAttention
 from .projections import Projections as Projections
 from .replace import SwapReport as SwapReport
 from .replace import swap as swap

@@ -1,4 +1,4 @@
-"""Layers of linear attention: projections around `regard.linear_attention`, with gates, and Performer's features."""
+"""The layer of linear attention: projections around `regard.linear_attention`, with gates and a convolution."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention import Observation
 from ..biases import Bias
 from ..errors import ConfigurationError, ShapeError
+from ..kernels.hooks import refuse_convolutions
 from ..lenses import Lens
-from ..linear import (
-    Decay,
-    FavorPlus,
-    FeatureMap,
-    FixedDecay,
-    SoftplusDecay,
-    SoftplusFeatureDecay,
-    UpdateRule,
-    linear_attention,
-    observe_linear_attention,
-)
-from ..linear.decays import LearnedDecay, initial_log_rates, initial_step_bias
+from ..linear import Decay, FeatureMap, UpdateRule, linear_attention, observe_linear_attention
 from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_mask import mask_at_positions
 from ..linear.update_rules import RuleTokens
@@ -33,10 +23,10 @@ from .caches import LinearCache
 from .grouped_values import split_heads
 from .input_checks import check_input, check_positions, refuse_scripting
 from .layer_arguments import check_no_rotation, checked_rotary
-from .linear import Linear
+from .learned_gates import LearnedGates, check_kinds
 from .linear_attention_flags import decay_of_flag, rule_of_flags
-from .output_gate import OutputGate, low_rank
-from .projections import Projections, init_xavier
+from .output_gate import OutputGate
+from .projections import Projections
 from .short_convolution import ShortConvolution
 from .token_mask import TokenMask
 
@@ -53,7 +43,7 @@ class LinearInputs(NamedTuple):
     tail: Tensor | None
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(LearnedGates):
     """concat_h( Σ_j w_ij V_j / Σ_j w_ij ) W_o with w_ij = φ(Q_i) · φ(K_j): linear in the length, with decay and gates.
 
     Self-attention in time and memory linear in the length; causal, it decodes with a state of constant size. Not
@@ -130,23 +120,18 @@ class LinearAttention(nn.Module):
         delta_rule: bool | None = None,
         normalize: bool | None = None,
     ) -> None:
-        super().__init__()
         decay, rule = decay_of_flag(decay), rule_of_flags(rule, delta_rule, normalize)
-        _check_kinds(decay, rule)
+        check_kinds(decay, rule)
         _check_order(causal, decay=decay, rule=rule if rule.needs_order else None, convolution=convolution)
         if causal and projections.memory_dim is not None:
             raise ConfigurationError(
                 "a causal layer attends to its own sequence alone, but the projections have memory_dim="
                 f"{projections.memory_dim}: make them without it, or the layer with causal=False"
             )
-        self.projections = projections
+        super().__init__(projections, rule.default_map if feature_map is None else feature_map, decay, rule)
         self.causal = causal
-        self.rule = rule
         self.rotary = checked_rotary(rotary, projections.head_dim)
-        self._feature_map = rule.default_map if feature_map is None else feature_map
         self.convolution, self.gate = convolution, gate
-        self._make_decay(decay)
-        self._make_gates(rule)
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -319,9 +304,7 @@ class LinearAttention(nn.Module):
             rotation = self._rotation(query, positions) if rotation is None else rotation
             queries = rotation.rotate(queries)
             keys = (rotation if source is query else self._rotation(source, None)).rotate(keys)
-        options, step = self._decay(source)
-        logits = None if self.beta_gate is None else self._per_head(self.beta_gate(source))
-        tokens = RuleTokens(keys, values, self.feature_map, logits, self.rule_constants, step)
+        options, tokens = self._gates(source, keys, values, self.feature_map)
         written, of_rule = self.rule.write(tokens)
         return LinearInputs((queries, keys, written), options | of_rule, tokens, tail)
 
@@ -333,6 +316,7 @@ class LinearAttention(nn.Module):
         if self.convolution is None:
             queries = projections.queries(query)
             return (queries, *projections.keys_and_values(source)), None
+        refuse_convolutions()
         check_input("query", query, projections.dim, self)
         projected = [projections.query(query), projections.key(query), projections.value(query)]
         rows, token_mask = torch.cat(projected, -1), TokenMask.from_mask(mask, query)
@@ -340,67 +324,12 @@ class LinearAttention(nn.Module):
         parts = convolved.split([part.shape[-1] for part in projected], -1)
         return split_heads(projections, *parts), self.convolution.tail(token_mask.hide(rows), before)
 
-    def _decay(self, source: Tensor) -> tuple[LinearOptions, Tensor | None]:
-        """The decay of the source's tokens as an option, and its step Δ where the rule reads it."""
-        if self.fixed_decay is not None:
-            return {"decay": self.fixed_decay[None, :, None]}, None
-        decay = self._learned_decay
-        if self.decay_gate is None or decay is None:
-            return {}, None
-        logits = self._per_head(self.decay_gate(source))
-        if isinstance(decay, SoftplusDecay | SoftplusFeatureDecay):
-            step = decay.step(logits) if isinstance(decay, SoftplusDecay) and self.rule.needs_step else None
-            return {"decay": decay(logits, self.log_decay_rates)}, step
-        return {"decay": decay(logits)}, None
-
-    def _per_head(self, logits: Tensor) -> Tensor:
-        """(batch, N, key heads · count) to (batch, key heads, N, count)."""
-        return logits.unflatten(-1, (self.projections.num_kv_heads, -1)).transpose(1, 2)
-
     def _output(self, context: Tensor, inputs: LinearInputs, query: Tensor) -> Tensor:
         """The output of the layer, from what its queries read."""
         context = self.rule.finish(context, inputs.tokens)
         if self.gate is not None:
             context = self.gate(context, query)
         return self.projections.project_output(context)
-
-    def _make_decay(self, decay: Decay | None) -> None:
-        """Register what a decay needs."""
-        heads, dim = self.projections.num_kv_heads, self.projections.dim
-        self.decay_gate: nn.Module | None = None
-        self._learned_decay: LearnedDecay | None = None
-        self.register_buffer("fixed_decay", None)
-        self.register_parameter("log_decay_rates", None)
-        if isinstance(decay, FixedDecay):
-            self.fixed_decay = _of_heads(decay, heads)
-        elif decay is not None:
-            self._learned_decay = decay
-            self.decay_gate = low_rank(dim, heads * decay.gates_per_head(self._features()), decay.rank, bias=True)
-            if isinstance(decay, SoftplusDecay | SoftplusFeatureDecay):
-                self.log_decay_rates = nn.Parameter(initial_log_rates(heads))
-                last = self.decay_gate if decay.rank is None else self.decay_gate[-1]  # type: ignore[index]
-                last.bias = nn.Parameter(initial_step_bias(len(last.bias)))  # type: ignore[union-attr, arg-type]
-
-    def _make_gates(self, rule: UpdateRule) -> None:
-        """Register what a rule needs.
-
-        Raises:
-            ConfigurationError: it needs the step of a decay that the layer has not.
-        """
-        if rule.needs_step and not isinstance(self._learned_decay, SoftplusDecay):
-            raise ConfigurationError(
-                f"rule={rule!r} reads the step of a decay: make the layer with decay=regard.linear.SoftplusDecay()"
-            )
-        heads, features = self.projections.num_kv_heads, self._features()
-        count, constants = rule.gates_per_head(features, self.projections.value_dim), rule.initial_constants(features)
-        self.beta_gate = _gate(self.projections.dim, heads * count) if count else None
-        self.register_parameter("rule_constants", None)
-        if constants is not None:
-            self.rule_constants = nn.Parameter(constants.expand(heads, *constants.shape).clone())
-
-    def _features(self) -> int:
-        """The number of features of φ."""
-        return self._feature_map(torch.zeros(1, self.projections.head_dim)).shape[-1]
 
     def _rotation(self, tokens: Tensor, positions: Tensor | None) -> Rotation:
         """The rotation of tokens (batch, length, dim) at these positions; 0..length-1 by default."""
@@ -416,73 +345,6 @@ class LinearAttention(nn.Module):
         return f"feature_map={self.feature_map!r}, causal={self.causal}, decay={decay}, rule={self.rule!r}"
 
 
-class PerformerAttention(LinearAttention):
-    """Linear attention by positive orthogonal random features, whose mean is that of softmax attention (FAVOR+).
-
-    The random rows are a buffer, saved and loaded with the parameters. `redraw` draws others, as is done from time to
-    time in training, so that the model does not fit itself to one draw.
-
-    Args:
-        projections: dims, heads and the linear maps.
-        num_features: of each query and key; the error falls as 1/√num_features.
-        kernel: "softmax", or "relu" for ReLU features.
-        causal: whether a token attends to itself and those before it alone.
-        seed: of the first random rows; drawn from torch's default generator where it is None.
-        rotary: rotary position embedding of queries and keys.
-
-    Raises:
-        ConfigurationError: an argument out of range.
-
-    Source: Choromanski et al. 2021 (arXiv 2009.14794), section 2.
-
-    >>> import torch, regard
-    >>> layer = regard.nn.PerformerAttention(regard.nn.Projections(16, num_heads=4), num_features=32)
-    >>> layer(torch.randn(2, 7, 16)).shape, layer.matrix.shape
-    (torch.Size([2, 7, 16]), torch.Size([32, 4]))
-    """
-
-    matrix: Tensor
-
-    def __init__(
-        self,
-        projections: Projections,
-        *,
-        num_features: int = 256,
-        kernel: str = "softmax",
-        causal: bool = False,
-        seed: int | None = None,
-        rotary: Rotary | None = None,
-    ) -> None:
-        features = FavorPlus(projections.head_dim, num_features, seed, kernel)
-        super().__init__(projections, feature_map=features, causal=causal, rotary=rotary)
-        self.register_buffer("matrix", features.matrix.to(projections.query.weight.dtype))
-
-    @property
-    def feature_map(self) -> FavorPlus:
-        """The map of the rows in the buffer."""
-        return replace(self._feature_map, matrix=self.matrix)  # type: ignore[type-var]
-
-    def redraw(self, seed: int | None = None) -> None:
-        """Draw other random rows, by this seed or one from torch's default generator; caches keep their own."""
-        self.matrix = self.feature_map.redraw(seed).matrix.to(self.matrix)
-
-
-def _check_kinds(decay: object, rule: object) -> None:
-    """Check that decay and rule are those of `regard.linear`.
-
-    Raises:
-        ConfigurationError: one is not, such as a class in place of an object.
-    """
-    if decay is not None and not isinstance(decay, Decay):
-        raise ConfigurationError(
-            f"decay is {decay!r}; it needs FixedDecay(logarithms), HeadDecay() or another of regard.linear, or None"
-        )
-    if not isinstance(rule, UpdateRule):
-        raise ConfigurationError(
-            f"rule is {rule!r}; it needs SumRule(), DeltaRule() or another of regard.linear, or None"
-        )
-
-
 def _check_order(causal: bool, **parts: object) -> None:
     """Check that a layer with one of these parts is causal.
 
@@ -494,24 +356,6 @@ def _check_order(causal: bool, **parts: object) -> None:
         raise ConfigurationError(
             f"{given} needs an order of the tokens: make the layer with causal=True, or leave it out"
         )
-
-
-def _of_heads(decay: FixedDecay, heads: int) -> Tensor:
-    """The logarithms of a fixed decay, in memory of the layer's own: loading writes into it.
-
-    Raises:
-        ShapeError: they are not one for each of the key heads.
-    """
-    if len(decay.logarithms) != heads:
-        raise ShapeError(f"decay has {len(decay.logarithms)} logarithms; it needs one for each of {heads} key heads")
-    return decay.logarithms.detach().clone()
-
-
-def _gate(dim: int, count: int) -> Linear:
-    """The linear map of gates, initialised as projections are."""
-    gate = Linear(dim, count)
-    init_xavier(gate)
-    return gate
 
 
 def _refuse_bias(bias: object) -> None:
