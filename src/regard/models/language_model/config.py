@@ -252,7 +252,7 @@ class LinearAttentionConfig:
     - `convolution`, `gate`: before heads are split, and after queries have read; None for none.
 
     Raises:
-        ConfigurationError: a rule beside `delta_rule` or `normalize`; a decay that a file cannot store.
+        ConfigurationError: a rule beside `delta_rule` or `normalize`.
     """
 
     feature_map: str | None = None
