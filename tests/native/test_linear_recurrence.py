@@ -197,32 +197,30 @@ def test_halves_are_rounded_once(variant, short_segments, normalize, kind, dtype
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 def test_a_step_of_halves(variant, kind, dtype):
     inputs = make_inputs((2, 6, 2, 1, 24, 40), kind)
     halves = {name: tensor if name == "state" else tensor.to(dtype) for name, tensor in inputs.items()}
     truth = step_recurrence(**{name: tensor.double() for name, tensor in halves.items()})
-    arguments: list[Any] = [halves.get(name) for name in NAMES[:6]]
-    output, state = cast("Any", one_token(RecurrenceProblem(*arguments)))
+    output, state = cast("Any", one_token(RecurrenceProblem(**halves)))
     assert (output.dtype, state.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(state.double(), truth[1], rtol=1e-5, atol=1e-5)
     within = torch.finfo(dtype).eps / 2 * 1.01
     torch.testing.assert_close(output.double(), truth[0], rtol=within, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 @pytest.mark.parametrize("shape", [(2, 6, 2, 1, 24, 40), (1, 3, 3, 1, 17, 65), (1, 2, 1, 1, 64, 193)])
 def test_one_token_is_a_step(variant, shape, kind):
     inputs = make_inputs(shape, kind)
     truth = step_recurrence(**{name: tensor.double() for name, tensor in inputs.items()})
-    arguments: list[Any] = [inputs.get(name) for name in NAMES[:6]]
-    found = cast("Any", one_token(RecurrenceProblem(*arguments)))
+    found = cast("Any", one_token(RecurrenceProblem(**inputs)))
     for ours, exact in zip(found, truth, strict=True):
         assert ours.shape == exact.shape
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 def test_any_strides(kind):
     inputs = make_inputs(SHAPES["grouped"], kind)
     seeds = seeds_for(inputs)
@@ -235,7 +233,7 @@ def test_any_strides(kind):
             assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 @pytest.mark.parametrize("heads", [1, 3])
 def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind, heads):
     monkeypatch.setattr(linear_recurrence, "LEAST_WORK", 1)
@@ -248,7 +246,8 @@ def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind
             found.append(native_results(inputs, seeds))
     finally:
         torch.set_num_threads(before)
-    shared = ("gradient of query", "gradient of key", "gradient of decay", "gradient of beta") if heads == 1 else ()
+    names = ("query", "key", "decay", "beta", "removal")
+    shared = [f"gradient of {name}" for name in names] if heads == 1 else []
     for name, tensor in found[0].items():
         if name in shared:  # sums over the parts of the value columns
             torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-4)
@@ -257,7 +256,7 @@ def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 0, 4, 5), (0, 2, 2, 7, 4, 5), (1, 2, 2, 7, 4, 0), (1, 2, 2, 7, 0, 5)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 def test_nothing_to_do(shape, kind):
     inputs = make_inputs(shape, kind)
     seeds = seeds_for(inputs)
