@@ -1,4 +1,4 @@
-"""Generalised delta rules against the plain one, the loop over tokens, torch's chunks, and causal softmax attention.
+"""Generalised delta rules against the plain one, loops, torch's chunks, softmax attention and transformers' layer.
 
     python benchmarks/delta_rules.py [--quick]
 
@@ -22,8 +22,24 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.linear import Identity, LinearState, delta_product, linear_attention_with_state, naive
-from regard.nn import LinearCache
+from regard.linear import (
+    DeltaRule,
+    Identity,
+    LinearState,
+    SoftplusDecay,
+    delta_product,
+    linear_attention_with_state,
+    naive,
+)
+from regard.nn import (
+    GroupedValueProjections,
+    L2Norm,
+    LinearAttention,
+    LinearCache,
+    OutputGate,
+    RMSNorm,
+    ShortConvolution,
+)
 
 HEADS, DIM, ROUNDS, LONGEST_LOOP = 8, 64, 9, 1024
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
@@ -152,6 +168,47 @@ def tokens() -> None:
     table("One token by a cache", ["state", "plain", "removal", "ratio", "goal"], rows)
 
 
+def layers() -> None:
+    """The block of Qwen3-Next here and in transformers, eager; tests/nn/test_linear_blocks.py holds them equal."""
+    from transformers.cache_utils import DynamicCache
+    from transformers.models.qwen3_next import configuration_qwen3_next, modeling_qwen3_next
+
+    dim, heads, key_heads = 1024, 8, 4
+    config = configuration_qwen3_next.Qwen3NextConfig(
+        hidden_size=dim, num_hidden_layers=4, linear_num_value_heads=heads, linear_num_key_heads=key_heads
+    )
+    theirs = modeling_qwen3_next.Qwen3NextGatedDeltaNet(config, 0).eval()
+    sizes = {"num_key_heads": key_heads, "head_dim": 128, "value_dim": 128}
+    projections = GroupedValueProjections(dim, heads, bias=False, norm=L2Norm, **sizes)
+    layer = LinearAttention(
+        projections,
+        feature_map=Identity(),
+        causal=True,
+        decay=SoftplusDecay(),
+        rule=DeltaRule(),
+        convolution=ShortConvolution(projections),
+        gate=OutputGate(projections, norm=RMSNorm),
+    ).eval()
+    rows = []
+    for n in (64, 1024, 4096):
+        x = torch.randn(1, n, dim)
+        spent = _timing.in_turn({"ours": partial(layer, x), "theirs": partial(theirs, x)}, rounds=5)
+        rows.append([f"{n:,} tokens", *(milliseconds(spent[name]) for name in ("ours", "theirs"))])
+        rows[-1].append(times(spent["theirs"] / spent["ours"]))
+    token, past = torch.randn(1, 1, dim), DynamicCache(config=config)
+    theirs(x[:, :64], cache_params=past)
+    caches = [layer.step(x[:, :64], layer.make_cache())[1]]
+
+    def step() -> None:
+        caches.append(layer.step(token, caches.pop())[1])
+
+    spent = _timing.in_turn({"ours": step, "theirs": lambda: theirs(token, cache_params=past)}, rounds=15, calls=8)
+    rows.append(["a token with a cache", *(milliseconds(spent[name]) for name in ("ours", "theirs"))])
+    rows[-1].append(times(spent["theirs"] / spent["ours"]))
+    title = f"Gated DeltaNet of Qwen3-Next, dim {dim}, {heads} heads of 128, {key_heads} of keys, forward"
+    table(title, ["work", "regard's", "transformers'", "ratio"], rows)
+
+
 def main() -> None:
     lengths = LENGTHS[:4] if "--quick" in sys.argv else LENGTHS
     print(_timing.machine())
@@ -160,6 +217,7 @@ def main() -> None:
             sequences(lengths, decay, backward=backward)
     with torch.no_grad():
         tokens()
+        layers()
 
 
 if __name__ == "__main__":

@@ -212,6 +212,18 @@ def test_norms_of_units_and_of_all_heads(x):
     torch.testing.assert_close(residual.after(x, 2 * residual.before(x)), x + functional.layer_norm(2 * x, (DIM,)))
 
 
+def test_a_norm_of_all_heads_after_a_convolution(x):
+    own = WholeNormProjections(DIM, HEADS, num_kv_heads=KEY_HEADS, norm=RMSNorm).double()
+    convolution = ShortConvolution(own, 1, activation=None).double()
+    nn.init.ones_(convolution.weight)  # the rows as they are
+    plain, convolved = (
+        LinearAttention(own, feature_map=Identity(), causal=True, rule=DeltaRule(), convolution=part).double()
+        for part in (None, convolution)
+    )
+    convolved.load_state_dict(plain.state_dict() | {"convolution.weight": convolution.weight})
+    torch.testing.assert_close(convolved(x), plain(x))
+
+
 def test_values_of_more_heads_than_keys(x):
     own = GroupedValueProjections(DIM, 4, num_key_heads=2, head_dim=5, value_dim=3).double()
     keys, values = own.keys_and_values(x)

@@ -11,6 +11,7 @@ from ..utils.numbers import whole_number
 from .input_checks import check_input
 from .linear import Linear
 from .projections import Projections, init_xavier
+from .whole_norm import WholeNormProjections
 
 
 class GroupedValueProjections(Projections):
@@ -84,9 +85,12 @@ class GroupedValueProjections(Projections):
 
 def split_heads(projections: Projections, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of all heads, normed, of projected features (batch, length, ·), as layers have them."""
-    queries = projections.query_norm(_heads(query, projections.head_dim))
-    keys = projections.key_norm(_heads(key, projections.head_dim))
-    values = _heads(value, projections.value_dim)
+    queries, keys, values = query, key, _heads(value, projections.value_dim)
+    if isinstance(projections, WholeNormProjections):
+        queries, keys = projections.query_norm(queries), projections.key_norm(keys)
+    queries, keys = _heads(queries, projections.head_dim), _heads(keys, projections.head_dim)
+    if not isinstance(projections, WholeNormProjections):
+        queries, keys = projections.query_norm(queries), projections.key_norm(keys)
     group = values.shape[1] // max(keys.shape[1], 1)
     if group > 1:
         queries, keys = queries.repeat_interleave(group, 1), keys.repeat_interleave(group, 1)

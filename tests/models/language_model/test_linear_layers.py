@@ -126,6 +126,8 @@ def test_bad_configurations():
         model_of(lm.LinearAttentionConfig(gate=lm.OutputGateConfig(groups=2)))
     with pytest.raises(ConfigurationError, match=r"rule=StateSpaceRule\(\) reads the step of a decay: make the layer"):
         model_of(lm.LinearAttentionConfig("identity", rule=StateSpaceRule()))
+    with pytest.raises(ConfigurationError, match="whole_norm=True is of a norm, and there is none: give the attention"):
+        lm.AttentionConfig(num_heads=2, whole_norm=True).make(8, lm.LayerConfig())
     with pytest.raises(
         ConfigurationError, match="num_heads is 4 and num_key_heads 3: each query and key serves as many"
     ):

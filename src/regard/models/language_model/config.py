@@ -194,6 +194,8 @@ class AttentionConfig:
         """Build the attention of one block."""
         if layer.linear is not None and layer.linear.heads is not None:
             return layer.linear.make(layer.linear.heads.make(dim), layer.rotary)
+        if self.whole_norm and self.norm is None:
+            raise ConfigurationError("whole_norm=True is of a norm, and there is none: give the attention a norm=")
         projections = (WholeNormProjections if self.whole_norm else Projections)(
             dim,
             self.num_heads,
