@@ -31,14 +31,13 @@ from regard.nn import (
     FeedForward,
     KVCache,
     LinearAttention,
-    GatedGroupNorm,
-    GroupedValueProjections,
     LinearCache,
     OutputGate,
     PerformerAttention,
     PreNorm,
     Projections,
     ShortConvolution,
+    TokenShift,
     TransformerBlock,
 )
 from regard.positions import Rotary
@@ -68,6 +67,15 @@ LAYERS = {
     "bonus": lambda: LinearAttention(projections(), causal=True, rule=BonusRule(), decay=FeatureDecay()),
     "state space": lambda: LinearAttention(projections(), causal=True, rule=StateSpaceRule(), decay=SoftplusDecay()),
     "convolved": lambda: with_parts(causal=True, decay=HeadDecay(), rotary=Rotary(2)),
+    "shifted": lambda: LinearAttention(
+        projections(),
+        causal=True,
+        rule=DeltaRule(),
+        decay=HeadDecay(),
+        shift=drawn_shift(),
+        gate=OutputGate(projections()),
+    ),
+    "shifted, convolved": lambda: with_parts(causal=True, shift=drawn_shift()),
     "performer": lambda: PerformerAttention(projections(), num_features=7, causal=True),
     "performer relu": lambda: PerformerAttention(projections(), num_features=7, causal=True, kernel="relu"),
 }
@@ -75,6 +83,12 @@ LAYERS = {
 
 def projections(**given):
     return Projections(DIM, HEADS, num_kv_heads=KEY_HEADS, **given)
+
+
+def drawn_shift():
+    shift = TokenShift(DIM)
+    torch.nn.init.uniform_(shift.weight)
+    return shift
 
 
 def with_parts(**given):

@@ -33,6 +33,7 @@ from regard.nn import (
     Projections,
     RMSNorm,
     ShortConvolution,
+    TokenShift,
     WholeNormProjections,
 )
 
@@ -148,6 +149,29 @@ def test_a_convolution_is_that_of_torch(width, bias, activation):
     torch.testing.assert_close(convolution.tail(rest, tail), convolution.tail(rows))
 
 
+def test_a_shift_mixes_what_each_map_reads(x):
+    shift, own = TokenShift(DIM).double(), projections()
+    nn.init.uniform_(shift.weight)
+    layer = LinearAttention(
+        own,
+        feature_map=Identity(),
+        causal=True,
+        rule=DeltaRule(),
+        decay=HeadDecay(),
+        shift=shift,
+        gate=OutputGate(own),
+    ).double()
+    before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+    query, key, value, decay, rule, gate = (x + share * (before - x) for share in shift.weight)
+    q, (k, _), (_, v) = own.queries(query) * 3**-0.5, own.keys_and_values(key), own.keys_and_values(value)
+    decay = functional.logsigmoid(logits(layer.decay_gate, decay).squeeze(-1)) / 16
+    beta = logits(layer.beta_gate, rule).sigmoid().squeeze(-1)
+    context, _ = naive.step_recurrence(q, k, v, decay=decay, beta=beta)
+    assert layer.gate is not None
+    gated = context.transpose(1, 2).flatten(-2) * functional.silu(layer.gate.gate(gate))
+    torch.testing.assert_close(layer(x), own.output(gated))
+
+
 def test_masked_tokens_are_zeros_of_a_convolution(x):
     layer = layer_of(DeltaRule(), make_convolution=ShortConvolution)
     keep = torch.rand(2, LENGTH) > 0.3
@@ -244,6 +268,12 @@ def test_values_of_more_heads_than_keys(x):
             r"convolution=ShortConvolution\(features=24, width=4, activation=silu\) needs an order of the tokens",
         ),
         (lambda: ShortConvolution(projections(), 0), ConfigurationError, "width is 0"),
+        (lambda: TokenShift(0), ConfigurationError, "dim is 0"),
+        (
+            lambda: LinearAttention(projections(), shift=TokenShift(DIM)),
+            ConfigurationError,
+            r"shift=TokenShift\(12\) needs an order of the tokens",
+        ),
         (
             lambda: LinearAttention(projections(), causal=True, rule=StateSpaceRule(), decay=HeadDecay()),
             ConfigurationError,
@@ -269,7 +299,7 @@ def test_bad_parts(make, error, message):
 def test_bad_calls_of_a_layer_with_a_convolution(x):
     layer = layer_of(DeltaRule(), make_convolution=ShortConvolution)
     keep = torch.ones(2, KEY_HEADS, 1, LENGTH, dtype=torch.bool)
-    with pytest.raises(MaskError, match="the mask says for 2 heads which tokens exist, and a convolution of tokens"):
+    with pytest.raises(MaskError, match="the mask says for 2 heads which tokens exist, and a convolution or shift"):
         layer(x, mask=keep)
     cache = LinearCache(layer.feature_map, False, tail=torch.zeros(2, 1, 24))
     with pytest.raises(

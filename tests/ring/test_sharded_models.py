@@ -66,7 +66,7 @@ def test_layers_of_linear_attention(pool, kind, mask):
         ),
         (
             "convolution",
-            r"a convolution in ring.sharded would read zeros in place of the tokens that the process before",
+            r"a convolution or a token shift in ring.sharded would read zeros in place of the tokens",
         ),
         ("linformer", r"Linformer in ring.sharded would mix the keys of this process alone"),
         ("lenses", r"lenses read weights of at least 0 that sum to 1 in each row, and normalize=False has others"),

@@ -29,6 +29,7 @@ from .set_blocks import InducedSetBlock as InducedSetBlock
 from .set_blocks import PerceiverEncoder as PerceiverEncoder
 from .set_blocks import PooledSet as PooledSet
 from .short_convolution import ShortConvolution as ShortConvolution
+from .token_shift import TokenShift as TokenShift
 from .torch_conversion import block_from_torch as block_from_torch
 from .torch_conversion import blocks_from_torch as blocks_from_torch
 from .transformer_block import BlockCache as BlockCache
@@ -76,6 +77,7 @@ __all__ = [
     "SandwichNorm",
     "ShortConvolution",
     "SwapReport",
+    "TokenShift",
     "TransformerBlock",
     "WholeNormProjections",
     "block_from_torch",

@@ -13,6 +13,7 @@ from ..linear.update_rules import RuleTokens
 from .linear import Linear
 from .output_gate import low_rank
 from .projections import Projections, init_xavier
+from .token_shift import MixedTokens
 
 
 class LearnedGates(nn.Module):
@@ -40,11 +41,11 @@ class LearnedGates(nn.Module):
         self._make_gates(rule)
 
     def _gates(
-        self, source: Tensor, keys: Tensor, values: Tensor, feature_map: FeatureMap
+        self, mixed: MixedTokens, keys: Tensor, values: Tensor, feature_map: FeatureMap
     ) -> tuple[LinearOptions, RuleTokens]:
         """The decay of the source's tokens as an option, and what the rule reads of them."""
-        options, step = self._decay(source)
-        logits = None if self.beta_gate is None else self._per_head(self.beta_gate(source))
+        options, step = self._decay(mixed.decay)
+        logits = None if self.beta_gate is None else self._per_head(self.beta_gate(mixed.rule))
         return options, RuleTokens(keys, values, feature_map, logits, self.rule_constants, step)
 
     def _decay(self, source: Tensor) -> tuple[LinearOptions, Tensor | None]:

@@ -29,18 +29,22 @@ from .output_gate import OutputGate
 from .projections import Projections
 from .short_convolution import ShortConvolution
 from .token_mask import TokenMask
+from .token_shift import MixedTokens, TokenShift
 
 
 class LinearInputs(NamedTuple):
     """What a layer passes to `regard.linear_attention`, and what its output is made of besides.
 
-    heads: queries, keys and the values that are written. tail: of the convolution, for the tokens that follow.
+    heads: queries, keys and the values that are written. gate: the tokens that the output gate reads. tail, last: of
+    the convolution and the shift, for the tokens that follow.
     """
 
     heads: tuple[Tensor, Tensor, Tensor]
     options: LinearOptions
     tokens: RuleTokens
+    gate: Tensor
     tail: Tensor | None
+    last: Tensor | None
 
 
 class LinearAttention(LearnedGates):
@@ -65,6 +69,7 @@ class LinearAttention(LearnedGates):
         rotary: rotary position embedding of queries and keys, before φ. Weights depend on relative positions alone
             where φ is `Identity()`.
         convolution: of a causal layer, a `ShortConvolution` of what is projected, before heads are normed and rotated.
+        shift: of a causal layer, a `TokenShift` of what all its maps read.
         gate: an `OutputGate`, or `GatedGroupNorm`, of what queries read, before the output projection.
         delta_rule: in earlier versions what `rule` is; read for one version, with a warning, as are the decays "head",
             "feature" and a tensor.
@@ -116,13 +121,15 @@ class LinearAttention(LearnedGates):
         rule: UpdateRule | None = None,
         rotary: Rotary | None = None,
         convolution: ShortConvolution | None = None,
+        shift: TokenShift | None = None,
         gate: OutputGate | None = None,
         delta_rule: bool | None = None,
         normalize: bool | None = None,
     ) -> None:
         decay, rule = decay_of_flag(decay), rule_of_flags(rule, delta_rule, normalize)
         check_kinds(decay, rule)
-        _check_order(causal, decay=decay, rule=rule if rule.needs_order else None, convolution=convolution)
+        ordered = {"rule": rule if rule.needs_order else None, "convolution": convolution, "shift": shift}
+        _check_order(causal, decay=decay, **ordered)
         if causal and projections.memory_dim is not None:
             raise ConfigurationError(
                 "a causal layer attends to its own sequence alone, but the projections have memory_dim="
@@ -131,7 +138,7 @@ class LinearAttention(LearnedGates):
         super().__init__(projections, rule.default_map if feature_map is None else feature_map, decay, rule)
         self.causal = causal
         self.rotary = checked_rotary(rotary, projections.head_dim)
-        self.convolution, self.gate = convolution, gate
+        self.convolution, self.shift, self.gate = convolution, shift, gate
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -170,7 +177,7 @@ class LinearAttention(LearnedGates):
             ConfigurationError: a bias; a memory for a causal layer.
         """
         inputs = self._sequence_inputs(query, memory, mask=mask, bias=bias, positions=positions, rotation=rotation)
-        return self._output(linear_attention(*inputs.heads, **inputs.options), inputs, query)
+        return self._output(linear_attention(*inputs.heads, **inputs.options), inputs)
 
     def make_cache(self, max_length: int | None = None) -> LinearCache:
         """An empty cache for decoding; its size depends on no `max_length`.
@@ -223,10 +230,11 @@ class LinearAttention(LearnedGates):
             new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
             check_positions("positions", new, query.shape[0], query.shape[1])
         own = None if new is None else mask_at_positions(mask, new, causal=True)
-        inputs = self._inputs(query, query, new, rotation, own, cache.tail)
+        inputs = self._inputs(query, query, new, rotation, own, cache)
         inputs.options["mask"] = own
-        context, cache = cache.attend(*inputs.heads, positions, tail=inputs.tail, **inputs.options)
-        return self._output(context, inputs, query), cache
+        carried = {"tail": inputs.tail, "last": inputs.last}
+        context, cache = cache.attend(*inputs.heads, positions, **carried, **inputs.options)
+        return self._output(context, inputs), cache
 
     def observe(self, query: Tensor, *lenses: Lens, memory: Tensor | None = None, **call: Any) -> Observation:
         """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
@@ -243,7 +251,7 @@ class LinearAttention(LearnedGates):
         """
         inputs = self._sequence_inputs(query, memory, **call)
         seen = observe_linear_attention(*inputs.heads, *lenses, **inputs.options)
-        return replace(seen, output=self._output(seen.output, inputs, query))
+        return replace(seen, output=self._output(seen.output, inputs))
 
     def observe_step(self, *_: Any, **__: Any) -> NoReturn:
         """Raise, as a step has the sums of earlier keys alone.
@@ -291,44 +299,57 @@ class LinearAttention(LearnedGates):
         positions: Tensor | None,
         rotation: Rotation | None,
         mask: Mask | Tensor | None,
-        before: Tensor | None = None,
+        cache: LinearCache | None = None,
     ) -> LinearInputs:
-        """Queries, keys and written values of all heads, and the gates of the source's tokens.
-
-        before: the tail of the convolution of the tokens before them.
-        """
-        (queries, keys, values), tail = self._heads(query, source, mask, before)
+        """Queries, keys and written values of all heads, and the gates of the source's tokens; cache: before them."""
+        token_mask = TokenMask()
+        if self.convolution is not None or self.shift is not None:
+            refuse_convolutions()
+            check_input("query", query, self.projections.dim, self)
+            token_mask = TokenMask.from_mask(mask, query)
+        mixed, last = self._mixed(query, source, token_mask, None if cache is None else cache.last)
+        (queries, keys, values), tail = self._heads(mixed, token_mask, None if cache is None else cache.tail)
         if self.rotary is None:
             check_no_rotation(rotation)
         else:
             rotation = self._rotation(query, positions) if rotation is None else rotation
             queries = rotation.rotate(queries)
             keys = (rotation if source is query else self._rotation(source, None)).rotate(keys)
-        options, tokens = self._gates(source, keys, values, self.feature_map)
+        options, tokens = self._gates(mixed, keys, values, self.feature_map)
         written, of_rule = self.rule.write(tokens)
-        return LinearInputs((queries, keys, written), options | of_rule, tokens, tail)
+        return LinearInputs((queries, keys, written), options | of_rule, tokens, mixed.gate, tail, last)
+
+    def _mixed(
+        self, query: Tensor, source: Tensor, token_mask: TokenMask, last: Tensor | None
+    ) -> tuple[MixedTokens, Tensor | None]:
+        """What each map reads, with the tokens before where the layer has a shift, and the last token then."""
+        if self.shift is None:
+            return MixedTokens(query, source, source, source, source, query), None
+        tokens = token_mask.hide(query)
+        earlier = token_mask.apply(self.shift.shifted, query, last)
+        return self.shift(tokens, earlier), tokens[:, -1:].clone() if tokens.shape[1] else last
 
     def _heads(
-        self, query: Tensor, source: Tensor, mask: Mask | Tensor | None, before: Tensor | None
+        self, mixed: MixedTokens, token_mask: TokenMask, before: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
         """Queries, keys and values of all heads, convolved where the layer has a convolution, and its tail."""
         projections = self.projections
+        if self.convolution is None and self.shift is None:
+            queries = projections.queries(mixed.query)
+            return (queries, *projections.keys_and_values(mixed.key)), None
+        projected = [projections.query(mixed.query), projections.key(mixed.key), projections.value(mixed.value)]
         if self.convolution is None:
-            queries = projections.queries(query)
-            return (queries, *projections.keys_and_values(source)), None
-        refuse_convolutions()
-        check_input("query", query, projections.dim, self)
-        projected = [projections.query(query), projections.key(query), projections.value(query)]
-        rows, token_mask = torch.cat(projected, -1), TokenMask.from_mask(mask, query)
-        convolved = token_mask.convolve(self.convolution, rows, before)
+            return split_heads(projections, *projected), None
+        rows = torch.cat(projected, -1)
+        convolved = token_mask.apply(self.convolution, rows, before)
         parts = convolved.split([part.shape[-1] for part in projected], -1)
         return split_heads(projections, *parts), self.convolution.tail(token_mask.hide(rows), before)
 
-    def _output(self, context: Tensor, inputs: LinearInputs, query: Tensor) -> Tensor:
+    def _output(self, context: Tensor, inputs: LinearInputs) -> Tensor:
         """The output of the layer, from what its queries read."""
         context = self.rule.finish(context, inputs.tokens)
         if self.gate is not None:
-            context = self.gate(context, query)
+            context = self.gate(context, inputs.gate)
         return self.projections.project_output(context)
 
     def _rotation(self, tokens: Tensor, positions: Tensor | None) -> Rotation:

@@ -1,8 +1,10 @@
-"""Which tokens exist, and which documents they are of, for the convolution of a layer of linear attention."""
+"""Which tokens exist, and which documents they are of, for what a layer reads of the tokens before each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -11,7 +13,9 @@ from ..errors import MaskError
 from ..linear.document_batches import DocumentBatches, document_batches
 from ..linear.linear_mask import read_mask
 from ..masks import Mask
-from .short_convolution import ShortConvolution
+
+OfRows: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""A function of rows (batch, length, features), and of what was before them, to as many rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,7 @@ class TokenMask:
         if keep is not None and keep.ndim == 3:
             if keep.shape[1] != 1:
                 raise MaskError(
-                    f"the mask says for {keep.shape[1]} heads which tokens exist, and a convolution of tokens needs "
+                    f"the mask says for {keep.shape[1]} heads which tokens exist, and a convolution or shift needs "
                     "the same for all heads: (batch, 1, 1, N)"
                 )
             keep = keep.squeeze(1)
@@ -47,13 +51,13 @@ class TokenMask:
         """The rows (batch, length, features) with zeros for tokens that do not exist."""
         return rows if self.keep is None else rows.where(self.keep, 0.0)
 
-    def convolve(self, convolution: ShortConvolution, rows: Tensor, before: Tensor | None) -> Tensor:
-        """The rows convolved, each document by itself."""
+    def apply(self, compute: OfRows, rows: Tensor, before: Tensor | None) -> Tensor:
+        """The result of `compute(rows, before)`, of each document by itself, and then without what was before."""
         rows = self.hide(rows)
         if self.documents is None:
-            return convolution(rows, before)
+            return compute(rows, before)
 
         def of_documents(own: Tensor, _: Tensor) -> Tensor:
-            return convolution(own.squeeze(1)).unsqueeze(1)
+            return compute(own.squeeze(1), None).unsqueeze(1)
 
         return self.documents.map(of_documents, [rows.unsqueeze(1)]).squeeze(1)

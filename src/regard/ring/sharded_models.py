@@ -31,8 +31,8 @@ NO_MIXTURES = (
 )
 
 NO_CONVOLUTIONS = (
-    "a convolution in ring.sharded would read zeros in place of the tokens that the process before has. Make the layer "
-    "of linear attention without convolution, or leave the block for this layer and pass it the whole sequence"
+    "a convolution or a token shift in ring.sharded would read zeros in place of the tokens that the process before has. "
+    "Make the layer of linear attention without it, or leave the block for this layer and pass it the whole sequence"
 )
 
 
@@ -55,7 +55,7 @@ def sharded(
 
     Raises:
         ConfigurationError: another operator of attention; positions of a batch dimension; `nn.LinformerAttention`; a
-            layer of linear attention with a convolution.
+            layer of linear attention with a convolution or a token shift.
         ShapeError: positions that are not those of the layout.
 
     >>> import torch, regard

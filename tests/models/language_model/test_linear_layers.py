@@ -20,6 +20,7 @@ LINEAR = [
         rule=DecoupledDeltaRule(largest=1.5),
         heads=lm.LinearHeadsConfig(4, num_key_heads=2, head_dim=6, value_dim=5, unit_eps=1e-6),
         convolution=lm.ShortConvolutionConfig(3, bias=True),
+        shift=lm.TokenShiftConfig(),
         gate=lm.OutputGateConfig("sigmoid", norm_eps=1e-5, rank=7),
     ),
     lm.LinearAttentionConfig(

@@ -19,6 +19,7 @@ from .language_model_cache import LanguageModelCache as LanguageModelCache
 from .linear_parts import LinearHeadsConfig as LinearHeadsConfig
 from .linear_parts import OutputGateConfig as OutputGateConfig
 from .linear_parts import ShortConvolutionConfig as ShortConvolutionConfig
+from .linear_parts import TokenShiftConfig as TokenShiftConfig
 from .mixture_of_experts import GatedMixtureOfExperts as GatedMixtureOfExperts
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 
@@ -43,5 +44,6 @@ __all__ = [
     "RMSNormConfig",
     "Sampling",
     "ShortConvolutionConfig",
+    "TokenShiftConfig",
     "next_token_loss",
 ]

@@ -50,7 +50,7 @@ from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotar
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from ..normalizer_config import NormalizerConfig
-from .linear_parts import LinearHeadsConfig, OutputGateConfig, ShortConvolutionConfig
+from .linear_parts import LinearHeadsConfig, OutputGateConfig, ShortConvolutionConfig, TokenShiftConfig
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
 
 Part = TypeVar("Part")
@@ -252,6 +252,7 @@ class LinearAttentionConfig:
     - `rule`: in place of these two, a rule of `regard.linear`.
     - `heads`: in place of those of `AttentionConfig`.
     - `convolution`, `gate`: before heads are split, and after queries have read; None for none.
+    - `shift`: of what all maps read; None for none.
 
     Raises:
         ConfigurationError: a rule beside `delta_rule` or `normalize`.
@@ -265,6 +266,7 @@ class LinearAttentionConfig:
     heads: LinearHeadsConfig | None = None
     convolution: ShortConvolutionConfig | None = None
     gate: OutputGateConfig | None = None
+    shift: TokenShiftConfig | None = None
 
     def __post_init__(self) -> None:
         if self.rule is not None and (self.delta_rule or self.normalize is not None):
@@ -283,6 +285,7 @@ class LinearAttentionConfig:
             rule=self._rule(),
             rotary=rotary,
             convolution=None if self.convolution is None else self.convolution.make(projections),
+            shift=None if self.shift is None else self.shift.make(projections),
             gate=None if self.gate is None else self.gate.make(projections),
         )
 
@@ -454,6 +457,7 @@ CONFIG_JSON = DataclassJSON(
             SoftplusFeatureDecay,
             StateSpaceRule,
             SumRule,
+            TokenShiftConfig,
             YaRN,
         )
     },

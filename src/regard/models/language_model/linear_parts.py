@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...errors import ConfigurationError, nearest
-from ...nn import GatedGroupNorm, GroupedValueProjections, L2Norm, OutputGate, Projections, RMSNorm, ShortConvolution
+from ...nn import (
+    GatedGroupNorm,
+    GroupedValueProjections,
+    L2Norm,
+    OutputGate,
+    Projections,
+    RMSNorm,
+    ShortConvolution,
+    TokenShift,
+)
 
 GATE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "sigmoid": torch.sigmoid}
 """Activations of convolutions and gates by name."""
@@ -56,6 +65,15 @@ class ShortConvolutionConfig:
         """Build the convolution of one layer."""
         activation = None if self.activation is None else _activation(self.activation)
         return ShortConvolution(projections, self.width, activation=activation, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class TokenShiftConfig:
+    """`regard.nn.TokenShift` of what all maps of a layer read."""
+
+    def make(self, projections: Projections) -> TokenShift:
+        """Build the shift of one layer."""
+        return TokenShift(projections.dim)
 
 
 @dataclass(frozen=True)
