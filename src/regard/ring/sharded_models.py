@@ -31,8 +31,8 @@ NO_MIXTURES = (
 )
 
 NO_CONVOLUTIONS = (
-    "a convolution or a token shift in ring.sharded would read zeros in place of the tokens of the process before. Make "
-    "the layer of linear attention without it, or leave the block for this layer and pass it the whole sequence"
+    "a convolution or a token shift in ring.sharded would read zeros in place of the tokens of the process before: "
+    "make the layer of linear attention without it, or leave the block for this layer and pass it the whole sequence"
 )
 
 
