@@ -63,8 +63,7 @@ def delta_product(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[S
         ShapeError: a key or value without an axis of steps, or of another number of them; others as of
             `regard.linear_attention`.
 
-    Source: Siems et al. 2025, DeltaProduct (arXiv 2502.10297), Eq. 2 and 3; RWKV-7: Peng et al. 2025
-    (arXiv 2503.14456), Eq. 15.
+    Source: Siems et al. 2025, DeltaProduct (arXiv 2502.10297), section 3; Peng et al. 2025, RWKV-7 (arXiv 2503.14456).
 
     >>> import torch, regard
     >>> query, key = torch.ones(1, 2), torch.eye(2)[None]          # one token of two steps

@@ -69,12 +69,13 @@ def linear_attention(
             of the written key: S_t = e^{g_t} S_{t-1} + (β_t ⊙ φ(k_t)) (v_t - (e^{g_t} S_{t-1})ᵀ r_t)ᵀ.
         removal: r, (..., key heads, N, features), the key whose value the delta rule removes, where it is another one
             than φ(k): the generalised delta rule, without a `beta` for β = 1. Gated DeltaNet-2 (Hatamizadeh et al.
-            2026, arXiv 2605.22791) has r = b ⊙ k and values w ⊙ v, Comba (Hu et al. 2025, arXiv 2506.02475) r = d k.
-            The state decays before it is read; r e^{-g}, for decays that are not strong, reads it as it was before.
+            2026, arXiv 2605.22791) has r = b ⊙ k and values w ⊙ v. The state decays before it is read; r e^{-g}, for
+            decays that are not strong, reads it as it was before, as Comba (Hu et al. 2025, arXiv 2506.02475) does with
+            r = d k.
             |r| |φ(k)| β needs to be at most 2, or the state may grow.
         bonus: u, (..., key heads, N, features), of which axes of size 1 broadcast: a token's own weight is
             φ(q_t) · (u ⊙ φ(k_t)), and its query reads the state before it, o_t = S_{t-1}ᵀ φ(q_t) + own weight · v_t, as
-            in RWKV-6 (Peng et al. 2024, arXiv 2404.05892, Eq. 19). Not with the delta rule.
+            in RWKV-6 (Peng et al. 2024, arXiv 2404.05892). Not with the delta rule.
         scale: what queries are multiplied by before φ; by default 1, and 1/√D for `Identity()` without `normalize`.
         state: what the sums start from, as `linear_attention_with_state` returns it for the positions before; for
             causal attention.

@@ -181,7 +181,7 @@ class BonusRule(UpdateRule):
 
     The bonus u, one number for each key head and feature, is learned and starts at 1.
 
-    Source: Peng et al. 2024, RWKV-5 and 6 (arXiv 2404.05892), Eq. 19.
+    Source: Peng et al. 2024, RWKV-5 and 6 (arXiv 2404.05892), section 4.
 
     >>> import regard
     >>> regard.linear.BonusRule().initial_constants(3)

@@ -31,7 +31,7 @@ class OutputGate(nn.Module):
         ConfigurationError: a rank below 1.
 
     Source: Sun et al. 2023, RetNet (arXiv 2307.08621), Eq. 8; with norm, Yang et al. 2024 (arXiv 2412.06464), section
-    3.4; for softmax attention without norm and with the sigmoid, Qiu et al. 2025 (arXiv 2505.06708), Eq. 5.
+    3.4; for softmax attention without norm and with the sigmoid, Qiu et al. 2025 (arXiv 2505.06708).
 
     >>> import torch, regard
     >>> gate = OutputGate(regard.nn.Projections(8, num_heads=2), activation=torch.sigmoid)

@@ -34,7 +34,7 @@ class TokenShift(nn.Module):
     Raises:
         ConfigurationError: a dim below 1.
 
-    Source: Peng et al. 2023, RWKV (arXiv 2305.13048), section 3.1.1; RWKV-7 (arXiv 2503.14456), Eq. 3.
+    Source: Peng et al. 2023, RWKV (arXiv 2305.13048), section 3.1.1; for each map, RWKV-7 (arXiv 2503.14456).
 
     >>> import torch
     >>> shift = TokenShift(1)
