@@ -303,11 +303,11 @@ class TokenStep(Protocol):
         value: Tensor,
         decay: Tensor | None,
         beta: Tensor | None,
-        removal: Tensor | None,
         state: Tensor,
         recent: Tensor | None = None,
         recent_count: int = 0,
         target: Tensor | None = None,
+        removal: Tensor | None = None,
     ) -> Tensor:
         """The output (B, H, 1, Dv). Without `recent`, `target` gets the new state.
 

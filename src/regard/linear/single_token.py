@@ -24,8 +24,8 @@ from .feature_maps import Elu, FeatureMap, Identity, UnitNorm
 from .linear_arguments import LARGEST_BETA, LinearOptions
 from .linear_state import LinearState
 
-Token: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""Query, key and value of a token, and its decay, beta and removal."""
+Token: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Query, key and value of a token, and its decay and beta."""
 
 RECENT_SHARE = 0.25
 """The most that the recent tokens of a state may take, as a share of its sums."""
@@ -92,7 +92,7 @@ def single_token(
     if deferred.memory.sums.shape != step.state_shape:
         return None
     try:
-        return _step(step, (query, key, value, decay, beta, removal), deferred)
+        return _step(step, (query, key, value, decay, beta), removal, deferred)
     except RegardError:
         return None  # `make_linear_problem` knows the argument that is wrong
 
@@ -135,7 +135,7 @@ def _deferred(state: LinearState, step: TokenStep) -> DeferredState:
     return DeferredState(StateMemory(sums, recent, shared=not state.normalized), 0, step)
 
 
-def _step(step: TokenStep, tensors: Token, state: DeferredState) -> tuple[Tensor, LinearState]:
+def _step(step: TokenStep, token: Token, removal: Tensor | None, state: DeferredState) -> tuple[Tensor, LinearState]:
     """`single_token` of tensors that the step takes, after a state of its shape.
 
     The tokens of a full memory are added to its sums before, in place where no other state reads them: new memory would
@@ -148,20 +148,22 @@ def _step(step: TokenStep, tensors: Token, state: DeferredState) -> tuple[Tensor
         added = memory if full else memory.append_after(count)
         in_place = full and not memory.shared and writable(memory.recent) and writable(memory.sums)
         if in_place and step.in_one_call() and sys.getrefcount(state.memory) == ONE_STATE:
-            return _fold(step, tensors, state, memory)
+            return _fold(step, token, removal, state, memory)
     if not full:
-        output = step.run(*tensors, memory.sums, added.recent, count)
+        output = step.run(*token, memory.sums, added.recent, count, removal=removal)
         return output, DeferredState(added, count + 1, step)
     recent = cloned(memory.recent)
     written = StateMemory(torch.empty_like(memory.sums), recent, 0 if recent is None else 1)
-    output = step.run(*tensors, memory.sums, recent, count, written.sums)
+    output = step.run(*token, memory.sums, recent, count, written.sums, removal)
     return output, DeferredState(written, written.filled, step)
 
 
-def _fold(step: TokenStep, tensors: Token, state: DeferredState, memory: StateMemory) -> tuple[Tensor, LinearState]:
+def _fold(
+    step: TokenStep, token: Token, removal: Tensor | None, state: DeferredState, memory: StateMemory
+) -> tuple[Tensor, LinearState]:
     """The step after the tokens of the memory were added to its sums in place; the state then has none of its own."""
     try:
-        output = step.run(*tensors, memory.sums, memory.recent, state.count, memory.sums)
+        output = step.run(*token, memory.sums, memory.recent, state.count, memory.sums, removal)
     except MemoryError:
         raise  # nothing was written
     except RegardError:

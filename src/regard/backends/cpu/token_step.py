@@ -144,11 +144,11 @@ class TokenStepInC:
         value: Tensor,
         decay: Tensor | None,
         beta: Tensor | None,
-        removal: Tensor | None,
         state: Tensor,
         recent: Tensor | None = None,
         recent_count: int = 0,
         target: Tensor | None = None,
+        removal: Tensor | None = None,
     ) -> Tensor:
         """The output. Without `recent`, `target` gets the new state.
 
@@ -282,7 +282,8 @@ def one_token(problem: RecurrenceProblem) -> tuple[Tensor, Tensor] | None:
     if state.shape != (*key.shape[:2], step.dim, step.value_dim):
         return None
     new_state = torch.empty_like(state, memory_format=torch.contiguous_format)
-    return step.run(query, key, value, decay, beta, removal, state.contiguous(), target=new_state), new_state
+    output = step.run(query, key, value, decay, beta, state.contiguous(), target=new_state, removal=removal)
+    return output, new_state
 
 
 @lru_cache(maxsize=256)  # the same shapes come at every step

@@ -138,11 +138,11 @@ class TokenStepInTriton:
         value: Tensor,
         decay: Tensor | None,
         beta: Tensor | None,
-        removal: Tensor | None,
         state: Tensor,
         recent: Tensor | None = None,
         recent_count: int = 0,
         target: Tensor | None = None,
+        removal: Tensor | None = None,
     ) -> Tensor:
         """The output; `target`, perhaps the same memory as the state, gets the new state.
 
