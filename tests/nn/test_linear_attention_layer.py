@@ -215,6 +215,8 @@ def test_layers_of_one_fixed_decay_are_loaded_apart():
     decay = FixedDecay(FIXED.clone())
     first, second = (LinearAttention(projections(), causal=True, decay=decay) for _ in range(2))
     first.load_state_dict({**first.state_dict(), "fixed_decay": torch.tensor([-0.3, -0.7])})
+    assert first.fixed_decay is not None
+    assert second.fixed_decay is not None
     assert first.fixed_decay.tolist() == torch.tensor([-0.3, -0.7]).tolist()
     assert second.fixed_decay.tolist() == decay.logarithms.tolist() == FIXED.tolist()
 

@@ -51,6 +51,11 @@ def layer_of(rule, decay=None, make_convolution=None):
     return layer.double().eval()
 
 
+def given(parameter):
+    assert parameter is not None
+    return parameter
+
+
 def heads(layer, x):
     return layer.projections.queries(x) * 3**-0.5, *layer.projections.keys_and_values(x)
 
@@ -75,7 +80,7 @@ def test_a_decoupled_delta_rule_removes_and_writes_by_gates_of_their_own(x):
     q, k, v = heads(layer, x)
     gates = logits(layer.beta_gate, x).sigmoid()
     erase, write = gates[..., :3], gates[..., 3:]
-    rates = layer.log_decay_rates.exp()[:, None, None]
+    rates = given(layer.log_decay_rates).exp()[:, None, None]
     decay = -rates * functional.softplus(logits(layer.decay_gate, x))
     ones = torch.ones_like(k[..., 0])
     context, _ = naive.step_recurrence(q, k, write * v, decay=decay, beta=ones, removal=1.5 * erase * k)
@@ -84,13 +89,13 @@ def test_a_decoupled_delta_rule_removes_and_writes_by_gates_of_their_own(x):
 
 def test_a_bonus_weighs_the_own_value(x):
     layer = layer_of(BonusRule(), decay=HeadDecay())
-    layer.rule_constants.copy_(torch.randn(KEY_HEADS, 3))
+    given(layer.rule_constants).copy_(torch.randn(KEY_HEADS, 3))
     q, k, v = heads(layer, x)
     decay = functional.logsigmoid(logits(layer.decay_gate, x).squeeze(-1)) / 16
     state, rows = torch.zeros(2, KEY_HEADS, 3, 3, dtype=torch.float64), []
     for t in range(LENGTH):
         added = k[:, :, t, :, None] * v[:, :, t, None]
-        read = state + layer.rule_constants[:, :, None] * added
+        read = state + given(layer.rule_constants)[:, :, None] * added
         rows.append(q[:, :, t, None] @ read.repeat_interleave(2, 1))
         state = decay[:, :, t, None, None].exp() * state + added
     torch.testing.assert_close(layer(x), layer.projections.project_output(torch.cat(rows, 2)))
@@ -98,12 +103,12 @@ def test_a_bonus_weighs_the_own_value(x):
 
 def test_a_state_space_adds_steps_of_values_and_skips(x):
     layer = layer_of(StateSpaceRule(), decay=SoftplusDecay())
-    layer.rule_constants.copy_(torch.randn(KEY_HEADS))
+    given(layer.rule_constants).copy_(torch.randn(KEY_HEADS))
     q, k, v = heads(layer, x)
     step = functional.softplus(logits(layer.decay_gate, x))
-    decay = -layer.log_decay_rates.exp()[:, None] * step.squeeze(-1)
+    decay = -given(layer.log_decay_rates).exp()[:, None] * step.squeeze(-1)
     context, _ = naive.step_recurrence(q * 3**0.5, k, step * v, decay=decay)
-    context = context + (layer.rule_constants[:, None, None] * v).repeat_interleave(2, 1)
+    context = context + (given(layer.rule_constants)[:, None, None] * v).repeat_interleave(2, 1)
     torch.testing.assert_close(layer(x), layer.projections.project_output(context))
 
 
@@ -123,7 +128,7 @@ def test_a_rule_of_ones_own(x):
 
 def test_softplus_decays_start_slow_and_fast():
     layer = LinearAttention(Projections(64, 32), causal=True, decay=SoftplusDecay())
-    rates = layer.log_decay_rates.exp()
+    rates = given(layer.log_decay_rates).exp()
     steps = functional.softplus(layer.decay_gate.bias)  # type: ignore[union-attr, arg-type]
     assert 1 <= float(rates.min()) < 4 < 12 < float(rates.max()) <= 16
     assert 0.00099 < float(steps.min()) < 0.01 < 0.03 < float(steps.max()) < 0.101

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from .feature_maps import Elu, FeatureMap, Identity, UnitNorm
 from .linear_arguments import LARGEST_BETA, LinearOptions
 
 
-@dataclass(frozen=True, eq=False)
-class RuleTokens:
+class RuleTokens(NamedTuple):
     """What a rule reads of the tokens of a call.
 
     Args:

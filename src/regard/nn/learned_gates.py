@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigurationError, ShapeError
 from ..linear import Decay, FeatureMap, FixedDecay, SoftplusDecay, SoftplusFeatureDecay, UpdateRule
-from ..linear.decays import LearnedDecay, initial_log_rates, initial_step_bias
+from ..linear.decays import initial_log_rates, initial_step_bias
 from ..linear.linear_arguments import LinearOptions
 from ..linear.update_rules import RuleTokens
 from .linear import Linear
@@ -29,6 +29,10 @@ class LearnedGates(nn.Module):
         ConfigurationError: a decay or a rule that is none; a rule that needs the step of another decay.
         ShapeError: a fixed decay that has not one number for each key head.
     """
+
+    fixed_decay: Tensor | None
+    log_decay_rates: nn.Parameter | None
+    rule_constants: nn.Parameter | None
 
     def __init__(
         self, projections: Projections, feature_map: FeatureMap, decay: Decay | None, rule: UpdateRule
@@ -56,10 +60,10 @@ class LearnedGates(nn.Module):
         if self.decay_gate is None or decay is None:
             return {}, None
         logits = self._per_head(self.decay_gate(source))
-        if isinstance(decay, SoftplusDecay | SoftplusFeatureDecay):
-            step = decay.step(logits) if isinstance(decay, SoftplusDecay) and self.rule.needs_step else None
-            return {"decay": decay(logits, self.log_decay_rates)}, step
-        return {"decay": decay(logits)}, None
+        if not isinstance(decay, SoftplusDecay | SoftplusFeatureDecay):
+            return {"decay": decay(logits)}, None
+        step = decay.step(logits) if isinstance(decay, SoftplusDecay) and self.rule.needs_step else None
+        return {"decay": decay(logits, self.log_decay_rates)}, step  # type: ignore[arg-type]  # there with such a decay
 
     def _per_head(self, logits: Tensor) -> Tensor:
         """(batch, N, key heads · count) to (batch, key heads, N, count)."""
@@ -69,13 +73,13 @@ class LearnedGates(nn.Module):
         """Register what a decay needs."""
         heads, dim = self.projections.num_kv_heads, self.projections.dim
         self.decay_gate: nn.Module | None = None
-        self._learned_decay: LearnedDecay | None = None
-        self.register_buffer("fixed_decay", None)
-        self.register_parameter("log_decay_rates", None)
+        self._learned_decay = None if isinstance(decay, FixedDecay) else decay
+        self.log_decay_rates = None
         if isinstance(decay, FixedDecay):
-            self.fixed_decay = _of_heads(decay, heads)
-        elif decay is not None:
-            self._learned_decay = decay
+            self.register_buffer("fixed_decay", _of_heads(decay, heads))
+            return
+        self.fixed_decay = None
+        if decay is not None:
             self.decay_gate = low_rank(dim, heads * decay.gates_per_head(self._features()), decay.rank, bias=True)
             if isinstance(decay, SoftplusDecay | SoftplusFeatureDecay):
                 self.log_decay_rates = nn.Parameter(initial_log_rates(heads))
@@ -95,7 +99,7 @@ class LearnedGates(nn.Module):
         heads, features = self.projections.num_kv_heads, self._features()
         count, constants = rule.gates_per_head(features, self.projections.value_dim), rule.initial_constants(features)
         self.beta_gate = _gate(self.projections.dim, heads * count) if count else None
-        self.register_parameter("rule_constants", None)
+        self.rule_constants = None
         if constants is not None:
             self.rule_constants = nn.Parameter(constants.expand(heads, *constants.shape).clone())
 

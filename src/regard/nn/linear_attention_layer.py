@@ -28,7 +28,7 @@ from .linear_attention_flags import decay_of_flag, rule_of_flags
 from .output_gate import OutputGate
 from .projections import Projections
 from .short_convolution import ShortConvolution
-from .token_mask import TokenMask
+from .token_mask import ALL_TOKENS, TokenMask
 from .token_shift import MixedTokens, TokenShift
 
 
@@ -302,7 +302,7 @@ class LinearAttention(LearnedGates):
         cache: LinearCache | None = None,
     ) -> LinearInputs:
         """Queries, keys and written values of all heads, and the gates of the source's tokens; cache: before them."""
-        token_mask = TokenMask()
+        token_mask = ALL_TOKENS
         if self.convolution is not None or self.shift is not None:
             refuse_convolutions()
             check_input("query", query, self.projections.dim, self)

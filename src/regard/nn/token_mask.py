@@ -61,3 +61,7 @@ class TokenMask:
             return compute(own.squeeze(1), None).unsqueeze(1)
 
         return self.documents.map(of_documents, [rows.unsqueeze(1)]).squeeze(1)
+
+
+ALL_TOKENS = TokenMask()
+"""Of a sequence without mask."""
