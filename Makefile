@@ -126,7 +126,12 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	$(call printed,translation_alignment.txt,$(BIN)/python examples/translation_alignment.py)
 	$(call printed,movies.txt,$(BIN)/python examples/movies.py)
 	$(call printed,pointer_network.txt,$(BIN)/python examples/pointer_network.py)
+	$(call printed,memorizing_transformer.txt,$(BIN)/python examples/memorizing_transformer.py)
+	$(call printed,infini_attention.txt,$(BIN)/python examples/infini_attention.py)
 	$(call printed,document_classification.txt,$(BIN)/python examples/document_classification.py)
+	$(call printed,hierarchical_attention.txt,$(BIN)/python examples/hierarchical_attention.py)
+	$(call printed,memory_network.txt,$(BIN)/python examples/memory_network.py)
+	$(call printed,sets.txt,$(BIN)/python examples/sets.py)
 	$(call printed,alignment_of_heads.txt,$(BIN)/python recipes/alignment_of_heads.py --data $(DATA)/align-en-fr)
 	$(call printed,heads_and_positions.txt,$(BIN)/python recipes/heads_and_positions.py --data $(DATA))
 	$(call printed,approximations_of_models.txt,$(BIN)/python recipes/approximations_of_models.py --data $(DATA) \

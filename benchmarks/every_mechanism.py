@@ -1,4 +1,4 @@
-"""Mechanisms against plain causal attention of the same run: chosen keys and blocks, what selects them, latents.
+"""Mechanisms against plain causal attention of the same run: chosen keys, what selects them, delta rules, latents.
 
 Goals, at n = 4,096: 256 scattered keys a query, of the causal ones, in at most 0.4 of the time of causal attention
 where each head has lists of its own, and in 0.2 where a group of eight heads shares them; blocks of 64 chosen per head
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import _timing
+import delta_rules
 import latent_decode
 import torch
 from _report import agree, gradients, met, milliseconds, table, times
@@ -129,4 +130,5 @@ if __name__ == "__main__":
     length = N // 4 if "--quick" in sys.argv else N
     chosen_keys(length)
     selections(length)
+    delta_rules.main()
     latent_decode.main(quick="--quick" in sys.argv)

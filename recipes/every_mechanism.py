@@ -77,7 +77,7 @@ def written(row: dict[str, Any], language: int) -> str:
     """How it is written with regard, what that takes, and what is missing."""
     parts = [code(row[key]) for key in ("here", "layer") if key in row]
     if "example" in row:
-        parts.append(f"[`{row['example']}`](examples.md)")
+        parts.append(f"[`{row['example']}`]({row.get('page', 'examples.md')})")
     if of := price(row, language):
         parts.append(of)
     if "missing" in row:

@@ -66,7 +66,7 @@ def test_windows_of_a_language_model_are_those_of_all_layers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "nothing varies; name what does with --vary, a short name (score, mechanism, window) or the path"),
+        ({}, "nothing varies; name what does with --vary, a short name (score, mechanism, window, coverage) or"),
         ({"vary": {"scores": None}}, "--vary scores: recurrent models have no such short name; did you mean 'score'?"),
         ({"vary": {"heads": None}}, "--vary heads: recurrent models have no such short name; it is one of transformer"),
         ({"vary": {"model.heads": [1, 2]}}, "variant '1': model.heads: unknown key; Known: "),

@@ -69,6 +69,62 @@ def test_document_classification(tmp_path):
         assert attention < mean + 0.02  # the page says that accuracy is not what attention adds here
 
 
+def test_hierarchical_attention_trained_for_a_shorter_time(tmp_path):
+    check_hierarchical_attention(run("hierarchical_attention", tmp_path / "review.svg", "--updates=150"))
+
+
+@pytest.mark.slow
+def test_hierarchical_attention(tmp_path):
+    figures = run("hierarchical_attention", tmp_path / "review.svg")
+    check_hierarchical_attention(figures)
+    assert figures["hierarchy"] > figures["GRU and attention"] + 0.01 > 0.9
+
+
+def check_hierarchical_attention(figures):
+    for name in ("mean of all words", "attention pooling"):  # which see opinions, and not what they are about
+        assert 0.55 < figures[name] < 0.75
+    assert figures["hierarchy"] > 0.97
+    assert figures["on the sentence"] > 3 / 6
+    assert figures["on its two words"] > 2 * 2 / 7
+
+
+def test_memory_network_trained_for_a_shorter_time(tmp_path):
+    check_memory_network(run("memory_network", tmp_path / "hops.svg", "--updates=500"))
+
+
+@pytest.mark.slow
+def test_memory_network(tmp_path):
+    figures = run("memory_network", tmp_path / "hops.svg")
+    check_memory_network(figures)
+    assert figures["hops 2"] > 0.97
+
+
+def check_memory_network(figures):
+    assert figures["hops 1"] < figures["place named last"] + 0.1  # the second fact has no word of the question
+    assert figures["hops 3"] > 0.95
+    assert figures["taken, hop 1"] > 0.8
+    assert figures["walked, hop 1"] < 0.1
+    assert figures["walked, hop 3"] > 0.8
+
+
+def test_sets_trained_for_a_shorter_time(tmp_path):
+    check_sets(run("sets", tmp_path / "seeds.svg", "--updates=100"), ahead=0.05)
+
+
+@pytest.mark.slow
+def test_sets(tmp_path):
+    check_sets(run("sets", tmp_path / "seeds.svg"), ahead=0.15)
+
+
+def check_sets(figures, ahead):
+    assert figures["mean pooling"] > figures["larger class"] + 0.1
+    for name in ("Set Transformer", "Perceiver"):
+        for size in ("", ", 100 points"):
+            assert figures[name + size] > figures["mean pooling" + size] + ahead
+        assert figures[f"parameters, {name}"] < 1.3 * figures["parameters, mean pooling"]
+    assert figures["change by a permutation"] < 1e-3
+
+
 def test_length_extrapolation_of_one_scheme(tmp_path):
     figures = run("length_extrapolation", tmp_path / "lengths.svg", "--schemes", "ALiBi", "--updates=100")
     check_length_extrapolation(figures)
@@ -143,6 +199,29 @@ def check_vision_transformer(figures, least_accuracy):
         blank = figures[f"4 patches blank by {name}"]
         assert blank < figures["4 patches blank by ink"] - 0.1
         assert blank < figures["4 patches blank by chance"] - 0.3
+
+
+def test_memorizing_transformer(tmp_path):
+    figures = run("memorizing_transformer", tmp_path / "right.svg")
+    for length in (256, 512, 1024):
+        assert figures[f"before, with a memory, {length}"] > 0.9
+        for name in ("trained without", "taken away"):  # by chance 1 of 16
+            assert figures[f"before, {name}, {length}"] == pytest.approx(1 / 16, abs=0.04)
+    for name in ("with a memory", "trained without", "taken away"):
+        assert figures[f"own segment, {name}"] > 0.95
+
+
+def test_infini_attention(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)  # as Python does for a script, which imports the one beside it
+    figures = run("infini_attention", tmp_path / "right.svg")
+    for update in ("delta", "linear"):
+        shares = [figures[f"before, {update}, {length}"] for length in (256, 512, 1024)]
+        assert shares[0] > 0.6
+        assert shares[0] > shares[1] + 0.05 > shares[2] + 0.1  # what is said four times as often does not fit
+        assert shares[2] > 4 / 16
+        assert figures[f"own segment, {update}"] > 0.8
+    for length in (256, 512, 1024):
+        assert figures[f"before, delta, {length}"] > figures[f"before, linear, {length}"] + 0.02
 
 
 def test_speech_alignment_hardly_trained(tmp_path):

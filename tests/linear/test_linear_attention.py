@@ -449,9 +449,35 @@ def test_a_function_of_ones_own_is_a_feature_map():
             r"beta has values from 2.5 to 2.5; it needs values in 0\.\.2",
         ),
         (
-            {"beta": torch.zeros(2, 2, 7, 5), "causal": True, "normalize": False},
+            {"beta": torch.zeros(2, 2, 6), "causal": True, "normalize": False},
             ShapeError,
-            r"beta has the shape \(2, 2, 7, 5\); it needs \(2, 2, 7\), \(\*batch, key heads, keys\)$",
+            r"beta has the shape \(2, 2, 6\); it needs \(2, 2, 7\), \(\*batch, key heads, keys\), or \(2, 2, 7, 5\)",
+        ),
+        (
+            {"beta": torch.zeros(2, 2, 7, 4), "causal": True, "normalize": False},
+            ShapeError,
+            "beta is for 4 features, but keys have 5 after the feature map: it needs 5 numbers for each key",
+        ),
+        (
+            {"removal": torch.zeros(2, 2, 7), "causal": True, "normalize": False},
+            ShapeError,
+            r"removal has the shape \(2, 2, 7\); it needs \(2, 2, 7, 5\), \(\*batch, key heads, keys, features\)$",
+        ),
+        (
+            {"removal": torch.zeros(2, 2, 7, 3), "causal": True, "normalize": False},
+            ShapeError,
+            "removal is for 3 features, but keys have 5",
+        ),
+        ({"removal": torch.zeros(2, 2, 7, 5), "normalize": False}, ConfigurationError, "removal needs an order"),
+        (
+            {"removal": torch.zeros(2, 2, 7, 5), "causal": True},
+            ConfigurationError,
+            "removal is the delta rule, whose weights have no sum to divide by: pass normalize=False",
+        ),
+        (
+            {"removal": torch.zeros(2, 2, 7, 5).long(), "causal": True, "normalize": False},
+            DtypeError,
+            "removal needs a floating-point tensor; it is torch.int64",
         ),
         (
             {"feature_map": "elu"},

@@ -284,7 +284,7 @@ def test_a_record_has_the_weights_beside_those_of_exact_attention(name, tmp_path
     weights = lenses.Weights()
     with torch.no_grad():
         seen = layer.observe(x, weights)
-        heads, _ = layer._sequence_inputs(x, None)
+        heads = layer._sequence_inputs(x, None).heads
         mask = masks.causal() if layer.causal else None
         exact = regard.observe(*heads, weights, mask=mask)
     torch.testing.assert_close(seen.output, before, atol=1e-5, rtol=1e-5)

@@ -13,12 +13,21 @@ from regard.linear import recurrence as recurrence_module
 from regard.linear.recurrence import recurrence
 
 LENGTHS = (0, 1, 2, 3, 61, 64, 67, 131)
+RULES = (False, True, "removal")
+"""The sum, the delta rule, and the delta rule that removes the value of another key."""
 
 
 def arguments(
-    length, heads=(4, 2), dims=(5, 3), axes=0, delta=False, initial=False, dtype=torch.float64, strength=1.0
+    length,
+    heads=(4, 2),
+    dims=(5, 3),
+    axes=0,
+    delta: bool | str = False,
+    initial=False,
+    dtype=torch.float64,
+    strength=1.0,
 ) -> tuple[Any, ...]:
-    """query, key, value, decay, beta and state for a recurrence."""
+    """query, key, value, decay, beta, state and removal for a recurrence."""
     (heads, key_heads), (dim, value_dim), batch = heads, dims, 2
     query, key, value = (
         torch.randn(batch, count, length, size, dtype=dtype)
@@ -28,14 +37,15 @@ def arguments(
     decay = -strength * torch.rand(key.shape[:axes], dtype=dtype) if axes else None
     beta = torch.rand(batch, key_heads, length, dtype=dtype) * 2 if delta else None
     state = torch.randn(batch, key_heads, dim, value_dim, dtype=dtype) if initial else None
-    return query, key, value, decay, beta, state
+    removal = torch.randn_like(key) / dim**0.5 if delta == "removal" else None
+    return query, key, value, decay, beta, state, removal
 
 
-def by_steps(query, key, value, decay, beta, state):
-    return naive.step_recurrence(query, key, value, decay=decay, beta=beta, state=state)
+def by_steps(query, key, value, decay, beta, state, removal=None):
+    return naive.step_recurrence(query, key, value, decay=decay, beta=beta, state=state, removal=removal)
 
 
-@pytest.mark.parametrize(("axes", "delta", "initial"), [*itertools.product((0, 3, 4), (False, True), (False, True))])
+@pytest.mark.parametrize(("axes", "delta", "initial"), [*itertools.product((0, 3, 4), RULES, (False, True))])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_chunks_are_steps(length, axes, delta, initial):
     given = arguments(length, axes=axes, delta=delta, initial=initial)
@@ -102,7 +112,7 @@ def test_heads_and_dims(heads, dims):
 
 
 @pytest.mark.parametrize("axes", [3, 4])
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("delta", RULES)
 @pytest.mark.parametrize("strength", [50.0, 5000.0])
 def test_strong_decays_overflow_nothing(axes, delta, strength):
     given = arguments(131, axes=axes, delta=delta, initial=True, strength=strength)
@@ -112,7 +122,7 @@ def test_strong_decays_overflow_nothing(axes, delta, strength):
 
 @pytest.mark.parametrize("axes", [3, 4])
 def test_a_decay_of_minus_infinity_forgets(axes):
-    query, key, value, decay, _, state = arguments(131, axes=axes, initial=True)
+    query, key, value, decay, _, state, _ = arguments(131, axes=axes, initial=True)
     decay[:, :, 70] = -torch.inf
     output, final = recurrence(query, key, value, decay, None, state)
     tail = [tensor[:, :, 70:] for tensor in (query, key, value, decay)]
@@ -129,7 +139,7 @@ def gradients(compute, inputs, weights):
     return torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None], materialize_grads=True)
 
 
-@pytest.mark.parametrize(("axes", "delta", "initial"), [*itertools.product((0, 3, 4), (False, True), (False, True))])
+@pytest.mark.parametrize(("axes", "delta", "initial"), [*itertools.product((0, 3, 4), RULES, (False, True))])
 @pytest.mark.parametrize("length", [1, 3, 131])
 def test_gradients_are_those_of_steps(length, axes, delta, initial):
     given = arguments(length, axes=axes, delta=delta, initial=initial)
@@ -138,7 +148,7 @@ def test_gradients_are_those_of_steps(length, axes, delta, initial):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("delta", RULES)
 def test_gradients_over_several_segments(delta, monkeypatch):
     monkeypatch.setattr(recurrence_module, "SEGMENT", 1)
     monkeypatch.setattr(recurrence_module, "SMALLEST_SEGMENT", 32)
@@ -147,7 +157,7 @@ def test_gradients_over_several_segments(delta, monkeypatch):
 
 
 @pytest.mark.parametrize("axes", [3, 4])
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("delta", RULES)
 def test_gradients_with_strong_decays(axes, delta):
     given = arguments(67, axes=axes, delta=delta, initial=True, strength=5000.0)
     weights = [torch.randn_like(result) for result in by_steps(*given)]
@@ -155,9 +165,9 @@ def test_gradients_with_strong_decays(axes, delta):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("needed", range(6))
+@pytest.mark.parametrize("needed", range(7))
 def test_the_gradient_of_one_argument_alone(needed):
-    given = arguments(67, axes=4, delta=True, initial=True)
+    given = arguments(67, axes=4, delta="removal", initial=True)
     alone = [tensor.clone().requires_grad_(index == needed) for index, tensor in enumerate(given)]
     output, final = recurrence(*alone)
     (output.sum() + final.square().sum()).backward()
@@ -165,11 +175,11 @@ def test_the_gradient_of_one_argument_alone(needed):
     output, final = recurrence(*together)
     (output.sum() + final.square().sum()).backward()
     torch.testing.assert_close(alone[needed].grad, together[needed].grad)
-    assert [tensor.grad is None for tensor in alone] == [index != needed for index in range(6)]
+    assert [tensor.grad is None for tensor in alone] == [index != needed for index in range(7)]
 
 
 @pytest.mark.parametrize("axes", [0, 3, 4])
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("delta", RULES)
 def test_first_and_second_derivatives(axes, delta):
     given = arguments(3, (2, 1), (2, 2), axes=axes, delta=delta, initial=True)
     leaves = [tensor.requires_grad_() for tensor in given if tensor is not None]
@@ -194,7 +204,7 @@ def test_second_derivatives_where_one_argument_is_a_function_of_another():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it loads
-@pytest.mark.parametrize(("axes", "delta"), [(0, False), (3, True), (4, False)])
+@pytest.mark.parametrize(("axes", "delta"), [(0, False), (3, True), (4, False), (4, "removal")])
 def test_vmap_and_derivatives_of_torch_func(axes, delta):
     given = arguments(67, axes=axes, delta=delta, initial=True)
     stacked = [None if tensor is None else torch.stack([tensor, tensor]) for tensor in given]
@@ -202,7 +212,7 @@ def test_vmap_and_derivatives_of_torch_func(axes, delta):
 
     def compute(*tensors):
         left = dict(zip(present, tensors, strict=True))
-        inputs: list[Any] = [left.get(index) for index in range(6)]
+        inputs: list[Any] = [left.get(index) for index in range(7)]
         return recurrence(*inputs)
 
     mapped = torch.func.vmap(compute)(*(stacked[index] for index in present))
@@ -217,7 +227,7 @@ def test_vmap_and_derivatives_of_torch_func(axes, delta):
     torch.testing.assert_close(left, right)
 
 
-@pytest.mark.parametrize(("axes", "delta"), [(0, False), (4, True)])
+@pytest.mark.parametrize(("axes", "delta"), [(0, False), (4, True), (3, "removal")])
 def test_compiled_in_one_graph(axes, delta):
     given = arguments(67, axes=axes, delta=delta, initial=True)
     weights = [torch.randn_like(result) for result in by_steps(*given)]

@@ -1,5 +1,6 @@
 """Formulas of mechanisms, written out with all weights: what recipes/every_mechanism.toml compares its rows with."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,45 @@ def layer_of(
     scores = query @ key.mT / query.shape[-1] ** 0.5
     context = softmax(scores if keep is None else hide(scores, keep)) @ value
     return context.transpose(1, 2).flatten(-2) @ own.output.weight.T + own.output.bias
+
+
+def keys_of_another(reader: Any, owner: Any, x: Tensor, keep: Tensor) -> Tensor:
+    """W_o · heads of softmax(W_q x · W_k' x / √d) W_v' x, with 4 heads, and W_k' and W_v' of another layer."""
+    (query, _, _), (_, key, value) = projected(reader, x), projected(owner, x)
+    context = softmax(hide(query @ key.mT / query.shape[-1] ** 0.5, keep)) @ value
+    return output_of(reader, context)
+
+
+def heavy_hitters(layer: Any, x: Tensor, heavy: int, recent: int) -> Tensor:
+    """H2O, a token at a time, of 4 heads with lists of keys of their own."""
+    query, key, value = projected(layer, x)
+    context = torch.zeros_like(query)
+    for batch, head in itertools.product(range(len(x)), range(query.shape[1])):
+        kept, sums = [], torch.zeros(x.shape[1], dtype=x.dtype)
+        for row in range(x.shape[1]):
+            kept.append(row)
+            weights = softmax(query[batch, head, row] @ key[batch, head, kept].mT / query.shape[-1] ** 0.5)
+            context[batch, head, row] = weights @ value[batch, head, kept]
+            sums[kept] += weights
+            older = sorted(kept[:-recent], key=lambda column: float(sums[column]))[-heavy:]
+            kept = sorted(older) + kept[-recent:]
+    return output_of(layer, context)
+
+
+def projected(layer: Any, x: Tensor) -> list[Any]:
+    """Queries, keys and values of 4 heads, (batch, 4, length, ·); None of what the layer has not."""
+    own = layer.projections
+    linears = [getattr(own, name, None) for name in ("query", "key", "value")]
+    return [
+        None if each is None else (x @ each.weight.T + each.bias).unflatten(-1, (4, -1)).transpose(1, 2)
+        for each in linears
+    ]
+
+
+def output_of(layer: Any, context: Tensor) -> Tensor:
+    """W_o of the heads together."""
+    output = layer.projections.output
+    return context.transpose(1, 2).flatten(-2) @ output.weight.T + output.bias
 
 
 def latent(layer: Any, x: Tensor, keep: Tensor) -> Tensor:
@@ -236,3 +276,45 @@ def recurrence(
         state = state + key[:, :, i, :, None] * written.unsqueeze(-2)
         outputs.append((state.mT @ query[:, :, i, :, None]).squeeze(-1))
     return torch.stack(outputs, 2)
+
+
+def outer(left: Tensor, right: Tensor) -> Tensor:
+    """l rᵀ of each pair of rows, (..., D) to (..., D, D)."""
+    return left[..., :, None] * right[..., None, :]
+
+
+def removing(written: Tensor, removed: Tensor, decay: Tensor) -> Tensor:
+    """(I - w rᵀ) diag(e^g) for each token, decay (..., N, 1 or D)."""
+    identity = torch.eye(written.shape[-1], dtype=written.dtype)
+    return (identity - outer(written, removed)) * decay.exp()[..., None, :]
+
+
+def by_matrices(query: Tensor, key: Tensor, value: Tensor, matrices: Tensor) -> Tensor:
+    """S_i = A_i S_{i-1} + k_i v_iᵀ read by q_i, with the matrices A (..., N, D, D)."""
+    state, rows = torch.zeros_like(outer(key[:, :, 0], value[:, :, 0])), []
+    for i in range(key.shape[2]):
+        state = matrices[:, :, i] @ state + outer(key[:, :, i], value[:, :, i])
+        rows.append(query[:, :, i, None] @ state)
+    return torch.cat(rows, 2)
+
+
+def two_steps(query: Tensor, keys: Any, values: Any, decay: Tensor, beta: Tensor) -> Tensor:
+    """Two steps of the delta rule a token, as one matrix and one addition."""
+    beta = beta[..., None]
+    first, second = (removing(beta * key, key, 0 * decay[..., None]) for key in keys)
+    added = second @ outer(beta * keys[0], values[0]) + outer(beta * keys[1], values[1])
+    state, rows = torch.zeros_like(added[:, :, 0]), []
+    for i in range(query.shape[2]):
+        state = second[:, :, i] @ first[:, :, i] @ (decay[:, :, i, None, None].exp() * state) + added[:, :, i]
+        rows.append(query[:, :, i, None] @ state)
+    return torch.cat(rows, 2)
+
+
+def with_bonus(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
+    """q_i (S_{i-1} + u k_i v_iᵀ), with u a number for each head."""
+    state, rows = torch.zeros_like(outer(key[:, :, 0], value[:, :, 0])), []
+    for i in range(key.shape[2]):
+        added = outer(key[:, :, i], value[:, :, i])
+        rows.append(query[:, :, i, None] @ (state + bonus[:, None, None] * added))
+        state = decay[:, :, i, :, None].exp() * state + added
+    return torch.cat(rows, 2)

@@ -40,6 +40,9 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"fading": (1 - 2.0 ** (-5 - torch.arange(4.0, dtype=dtype))).log()[:, None]}
     names |= {"decay": -drawn(BATCH, HEADS, LENGTH).exp() / 4, "beta": drawn(BATCH, HEADS, LENGTH).sigmoid()}
     names |= {"feature_decay": -drawn(BATCH, HEADS, LENGTH, DIM).exp() / 4, "shorter": drawn(9, LENGTH) / 6}
+    names |= {"gate": drawn(BATCH, HEADS, LENGTH, DIM).sigmoid()}
+    names |= {"attending": nn.Attention(nn.Projections(WIDTH, HEADS), mask=masks.causal())}
+    names |= {"reading": nn.Attention(nn.QueryProjections(WIDTH, HEADS), mask=masks.causal())}
     names |= {"favor": linear.FavorPlus(DIM, 32, seed=0), "taylor": taylor, "in_steps": in_steps}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
@@ -65,9 +68,9 @@ def taylor(rows: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(rows[..., :1]), rows, pairs], -1)
 
 
-def in_steps(layer: Any, x: Tensor) -> Tensor:
+def in_steps(layer: Any, x: Tensor, cache: Any = None) -> Tensor:
     """The outputs of a layer, a token at a time with its cache."""
-    cache, outputs = layer.make_cache(), []
+    cache, outputs = layer.make_cache() if cache is None else cache, []
     for token in x.split(1, 1):
         output, cache = layer.step(token, cache)
         outputs.append(output)

@@ -14,7 +14,7 @@ from regard.errors import ConfigurationError, DtypeError, ShapeError
 
 pytestmark = pytest.mark.usefixtures("built")
 
-NAMES = ("query", "key", "value", "decay", "beta", "state", "total")
+NAMES = ("query", "key", "value", "decay", "beta", "state", "total", "removal")
 BUDGET = 4.0
 """What we may lose against float64, as a multiple of what the step recurrence loses in float32 and of rounding."""
 
@@ -30,6 +30,7 @@ SHAPES = {
 
 HALVES = (torch.bfloat16, torch.float16)
 KINDS = ("plain", "per head", "per feature", "delta", "delta per head", "delta per feature")
+REMOVALS = ("delta removal", "delta removal per head", "delta removal per feature")
 
 
 def step_recurrence(
@@ -40,6 +41,7 @@ def step_recurrence(
     beta: Tensor | None = None,
     state: Tensor | None = None,
     total: Tensor | None = None,
+    removal: Tensor | None = None,
     *,
     feature_map: str = "identity",
     normalize: bool = False,
@@ -57,7 +59,8 @@ def step_recurrence(
             matrix, keys = factor[..., None] * matrix, factor * keys
         written = value[:, :, t]
         if beta is not None:
-            written = beta[:, :, t, None] * (written - (key[:, :, t, :, None] * matrix).sum(-2))
+            read = (key if removal is None else removal)[:, :, t, :, None]
+            written = beta[:, :, t, None] * (written - (read * matrix).sum(-2))
         matrix, keys = matrix + key[:, :, t, :, None] * written[..., None, :], keys + key[:, :, t]
         row = query[:, :, t, :, None]
         output = (row * matrix.repeat_interleave(group, 1)).sum(-2)
@@ -82,6 +85,8 @@ def make_inputs(shape: tuple[int, ...], kind: str, *, normalize: bool = False) -
     if "delta" in kind:
         inputs["key"] = torch.nn.functional.normalize(inputs["key"], dim=-1)
         inputs["beta"] = torch.rand(batch, key_heads, tokens)
+    if "removal" in kind:
+        inputs["removal"] = torch.nn.functional.normalize(torch.randn(batch, key_heads, tokens, dim), dim=-1)
     if normalize:
         inputs["total"] = torch.rand(batch, key_heads, dim) * 5
     return inputs
@@ -150,7 +155,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_recurrence, "SEGMENT_ENTRIES", 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_is_the_step_recurrence(variant, short_segments, shape, kind):
     inputs, seeds, expected = truth_and_budget(shape, kind)
@@ -167,13 +172,13 @@ def test_normalised_with_a_feature_map(variant, short_segments, shape, kind):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("normalize", "kind"),
-    [(normalize, kind) for normalize in (False, True) for kind in KINDS if not (normalize and "delta" in kind)],
+    [(False, kind) for kind in KINDS + REMOVALS] + [(True, kind) for kind in KINDS if "delta" not in kind],
 )
 def test_halves_are_rounded_once(variant, short_segments, normalize, kind, dtype):
     """Beside what float32 loses, a result loses its rounding, and a gradient that of the output it is made from."""
     options: dict[str, Any] = {"feature_map": "elu", "normalize": True} if normalize else {}
     inputs = make_inputs(SHAPES["grouped"], kind, normalize=normalize)
-    rounded = {name: inputs[name].to(dtype) for name in ("query", "key", "value")}
+    rounded = {name: inputs[name].to(dtype) for name in ("query", "key", "value", "removal") if name in inputs}
     seeds = seeds_for(inputs, normalize=normalize)
     seeds[0] = seeds[0].to(dtype)
     found = native_results(inputs | rounded, seeds, **options)
@@ -181,7 +186,7 @@ def test_halves_are_rounded_once(variant, short_segments, normalize, kind, dtype
     single, truth = (formula_results(wide, seeds, each, **options) for each in (torch.float32, torch.float64))
     assert found.keys() == truth.keys()
     for name, exact in truth.items():
-        is_half = name.removeprefix("gradient of ") in ("query", "key", "value", "output")
+        is_half = name.removeprefix("gradient of ") in ("query", "key", "value", "removal", "output")
         assert found[name].dtype == (dtype if is_half else torch.float32), name
         lost = (single[name].double() - exact).abs().amax().item()
         rounding = 4 * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps * (
@@ -192,32 +197,30 @@ def test_halves_are_rounded_once(variant, short_segments, normalize, kind, dtype
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 def test_a_step_of_halves(variant, kind, dtype):
     inputs = make_inputs((2, 6, 2, 1, 24, 40), kind)
     halves = {name: tensor if name == "state" else tensor.to(dtype) for name, tensor in inputs.items()}
     truth = step_recurrence(**{name: tensor.double() for name, tensor in halves.items()})
-    arguments: list[Any] = [halves.get(name) for name in NAMES[:6]]
-    output, state = cast("Any", one_token(RecurrenceProblem(*arguments)))
+    output, state = cast("Any", one_token(RecurrenceProblem(**halves)))
     assert (output.dtype, state.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(state.double(), truth[1], rtol=1e-5, atol=1e-5)
     within = torch.finfo(dtype).eps / 2 * 1.01
     torch.testing.assert_close(output.double(), truth[0], rtol=within, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 @pytest.mark.parametrize("shape", [(2, 6, 2, 1, 24, 40), (1, 3, 3, 1, 17, 65), (1, 2, 1, 1, 64, 193)])
 def test_one_token_is_a_step(variant, shape, kind):
     inputs = make_inputs(shape, kind)
     truth = step_recurrence(**{name: tensor.double() for name, tensor in inputs.items()})
-    arguments: list[Any] = [inputs.get(name) for name in NAMES[:6]]
-    found = cast("Any", one_token(RecurrenceProblem(*arguments)))
+    found = cast("Any", one_token(RecurrenceProblem(**inputs)))
     for ours, exact in zip(found, truth, strict=True):
         assert ours.shape == exact.shape
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 def test_any_strides(kind):
     inputs = make_inputs(SHAPES["grouped"], kind)
     seeds = seeds_for(inputs)
@@ -230,7 +233,7 @@ def test_any_strides(kind):
             assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 @pytest.mark.parametrize("heads", [1, 3])
 def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind, heads):
     monkeypatch.setattr(linear_recurrence, "LEAST_WORK", 1)
@@ -243,7 +246,8 @@ def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind
             found.append(native_results(inputs, seeds))
     finally:
         torch.set_num_threads(before)
-    shared = ("gradient of query", "gradient of key", "gradient of decay", "gradient of beta") if heads == 1 else ()
+    names = ("query", "key", "decay", "beta", "removal")
+    shared = [f"gradient of {name}" for name in names] if heads == 1 else []
     for name, tensor in found[0].items():
         if name in shared:  # sums over the parts of the value columns
             torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-4)
@@ -252,7 +256,7 @@ def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 0, 4, 5), (0, 2, 2, 7, 4, 5), (1, 2, 2, 7, 4, 0), (1, 2, 2, 7, 0, 5)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + REMOVALS)
 def test_nothing_to_do(shape, kind):
     inputs = make_inputs(shape, kind)
     seeds = seeds_for(inputs)
@@ -323,6 +327,12 @@ def test_what_does_not_fit_is_said():
         forward(RecurrenceProblem(query, key, value, feature_map=cast("Any", "relu")))
     with pytest.raises(ConfigurationError, match=r"the delta rule has no total of weights"):
         forward(RecurrenceProblem(query, key, value, beta=torch.zeros(1, 2, 5), normalize=True))
+    with pytest.raises(ConfigurationError, match="removal is of the delta rule .* pass a beta, ones for instance"):
+        forward(RecurrenceProblem(query, key, value, removal=key))
+    with pytest.raises(DtypeError, match=r"removal is torch.bfloat16 and key torch.float32"):
+        forward(RecurrenceProblem(query, key, value, beta=torch.zeros(1, 2, 5), removal=key.bfloat16()))
+    with pytest.raises(ShapeError, match=r"removal has the shape \(1, 2, 5, 2\)"):
+        forward(RecurrenceProblem(query, key, value, beta=torch.zeros(1, 2, 5), removal=key[..., :2]))
     one = RecurrenceProblem(query[:, :, :1], key[:, :, :1], value[:, :, :1], state=torch.zeros(1, 2, 3, 8))
     with pytest.raises(ShapeError, match=r"state has the shape \(1, 2, 3, 8\)"):
         forward(one)
@@ -336,6 +346,9 @@ def test_reasons_against_a_problem():
     assert reason == "its code reads the decay as float32 on the CPU; this is torch.float64 on cpu"
     (reason,) = why_not(RecurrenceProblem(query, key, value, state=torch.zeros(1, 2, 8, 3, device="meta")))
     assert reason == "its code reads the state as float32 on the CPU; this is torch.float32 on meta"
+    assert why_not(RecurrenceProblem(query, key, value, gate, gate, removal=key)) == []
+    (reason,) = why_not(RecurrenceProblem(query, key, value, beta=gate, removal=key, feature_map="elu"))
+    assert reason == "its code removes the values of keys without a feature map"
     (reason,) = why_not(RecurrenceProblem(query, key, value, feature_map="unit_norm"))
     assert reason == "its code has the feature maps ('identity', 'elu'); this is 'unit_norm'"
     (reason,) = why_not(RecurrenceProblem(query, key, value, beta=gate, normalize=True))

@@ -10,6 +10,8 @@ import regard
 from regard import masks
 from regard.errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from regard.linear import (
+    BonusRule,
+    DecoupledDeltaRule,
     DeltaRule,
     Elu,
     FeatureDecay,
@@ -17,6 +19,9 @@ from regard.linear import (
     HeadDecay,
     Identity,
     Relu,
+    SoftplusDecay,
+    SoftplusFeatureDecay,
+    StateSpaceRule,
     SumRule,
     UnitNorm,
     naive,
@@ -27,9 +32,12 @@ from regard.nn import (
     KVCache,
     LinearAttention,
     LinearCache,
+    OutputGate,
     PerformerAttention,
     PreNorm,
     Projections,
+    ShortConvolution,
+    TokenShift,
     TransformerBlock,
 )
 from regard.positions import Rotary
@@ -53,6 +61,21 @@ LAYERS = {
     ),
     "delta": lambda: LinearAttention(projections(), causal=True, rule=DeltaRule()),
     "gated delta": lambda: LinearAttention(projections(), causal=True, rule=DeltaRule(), decay=HeadDecay()),
+    "decoupled delta": lambda: LinearAttention(
+        projections(), causal=True, rule=DecoupledDeltaRule(), decay=SoftplusFeatureDecay(rank=2)
+    ),
+    "bonus": lambda: LinearAttention(projections(), causal=True, rule=BonusRule(), decay=FeatureDecay()),
+    "state space": lambda: LinearAttention(projections(), causal=True, rule=StateSpaceRule(), decay=SoftplusDecay()),
+    "convolved": lambda: with_parts(causal=True, decay=HeadDecay(), rotary=Rotary(2)),
+    "shifted": lambda: LinearAttention(
+        projections(),
+        causal=True,
+        rule=DeltaRule(),
+        decay=HeadDecay(),
+        shift=drawn_shift(),
+        gate=OutputGate(projections()),
+    ),
+    "shifted, convolved": lambda: with_parts(causal=True, shift=drawn_shift()),
     "performer": lambda: PerformerAttention(projections(), num_features=7, causal=True),
     "performer relu": lambda: PerformerAttention(projections(), num_features=7, causal=True, kernel="relu"),
 }
@@ -60,6 +83,17 @@ LAYERS = {
 
 def projections(**given):
     return Projections(DIM, HEADS, num_kv_heads=KEY_HEADS, **given)
+
+
+def drawn_shift():
+    shift = TokenShift(DIM)
+    torch.nn.init.uniform_(shift.weight)
+    return shift
+
+
+def with_parts(**given):
+    own = projections()
+    return LinearAttention(own, convolution=ShortConvolution(own, 3, bias=True), gate=OutputGate(own), **given)
 
 
 def close(ours, theirs):
@@ -181,6 +215,8 @@ def test_layers_of_one_fixed_decay_are_loaded_apart():
     decay = FixedDecay(FIXED.clone())
     first, second = (LinearAttention(projections(), causal=True, decay=decay) for _ in range(2))
     first.load_state_dict({**first.state_dict(), "fixed_decay": torch.tensor([-0.3, -0.7])})
+    assert first.fixed_decay is not None
+    assert second.fixed_decay is not None
     assert first.fixed_decay.tolist() == torch.tensor([-0.3, -0.7]).tolist()
     assert second.fixed_decay.tolist() == decay.logarithms.tolist() == FIXED.tolist()
 
@@ -205,7 +241,7 @@ OLDER = [
     ),
     ({"decay": "head"}, {"decay": HeadDecay()}, r"decay='head' .* pass decay=regard.linear.HeadDecay\(\)"),
     ({"decay": "feature"}, {"decay": FeatureDecay()}, r"decay='feature' .* pass decay=regard.linear.FeatureDecay\(\)"),
-    ({"delta_rule": True}, {"rule": DeltaRule()}, r"delta_rule=True .* pass rule=regard.linear.DeltaRule\(\)"),
+    ({"delta_rule": True}, {"rule": DeltaRule()}, r"delta_rule=True .* pass rule=regard.linear.DeltaRule\("),
     (
         {"delta_rule": False},
         {},
@@ -220,7 +256,7 @@ OLDER = [
     (
         {"delta_rule": True, "normalize": False},
         {"rule": DeltaRule()},
-        r"delta_rule=True and normalize=False .* pass rule=regard.linear.DeltaRule\(\)",
+        r"delta_rule=True and normalize=False .* pass rule=regard.linear.DeltaRule\(",
     ),
 ]
 
@@ -254,7 +290,7 @@ def test_the_names_of_saved_tensors_stay(name):
 
 def test_a_layer_shows_its_decay_and_its_rule():
     assert "decay=None, rule=SumRule(normalize=True)" in repr(LAYERS["elu"]())
-    assert "decay=HeadDecay(temperature=16.0), rule=DeltaRule()" in repr(LAYERS["gated delta"]())
+    assert "decay=HeadDecay(temperature=16.0), rule=DeltaRule(largest=1.0)" in repr(LAYERS["gated delta"]())
     assert "decay=FixedDecay(...), rule=SumRule(normalize=False)" in repr(LAYERS["retnet"]())
     assert LAYERS["elu"]().feature_map == Elu()
 
@@ -360,17 +396,17 @@ def test_compiled(name):
         (
             lambda: LinearAttention(projections(), rule=DeltaRule()),
             ConfigurationError,
-            r"rule=DeltaRule\(\) needs an order of the tokens: make the layer with causal=True",
+            r"rule=DeltaRule\(largest=1.0\) needs an order of the tokens: make the layer with causal=True",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, rule="delta"),  # type: ignore[arg-type]
             ConfigurationError,
-            r"rule is 'delta'; it needs SumRule\(\) or DeltaRule\(\) of regard.linear",
+            r"rule is 'delta'; it needs SumRule\(\), DeltaRule\(\) or another of regard.linear",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, rule=DeltaRule(), normalize=True),
             ConfigurationError,
-            r"rule=DeltaRule\(\) takes the place of normalize=True: pass the rule alone",
+            r"rule=DeltaRule\(largest=1.0\) takes the place of normalize=True: pass the rule alone",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, rule=SumRule(), delta_rule=True, normalize=False),
@@ -385,7 +421,7 @@ def test_compiled(name):
         (
             lambda: LinearAttention(projections(), causal=True, decay="heads"),
             ConfigurationError,
-            r"decay is 'heads'; it needs FixedDecay\(logarithms\), HeadDecay\(\) or FeatureDecay\(\)",
+            r"decay is 'heads'; it needs FixedDecay\(logarithms\), HeadDecay\(\) or another of regard.linear",
         ),
         (
             lambda: LinearAttention(projections(), causal=True, decay=HeadDecay),  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ MAPS = {
     "favor relu": FavorPlus(6, 12, seed=1, kernel="relu"),
 }
 DIM, VALUE_DIM = 6, 5
-SEQUENCES = {"query": -2, "key": -2, "value": -2, "above": -2, "decay": -1, "beta": -1}
+SEQUENCES = {"query": -2, "key": -2, "value": -2, "above": -2, "decay": -1, "beta": -1, "removal": -2}
 """The axis of positions of what is cut."""
 
 
@@ -46,6 +46,7 @@ class LinearCase:
     decay: str = "none"
     strength: float = 1.0
     delta: bool = False
+    removal: bool = False
     heads: int = 2
     key_heads: int = 2
     batch: tuple[int, ...] = (1,)
@@ -80,6 +81,8 @@ class LinearCase:
             whole["decay"] = -self.strength * uniform(*shape)
         if self.delta:
             whole["beta"] = 2 * uniform(*key_heads, self.length)
+        if self.removal:
+            whole["removal"] = normal(*key_heads, self.length, features) / features**0.5
         options = {
             "feature_map": feature_map,
             "causal": self.causal,
@@ -196,4 +199,5 @@ def random_linear_case(number: int, processes: int) -> LinearCase:
         state=causal and not documents and draw.random() < 0.4,
         wants_state=causal and not documents and draw.random() < 0.4,
         poison=mask in ("padding", "keys") and draw.random() < 0.5,
+        removal=delta and draw.random() < 0.4,
     )

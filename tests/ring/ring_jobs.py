@@ -665,6 +665,10 @@ def misplaced(among: int, how: str) -> str:
         elif how == "linformer":
             projections = regard.nn.Projections(8, num_heads=2)
             regard.nn.LinformerAttention(projections, regard.nn.LengthProjection(max_length=16, rank=4))(query[0])
+        elif how == "convolution":
+            projections = regard.nn.Projections(8, num_heads=2)
+            convolution = regard.nn.ShortConvolution(projections)
+            regard.nn.LinearAttention(projections, causal=True, convolution=convolution)(query[0])
     return "computed"
 
 

@@ -21,7 +21,9 @@ def case_with_weights(number: int, processes: int) -> LinearCase:
     """A random case whose weights are shares of their row."""
     case = random_linear_case(number, processes)
     feature_map = case.feature_map if case.feature_map in NONNEGATIVE else "elu"
-    return replace(case, feature_map=feature_map, normalize=True, delta=False, state=False, wants_state=False)
+    return replace(
+        case, feature_map=feature_map, normalize=True, delta=False, removal=False, state=False, wants_state=False
+    )
 
 
 def names_for(case: LinearCase) -> list[str]:

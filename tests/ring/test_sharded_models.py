@@ -64,6 +64,10 @@ def test_layers_of_linear_attention(pool, kind, mask):
             "striped",
             r"passes a state from each range .* Striped\(\) gives process 0 the positions 0, 2, \.\.\.: cut the",
         ),
+        (
+            "convolution",
+            r"a convolution or a token shift in ring.sharded would read zeros in place of the tokens",
+        ),
         ("linformer", r"Linformer in ring.sharded would mix the keys of this process alone"),
         ("lenses", r"lenses read weights of at least 0 that sum to 1 in each row, and normalize=False has others"),
     ],

@@ -230,3 +230,7 @@ def test_bad_input_says_what_there_is():
         layer_walkthrough(torch.nn.Linear(4, 4), query)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ShapeError, match="steps are those of one sequence"):
         layer_walkthrough(regard.nn.Attention(regard.nn.Projections(4, num_heads=1)), query)
+    projections = regard.nn.Projections(4, num_heads=1)
+    gated = regard.nn.Attention(projections, gate=regard.nn.OutputGate(projections))
+    with pytest.raises(ConfigurationError, match="layer has an output gate, which the tables of its heads do not show"):
+        layer_walkthrough(gated, torch.zeros(1, 2, 4))

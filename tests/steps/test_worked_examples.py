@@ -12,6 +12,14 @@ from regard.steps import EXAMPLES, worked_example
 E, T = math.e, math.tanh
 
 
+def _covered() -> list[float]:
+    """tanh of (2, 0), (1, -1), (3, 2) and the first step's weight of each times (-1, -2), times (1, 2)."""
+    sums = (2, 0), (1, -1), (3, 2)
+    first = [math.exp(math.tanh(a) + 2 * math.tanh(b)) for a, b in sums]
+    shares = [one / sum(first) for one in first]
+    return [math.tanh(a - of) + 2 * math.tanh(b - 2 * of) for (a, b), of in zip(sums, shares, strict=True)]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_inputs_are_small_whole_numbers_and_texts_are_in_both_languages(name):
     steps = worked_example(name)
@@ -28,6 +36,7 @@ def test_inputs_are_small_whole_numbers_and_texts_are_in_both_languages(name):
     ("name", "key", "expected"),
     [
         ("bahdanau", "scores", [[T(2), T(1) - 2 * T(1), T(3) + 2 * T(2)]]),  # of (2, 0), (1, -1), (3, 2)
+        ("coverage", "masked_scores", [_covered()]),
         ("luong-dot", "weights", [[E / (E + 1 + E**2), 1 / (E + 1 + E**2), E**2 / (E + 1 + E**2)]]),
         ("luong-general", "scores", [[2, 1, 2]]),
         (

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -48,3 +50,35 @@ def test_a_batch_moves_to_a_device():
     assert (moved.source.device.type, moved.target_output.device.type) == ("meta", "meta")
     assert moved.target_tokens == batch.target_tokens
     assert batch.source.device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["characters", "words", "bpe", "unigram"])
+def test_links_of_words_are_those_of_all_their_tokens(kind):
+    """Whatever a vocabulary makes of a word, of unknown letters too: the words of a line are what spaces separate."""
+    lines = ["the cat sat there", "a red hat", "漢 sat 漢字"]
+    settings = VocabularySettings(kind=kind, size=40 if kind in ("bpe", "unigram") else 8000)
+    vocabulary = Vocabulary.train(lines[:2] * 3, settings)
+    links = [frozenset({(1, 2), (3, 0)}), frozenset(), frozenset({(0, 2), (1, 1)})]
+    text = ParallelText.pair(lines, list(reversed(lines)), links=links)
+    encoded = encode(text, vocabulary, vocabulary)
+    assert encoded.links is not None
+    for row in range(3):
+        source, target = [
+            [number for number, ids in enumerate(vocabulary.encode_words(line)) for _ in ids]
+            for line in (text.sources[row], text.targets[row])
+        ]
+        assert len(source) == len(encoded.sources[row])
+        expected = [(t, s) for t, of in enumerate(target) for s, word in enumerate(source) if (word, of) in links[row]]
+        assert encoded.links[row].reshape(-1, 2).tolist() == [list(pair) for pair in expected]
+
+
+def test_links_follow_pairs_that_are_short_enough_and_are_part_of_the_text():
+    vocabulary = Vocabulary.train(["ab"], VocabularySettings(kind="characters"))
+    text = ParallelText.pair(["abab", "a b"], ["a", "b"], links=[frozenset({(0, 0)}), frozenset({(1, 0)})])
+    encoded = encode(text, vocabulary, vocabulary, max_length=3)
+    assert encoded.links is not None
+    assert encoded.links[0].tolist() == [0, 1, 0, 2]  # the space before "b" is of its word
+    assert collate(encoded, np.array([0])).links.tolist() == [[0, 0, 1], [0, 0, 2]]  # type: ignore[union-attr]
+    without = encode(replace(text, links=None), vocabulary, vocabulary, max_length=3)
+    assert collate(without, np.array([0])).links is None
+    assert without.checksum() != encoded.checksum()

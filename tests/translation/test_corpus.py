@@ -154,3 +154,49 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, m
 def test_a_sentence_in_place_of_a_file(tmp_path):
     with pytest.raises(CorpusError, match=r"there is no file .*He can read\.; a sentence needs to stand in a file"):
         read_lines(tmp_path / "He can read.")
+
+
+def write_links(folder: Path, links: str) -> None:
+    write_sides(folder, b"ein  rotes Haus\n\nzwei\n", b"a red house\nx\ntwo of\n")
+    (folder / "links").write_text(links)
+
+
+def test_links_of_words_are_read_beside_the_text(tmp_path):
+    write_links(tmp_path, "0-0 2-2 1-1 0p1\n\n0-1 0-0\n")
+    text = ParallelText.read(FILES, tmp_path, alignments=Path("links"))
+    assert text.links == [{(0, 0), (1, 1), (2, 2)}, {(0, 0), (0, 1)}]  # the empty pair is gone with its line
+    assert ParallelText.read(FILES, tmp_path).links is None
+
+
+def test_links_of_a_table(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a b\tc\nd\te f\n")
+    (tmp_path / "links").write_bytes(gzip.compress(b"1-0\n0-1\n"))
+    assert ParallelText.read(TABLE, tmp_path, alignments=Path("links")).links == [{(1, 0)}, {(0, 1)}]
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ("0-0\n\n", r"do not line up: .*links has 2 lines and .*a\.de has 3; line i of one needs to link the words"),
+        ("0-0\n\n0-0\n0-0\n", r"links has 4 lines and .*a\.de has 3"),
+        ("0-0 1:1\n\n\n", r"links, line 1: '1:1' is no link; it needs to be two word numbers as in 0-1"),
+        (
+            "0-0\n\n0-2\n",
+            r"links, line 3: 0-2 links source word 0 and target word 2, and there are 1 and 2 words, from 0",
+        ),
+        (
+            "3-0\n\n\n",
+            r"line 1: 3-0 links source word 3 .* there are 3 and 3 words, from 0, in .*a\.de and .*a\.en; words",
+        ),
+    ],
+)
+def test_bad_links(tmp_path, links, message):
+    write_links(tmp_path, links)
+    with pytest.raises(CorpusError, match=message):
+        ParallelText.read(FILES, tmp_path, alignments=Path("links"))
+
+
+def test_links_that_are_not_there(tmp_path):
+    write_links(tmp_path, "")
+    with pytest.raises(CorpusError, match=r"there is no file .*lonks; did you mean 'links'"):
+        ParallelText.read(FILES, tmp_path, alignments=Path("lonks"))

@@ -231,3 +231,40 @@ def test_a_run_trains_on_its_part_and_is_resumed_with_no_other(tmp_path: Path):
     told["data"]["split"]["seed"] = 2
     with pytest.raises(ConfigurationError, match=r"holds a run with other settings: data.split.seed; give this one"):
         train(Experiment.from_mapping(told), tmp_path / "run")
+
+
+def test_links_stay_with_their_pairs():
+    pairs = distinct(30)
+    links = [frozenset({(0, 0), (1, row % 2)}) for row in range(30)]
+    text = ParallelText.pair([of for of, _ in pairs], [of for _, of in pairs], links=links)
+    for part in split(text, SplitSettings(test=7, validation=3)).values():
+        assert part.links == [links[pairs.index(pair)] for pair in pairs_of(part)]
+
+
+def test_a_careless_copy_has_the_links_of_the_words_that_it_has():
+    pairs = [(f"Word {row} !", f"Wort {row} !") for row in range(40)]
+    links = [frozenset({(0, 0), (2, 2)})] * 40
+    text = ParallelText.pair([of for of, _ in pairs], [of for _, of in pairs], links=links)
+    copied = with_casual_copies(text, 0.9)
+    assert copied.links is not None
+    assert len(copied.links) == len(copied) > 60
+    for source, of in zip(copied.sources, copied.links, strict=True):
+        assert of == ({(0, 0), (2, 2)} if source.endswith("!") else {(0, 0)})
+    assert {len(of) for of in copied.links} == {1, 2}
+
+
+def test_links_of_the_training_text_are_read_and_extra_pairs_have_none(tmp_path: Path):
+    (tmp_path / "a").write_text("one two\nthree\n")
+    (tmp_path / "b").write_text("eins zwei\ndrei\n")
+    (tmp_path / "c").write_text("four\n")
+    (tmp_path / "d").write_text("vier\n")
+    (tmp_path / "links").write_text("0-0 1-1\n\n")
+    data = DataSettings.model_validate(
+        {
+            "folder": tmp_path,
+            "train": {"source": "a", "target": "b"},
+            "alignments": "links",
+            "extra": {"source": "c", "target": "d"},
+        }
+    )
+    assert training_text(data)[0].links == [{(0, 0), (1, 1)}, frozenset(), frozenset()]

@@ -28,6 +28,9 @@ data:
 """
 
 
+ALIGNED = "name: toy\ndata: {train: {source: a, target: b}, alignments: a.align}\n"
+
+
 def load(folder: Path, text: str, *overrides: str) -> Experiment:
     path = folder / "toy.yaml"
     path.write_text(text, encoding="utf-8")
@@ -86,6 +89,11 @@ def test_text_can_be_two_columns_of_a_table(tmp_path: Path):
         ("model: tranformer", "model: there is no kind 'tranformer'; did you mean 'transformer'?"),
         ("model: {kind: transformer, heads: 4}", "model.heads: unknown key; did you mean 'num_heads'?"),
         ("model: {kind: transformer, cell: gru}", "model.cell: unknown key; only the kind 'recurrent' has it"),
+        ("model: {kind: transformer, pointer: true}", "model.pointer: unknown key; only the kind 'recurrent' has it"),
+        (
+            "model: {kind: transformer, coverage: sum}",
+            "model.coverage: unknown key; it belongs elsewhere: write model.de",
+        ),
         ("model: {kind: transformer, positions: rotery}", "model.positions: there is no kind 'rotery'; did you mean"),
         ("vocabulary: letters", "vocabulary: there is no kind 'letters'; Known: 'bpe', 'characters'"),
         ("vocabulary: {kind: word}", "vocabulary: there is no kind 'word'; did you mean 'words'?"),
@@ -129,6 +137,11 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path, addition: str,
             "model.decoder.radius: unknown key; it belongs elsewhere: write model.decoder.window",
         ),
         ("{kind: bahdanau, window: local-m}", "model.decoder.window: unknown key; only the kind 'luong' has it"),
+        ("{kind: bahdanau, coverage: summ}", "model.decoder.coverage: there is no kind 'summ'; did you mean 'sum'?"),
+        (
+            "{kind: bahdanau, coverage: {kind: sum, most: 3}}",
+            "model.decoder.coverage.most: unknown key; only the kind 'fertility' has it",
+        ),
     ],
 )
 def test_keys_are_known_by_the_kind_they_stand_under(tmp_path: Path, decoder: str, message: str):
@@ -168,6 +181,19 @@ def test_all_unknown_keys_are_told_at_once(tmp_path: Path):
         ("training: {learning_rate: .inf}", "training.learning_rate: has inf, needs to be a finite number"),
         ("training: {validate_every: 1.5}", "training.validate_every: has 1.5, needs to be a valid integer"),
         ("training: {devices: [0, x]}", "training.devices.1: has 'x', needs to be a valid integer"),
+        ("model: {pointer: 3}", "model.pointer: has 3, needs to be a valid boolean"),
+        ("model: {decoder: {kind: bahdanau, coverage: 3}}", "model.decoder.coverage: has 3, needs"),
+        (
+            "model: {decoder: {kind: bahdanau, coverage: {kind: fertility, most: 0}}}",
+            "model.decoder.coverage.most: has 0, needs to be greater than 0",
+        ),
+        ("training: {coverage_loss: -1}", "training.coverage_loss: has -1, needs to be greater than or equal to 0"),
+        ("training: {coverage_loss: true}", "training.coverage_loss: has True, needs to be a number"),
+        ("training: {guided_alignment: 0.1}", "training.guided_alignment: has 0.1, needs to be a valid dictionary"),
+        ("training: {guided_alignment: {weight: 0}}", "training.guided_alignment.weight: has 0, needs to be greater"),
+        ("training: {guided_alignment: {head: -1}}", "training.guided_alignment.head: has -1, needs to be greater"),
+        ("training: {guided_alignment: {layer: last}}", "training.guided_alignment.layer: has 'last', needs to be a"),
+        ("  alignments: {tsv: a}", "data.alignments: has {'tsv': 'a'}, needs to be a path"),
         ("training: {label_smoothing: 1}", "training.label_smoothing: has 1, needs to be less than 1"),
         ("training: 3", "training: has 3, needs to be a valid dictionary"),
         ("model: {cell: rnn}", "model.cell: has 'rnn', needs to be 'gru' or 'lstm'"),
@@ -218,10 +244,25 @@ def test_what_is_missing_is_named(tmp_path: Path, text: str, message: str):
         ("training: {precision: 16-mixed, accelerator: cpu}", "training.precision 16-mixed does not exist on the"),
         ("vocabulary: {source: {shared: true}, target: {}}", "write vocabulary.shared, without vocabulary.source and"),
         ("search: {beam: 2, n_best: 3}", "search.n_best 3 needs a search.beam of at least as many; it is 2"),
+        ("model: {decoder: {kind: luong, coverage: sum}}",
+         "model.decoder.coverage enters the hidden layer of a score, and 'general' has none: set model.decoder.score"),
+        ("model: {pointer: true}", "model.pointer says source tokens as words of the target and needs a vocabulary of"),
+        ("model: {pointer: true}\nvocabulary: {source: {}, target: {}}", "set vocabulary.shared"),
+        ("model: transformer\ntraining: {coverage_loss: 1.0}",
+         "training.coverage_loss counts the weights of one attention to the source, and a Transformer has one"),
+        ("training: {guided_alignment: {}}", "training.guided_alignment learns links of words and needs a file"),
+        ("training: {guided_alignment: {head: 1}}\n" + ALIGNED, "one attention to the source: leave layer and head"),
+        ("training: {guided_alignment: {layer: 0}}\n" + ALIGNED, "one attention to the source: leave layer and head"),
+        ("model: transformer\ntraining: {guided_alignment: {layer: 6}}\n" + ALIGNED,
+         "training.guided_alignment.layer is 6, and the decoder has 6 layers, 0 to 5"),
+        ("model: {kind: transformer, num_heads: 2}\ntraining: {guided_alignment: {head: 2}}\n" + ALIGNED,
+         "training.guided_alignment.head is 2, and the decoder has 2 heads, 0 to 1"),
+        (ALIGNED, "data.alignments is read by training.guided_alignment: set that, or leave the file out"),
     ],
 )  # fmt: skip
 def test_impossible_combinations_are_refused(tmp_path: Path, addition: str, message: str):
-    said = complaint(tmp_path, MINIMAL + addition)
+    text = addition if ALIGNED in addition else MINIMAL + addition
+    said = complaint(tmp_path, text)
     assert message in said
     assert "has {" not in said
 

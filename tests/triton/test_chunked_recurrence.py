@@ -185,10 +185,14 @@ def problem(**changes):
         (problem(decay=torch.zeros(1, 1, 3).double()), r"reads the decay as float32 on cpu; this is float64 on cpu"),
         (problem(feature_map="unit_norm"), r"feature maps \('identity', 'elu'\); this is 'unit_norm'"),
         (problem(beta=torch.zeros(1, 1, 3), normalize=True), r"no total of weights for the delta rule"),
+        (
+            problem(beta=torch.zeros(1, 1, 3), removal=torch.zeros(1, 1, 3, 5)),
+            r"removes the value of the written key, and this problem has another key",
+        ),
         (problem(value=torch.zeros(1, 1, 3, 0)), r"at least one feature and one value"),
         (problem(key=torch.zeros(1, 1, 3, 257), beta=torch.zeros(1, 1, 3)), r"up to 256 features; these are 257"),
     ],
-    ids=["none", "dtype", "feature map", "total", "empty", "features"],
+    ids=["none", "dtype", "feature map", "total", "removal", "empty", "features"],
 )
 def test_reasons_against_a_problem(given, reason):
     reasons = RecurrencesInTriton().why_not(given)

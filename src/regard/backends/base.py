@@ -284,7 +284,15 @@ class TokenStep(Protocol):
     recent_capacity: int
     recent_width: int
 
-    def takes(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
+    def takes(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        removal: Tensor | None = None,
+    ) -> bool:
         """Whether tensors are of its device and have the layout; of what it has no gate of, there has to be none."""
         ...
 
@@ -299,6 +307,7 @@ class TokenStep(Protocol):
         recent: Tensor | None = None,
         recent_count: int = 0,
         target: Tensor | None = None,
+        removal: Tensor | None = None,
     ) -> Tensor:
         """The output (B, H, 1, Dv). Without `recent`, `target` gets the new state.
 
@@ -354,6 +363,7 @@ class Recurrences(Protocol):
         value: Tensor,
         decay: Tensor | None,
         beta: Tensor | None,
+        removal: Tensor | None = None,
         *,
         feature_map: FeatureMapName,
         normalize: bool,
@@ -363,8 +373,9 @@ class Recurrences(Protocol):
         """What computes one token of such tensors; None where there is nothing for them.
 
         Shapes: query (B, H, 1, D), key (B, Hk, 1, D), value (B, Hk, 1, Dv), contiguous; decay (B or 1, Hk, 1), or
-        (B or 1, Hk, 1, D) for each feature, beta (B, Hk, 1). scale: of queries, before the feature map. recent_share:
-        the most that tokens which a state lacks may take, as a share of it.
+        (B or 1, Hk, 1, D) for each feature, beta (B, Hk, 1), removal (B, Hk, 1, D), the key whose value the delta rule
+        removes, where it is another one. scale: of queries, before the feature map. recent_share: the most that tokens
+        which a state lacks may take, as a share of it.
         """
         ...
 

@@ -16,7 +16,7 @@ class RecurrenceProblem:
     """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ, o_t = S_tᵀ φ(q_t): the inputs of both passes.
 
     u_t = v_t, or by the delta rule (Yang et al. 2024, arXiv 2406.06484; with decay arXiv 2412.06464)
-    u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ φ(k_t)).
+    u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t) with r_t = φ(k_t) unless it is given.
 
     Args:
         query: (B, H, N, D), of one dtype and device with key and value, and of any strides; head h reads the state of
@@ -30,6 +30,7 @@ class RecurrenceProblem:
         feature_map: φ, "identity" or "elu".
         normalize: whether outputs are divided by z_tᵀ φ(q_t), where z_t = e^{g_t} z_{t-1} + φ(k_t) is the total; those
             whose divisor is 0 are 0.
+        removal: r, (B, Hk, N, D), the key whose value the delta rule removes, of the dtype of the keys; None for φ(k).
     """
 
     query: Tensor
@@ -41,6 +42,7 @@ class RecurrenceProblem:
     total: Tensor | None = None
     feature_map: FeatureMapName = "identity"
     normalize: bool = False
+    removal: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -72,3 +74,4 @@ class RecurrenceGradients:
     beta: Tensor | None
     state: Tensor
     total: Tensor | None
+    removal: Tensor | None = None

@@ -37,7 +37,8 @@ class AttentionSubstitute:
     kernel's, or None where the kernel is to compute it. linear: the same for linear attention; without it that is
     computed as everywhere. observe_linear: computes `regard.observe_linear_attention`; without it `observe` does.
     no_mixtures: the message of the error of layers that mix the keys of all positions, where the substitute has
-    some of the positions alone. observe(problem, lenses): the `Observation` of `regard.observe`; without it the
+    some of the positions alone. no_convolutions: the same for those that read the tokens just before each.
+    observe(problem, lenses): the `Observation` of `regard.observe`; without it the
     kernels' weights are observed. hook: the attention hook that `compute` and `observe` call. with_hook(hook): the
     same substitute with another hook; without it a hook replaces the substitute.
     """
@@ -46,6 +47,7 @@ class AttentionSubstitute:
     linear: LinearSubstitute | None = None
     observe_linear: LinearObserver | None = None
     no_mixtures: str | None = None
+    no_convolutions: str | None = None
     observe: Callable[[Problem, Sequence[Lens]], Any] | None = None
     hook: AttentionHook | None = None
     with_hook: Callable[[AttentionHook], AttentionSubstitute] | None = None
@@ -155,6 +157,19 @@ def refuse_mixtures() -> None:
     hook = CURRENT_HOOK.get()
     if isinstance(hook, AttentionSubstitute) and hook.no_mixtures is not None:
         raise ConfigurationError(hook.no_mixtures)
+
+
+def refuse_convolutions() -> None:
+    """Check that a layer has the tokens before each position, which its convolution reads.
+
+    Raises:
+        ConfigurationError: the current substitute has some of the positions alone.
+    """
+    if torch.compiler.is_compiling():
+        return
+    hook = CURRENT_HOOK.get()
+    if isinstance(hook, AttentionSubstitute) and hook.no_convolutions is not None:
+        raise ConfigurationError(hook.no_convolutions)
 
 
 def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | AttentionSubstitute) -> Result:

@@ -4,6 +4,10 @@ from .decays import Decay as Decay
 from .decays import FeatureDecay as FeatureDecay
 from .decays import FixedDecay as FixedDecay
 from .decays import HeadDecay as HeadDecay
+from .decays import SoftplusDecay as SoftplusDecay
+from .decays import SoftplusFeatureDecay as SoftplusFeatureDecay
+from .delta_product import delta_product as delta_product
+from .delta_product import delta_product_with_state as delta_product_with_state
 from .feature_maps import Elu as Elu
 from .feature_maps import FavorPlus as FavorPlus
 from .feature_maps import FeatureMap as FeatureMap
@@ -16,12 +20,17 @@ from .linear_attention import linear_attention_with_state as linear_attention_wi
 from .linear_state import LinearState as LinearState
 from .linear_weights import linear_attention_weights as linear_attention_weights
 from .linear_weights import observe_linear_attention as observe_linear_attention
+from .update_rules import BonusRule as BonusRule
+from .update_rules import DecoupledDeltaRule as DecoupledDeltaRule
 from .update_rules import DeltaRule as DeltaRule
+from .update_rules import StateSpaceRule as StateSpaceRule
 from .update_rules import SumRule as SumRule
 from .update_rules import UpdateRule as UpdateRule
 
 __all__ = [
+    "BonusRule",
     "Decay",
+    "DecoupledDeltaRule",
     "DeltaRule",
     "Elu",
     "FavorPlus",
@@ -33,9 +42,14 @@ __all__ = [
     "LinearState",
     "Relu",
     "Softmax",
+    "SoftplusDecay",
+    "SoftplusFeatureDecay",
+    "StateSpaceRule",
     "SumRule",
     "UnitNorm",
     "UpdateRule",
+    "delta_product",
+    "delta_product_with_state",
     "linear_attention",
     "linear_attention_weights",
     "linear_attention_with_state",

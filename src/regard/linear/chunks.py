@@ -1,14 +1,15 @@
 """The recurrence of causal linear attention, computed in chunks: matrix products within, states between them.
 
-    S_t = e^{g_t} S_{t-1} + k_t u_tᵀ,   o_t = S_tᵀ q_t,   u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t)
+    S_t = e^{g_t} S_{t-1} + k_t u_tᵀ,   o_t = S_tᵀ q_t,   u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t)
 
 Within a chunk, with a_t = g_1 + ... + g_t counted from its start and S the state before it (Yang et al. 2024,
 arXiv 2312.06635, section 4; the delta rule arXiv 2406.06484, section 3.2, and with decay arXiv 2412.06464):
 
     o_t = (e^{a_t} q_t)ᵀ S + Σ_{j <= t} A_tj u_jᵀ            A_tj = Σ_d q_td k_jd e^{a_td - a_jd}
-    u = (I + β B)⁻¹ β (v - (e^a k) S)                        B_tj = Σ_d k_td k_jd e^{a_td - a_jd},  j < t
+    u = (I + β B)⁻¹ β (v - (e^a r) S)                        B_tj = Σ_d r_td k_jd e^{a_td - a_jd},  j < t
     S' = e^{a_C} S + Σ_j (e^{a_C - a_j} k_j) u_jᵀ
 
+The key r whose value is removed is k unless it is given, as by Hatamizadeh et al. 2026 (arXiv 2605.22791).
 No exponent is above 0, so that nothing overflows, whatever the decay.
 """
 
@@ -25,14 +26,20 @@ SMALLEST_DECAY = -1000.0
 
 
 def advance(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, state: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+    removal: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and final state by differentiable operations, with memory for all chunks; shapes as in `recurrence`."""
     (batch, heads, length), key_heads, value_dim = query.shape[:3], key.shape[1], value.shape[-1]
     if not length or not query.numel() or not value.numel():
         return value.new_zeros(batch, heads, length, value_dim), _decayed_state(decay, state)
     if length == 1:
-        return _one_step(query, key, value, decay, beta, state)
+        return _one_step(query, key, value, decay, beta, state, removal)
     size = min(CHUNK, 1 << (length - 1).bit_length())
     q = _chunks(query.unflatten(1, (key_heads, heads // key_heads)), size).transpose(2, 3)  # (B, Hk, m, r, C, D)
     k, v = _chunks(key, size), _chunks(value, size)  # (B, Hk, m, C, D), (B, Hk, m, C, Dv)
@@ -43,9 +50,10 @@ def advance(
     if beta is None:
         u, (states, final) = v, _scan(factor, k_end.mT @ v, state)
     else:
-        k_start = k if from_start is None else k * from_start
-        system = _chunks(beta[..., None], size) * decayed_products(k, k, sums).tril(-1)
-        right = _chunks(beta[..., None], size) * torch.cat([v, k_start], -1)
+        r = k if removal is None else _chunks(removal, size)
+        r_start = r if from_start is None else r * from_start
+        system = _chunks(beta[..., None], size) * decayed_products(r, k, sums).tril(-1)
+        right = _chunks(beta[..., None], size) * torch.cat([v, r_start], -1)
         u, states, final = _delta_scan(factor, system, right, k_end, state)
     weights = decayed_products(q, k.unsqueeze(3), None if sums is None else sums.unsqueeze(3))  # (B, Hk, m, r, C, C)
     q_start = q if from_start is None else q * from_start.unsqueeze(3)
@@ -64,13 +72,19 @@ def _decayed_state(decay: Tensor | None, state: Tensor) -> Tensor:
 
 
 def _one_step(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None, state: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+    removal: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of one position, as in decoding."""
     if decay is not None:
         state = state * decay.exp().squeeze(2)[(..., None) if decay.ndim == 4 else (..., None, None)]
     if beta is not None:
-        value = beta[..., None] * (value - key @ state)  # (B, Hk, 1, Dv)
+        value = beta[..., None] * (value - (key if removal is None else removal) @ state)  # (B, Hk, 1, Dv)
     state = torch.addcmul(state, key.mT, value)  # (B, Hk, D, Dv), with no copy of the outer product
     rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)  # (B, Hk, r, D)
     return (rows @ state).flatten(1, 2).unsqueeze(2), state
@@ -138,7 +152,7 @@ def _delta_scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The u of the delta rule, (B, Hk, m, C, Dv), the states before each chunk, and the final one.
 
-    system: β B, strictly lower, (B, Hk, m, C, C). right: β v beside β e^a k, (B, Hk, m, C, Dv + D).
+    system: β B, strictly lower, (B, Hk, m, C, C). right: β v beside β e^a r, (B, Hk, m, C, Dv + D).
     """
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     values, keys = solved.split([state.shape[-1], state.shape[-2]], -1)

@@ -1,11 +1,12 @@
-"""The decay of a layer of linear attention: fixed for each head, or a learned gate for each head or each feature."""
+"""The decay of a layer of linear attention: fixed for each head, or learned for each head or each feature."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -70,6 +71,12 @@ class HeadDecay:
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
 
+    rank: ClassVar[int | None] = None
+
+    def gates_per_head(self, features: int) -> int:
+        """Logits of a token and a key head."""
+        return 1
+
     def __call__(self, logits: Tensor) -> Tensor:
         """The decay (batch, key heads, N) of logits (batch, key heads, N, 1), in float32 at least."""
         return _log_gate(logits, self.temperature).squeeze(-1)
@@ -97,13 +104,87 @@ class FeatureDecay:
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
 
+    rank: ClassVar[int | None] = None
+
+    def gates_per_head(self, features: int) -> int:
+        """Logits of a token and a key head."""
+        return features
+
     def __call__(self, logits: Tensor) -> Tensor:
         """The decay (batch, key heads, N, features) of logits of the same shape, in float32 at least."""
         return _log_gate(logits, self.temperature)
 
 
-Decay: TypeAlias = FixedDecay | HeadDecay | FeatureDecay
+@dataclass(frozen=True)
+class SoftplusDecay:
+    """A learned decay, one number for each key head and token x: g = -e^a Δ with the step Δ = softplus(w · x + b).
+
+    The rate e^a is learned for each key head. Rates start uniform in 1..16, and b so that Δ, where w · x is 0, starts
+    between 0.001 and 0.1, uniform in its logarithm.
+
+    Source: Dao and Gu 2024, Mamba-2 (arXiv 2405.21060), section 7; Gated DeltaNet (arXiv 2412.06464), section 3.4.
+
+    >>> import torch, regard
+    >>> regard.linear.SoftplusDecay()(torch.zeros(1, 1, 3, 1), torch.zeros(1))
+    tensor([[[-0.6931, -0.6931, -0.6931]]])
+    """
+
+    rank: ClassVar[int | None] = None
+
+    def gates_per_head(self, features: int) -> int:
+        """Logits of a token and a key head."""
+        return 1
+
+    def step(self, logits: Tensor) -> Tensor:
+        """Δ (batch, key heads, N) of logits (batch, key heads, N, 1), in float32 at least."""
+        return functional.softplus(at_least_float32(logits)).squeeze(-1)
+
+    def __call__(self, logits: Tensor, log_rates: Tensor) -> Tensor:
+        """The decay (batch, key heads, N) of logits (batch, key heads, N, 1) and a (key heads), in float32 at least."""
+        return -at_least_float32(log_rates).exp().unsqueeze(-1) * self.step(logits)
+
+
+@dataclass(frozen=True)
+class SoftplusFeatureDecay:
+    """A learned decay, one number for each key head, feature of φ and token x: g = -e^a softplus(W x + b).
+
+    The rate e^a is learned for each key head; it and b start as those of `SoftplusDecay`.
+
+    Args:
+        rank: of W, which is then a product of two matrices; None for one matrix.
+
+    Source: Kimi Team 2025, Kimi Delta Attention (arXiv 2510.26692), section 4.
+
+    >>> import torch, regard
+    >>> regard.linear.SoftplusFeatureDecay()(torch.zeros(1, 1, 1, 2), torch.zeros(1))
+    tensor([[[[-0.6931, -0.6931]]]])
+    """
+
+    rank: int | None = None
+
+    def gates_per_head(self, features: int) -> int:
+        """Logits of a token and a key head."""
+        return features
+
+    def __call__(self, logits: Tensor, log_rates: Tensor) -> Tensor:
+        """The decay (batch, key heads, N, features) of logits of this shape and a (key heads), in float32 at least."""
+        return -at_least_float32(log_rates).exp()[:, None, None] * functional.softplus(at_least_float32(logits))
+
+
+LearnedDecay: TypeAlias = HeadDecay | FeatureDecay | SoftplusDecay | SoftplusFeatureDecay
+Decay: TypeAlias = FixedDecay | LearnedDecay
 """What `regard.nn.LinearAttention` takes as `decay`."""
+
+
+def initial_log_rates(heads: int) -> Tensor:
+    """The first a of a softplus decay, for each key head."""
+    return torch.empty(heads).uniform_(1, 16).log()
+
+
+def initial_step_bias(count: int) -> Tensor:
+    """The first b of a softplus decay: softplus(b) is uniform in its logarithm between 0.001 and 0.1."""
+    step = torch.empty(count).uniform_(math.log(1e-3), math.log(0.1)).exp()
+    return step + (-torch.expm1(-step)).log()
 
 
 def _check_temperature(temperature: float) -> None:

@@ -36,6 +36,8 @@ class LinearOptions(TypedDict, total=False):
     mask: Mask | Tensor | None
     decay: Tensor | None
     beta: Tensor | None
+    removal: Tensor | None
+    bonus: Tensor | None
     scale: float | None
     state: LinearState | None
 
@@ -158,7 +160,7 @@ def check_order(mask: LinearMask, query: Tensor, key: Tensor, options: LinearOpt
             f"query has {query.shape[-2]} positions and key {key.shape[-2]}: causal linear attention, and documents, "
             "need as many queries as keys. To continue after earlier keys, pass their state= and the new keys alone"
         )
-    for name in ("decay", "beta", "state"):
+    for name in ("decay", "beta", "removal", "bonus", "state"):
         if options.get(name) is not None and not mask.causal:
             raise ConfigurationError(f"{name} needs an order of the keys: pass causal=True, or leave {name} out")
     if options.get("state") is not None and mask.documents is not None:
@@ -166,10 +168,16 @@ def check_order(mask: LinearMask, query: Tensor, key: Tensor, options: LinearOpt
             "a state and masks.documents do not go together: it is not known which document continues. Pass each "
             "document as a sequence of its own"
         )
-    if options.get("beta") is not None and options.get("normalize", True):
-        raise ConfigurationError(
-            "beta is the delta rule, whose weights have no sum to divide by: pass normalize=False with it"
-        )
+    for name in ("beta", "removal"):
+        if options.get(name) is not None and options.get("normalize", True):
+            raise ConfigurationError(
+                f"{name} is the delta rule, whose weights have no sum to divide by: pass normalize=False with it"
+            )
+        if options.get(name) is not None and options.get("bonus") is not None:
+            raise ConfigurationError(
+                f"bonus is of sums, whose query reads the state before its own token, and {name} of the delta rule: "
+                "pass one of the two"
+            )
 
 
 def checked_map(feature_map: FeatureMap | None) -> FeatureMap:
@@ -225,7 +233,7 @@ def checked_decay(decay: Tensor | None, axes: BatchAxes, key: Tensor, keep: Tens
     if decay is None:
         return None
     decay = _gate("decay", decay, axes, key)
-    if _has_values(decay) and bool((decay > 0).any()):
+    if _has_values(decay) and float(decay.detach().amax()) > 0:
         raise ConfigurationError(
             f"decay has values up to {float(decay.max()):.4g}; it is the logarithm of a factor of at most 1, so it "
             "needs values of at most 0: pass the logarithm of a gate, such as functional.logsigmoid(x)"
@@ -236,7 +244,7 @@ def checked_decay(decay: Tensor | None, axes: BatchAxes, key: Tensor, keep: Tens
 
 
 def checked_beta(beta: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | None:
-    """The beta of the delta rule, (B, Hk, N).
+    """The beta of the delta rule, (B, Hk, N), or (B, Hk, N, features) for each feature, whose number is known after φ.
 
     Raises:
         ShapeError, DtypeError, DeviceError: another shape, dtype or device.
@@ -245,16 +253,77 @@ def checked_beta(beta: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | 
     if beta is None:
         return None
     beta = _gate("beta", beta, axes, key)
-    if _has_values(beta) and bool(((beta < 0) | (beta > LARGEST_BETA)).any()):
-        raise ConfigurationError(
-            f"beta has values from {float(beta.min()):.4g} to {float(beta.max()):.4g}; it needs values in "
-            f"0..{LARGEST_BETA:g}: pass a gate, such as x.sigmoid()"
-        )
+    if _has_values(beta):
+        least, most = (float(end) for end in beta.detach().aminmax())  # a comparison of all takes twenty times as long
+        if least < 0 or most > LARGEST_BETA:
+            raise ConfigurationError(
+                f"beta has values from {least:.4g} to {most:.4g}; it needs values in 0..{LARGEST_BETA:g}: pass a gate, "
+                "such as x.sigmoid()"
+            )
     return beta
 
 
+def checked_removal(removal: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | None:
+    """The key whose value the delta rule removes, (B, Hk, N, features).
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: another shape, dtype or device.
+    """
+    return None if removal is None else _gate("removal", removal, axes, key)
+
+
+def checked_bonus(bonus: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | None:
+    """The factors of each token's own term, (B, Hk, N, features).
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: another shape, dtype or device.
+    """
+    return None if bonus is None else _gate("bonus", bonus, axes, key)
+
+
+def delta_features(
+    key: Tensor, beta: Tensor | None, removal: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The written key, the beta of each token and the removed key of features φ(k) and a checked beta and removal.
+
+    A beta for each feature is a factor of the written key: (β ⊙ φ(k)) (v - Sᵀ φ(k))ᵀ.
+
+    Raises:
+        ShapeError: a beta or removal for another number of features.
+    """
+    _check_gate_features("beta", beta, key)
+    _check_gate_features("removal", removal, key)
+    removal = None if removal is None else removal.expand_as(key).to(key.dtype)
+    if beta is not None and beta.ndim == 4:
+        return beta.to(key.dtype) * key, torch.ones_like(beta[..., 0]), key if removal is None else removal
+    if removal is not None and beta is None:
+        beta = torch.ones_like(key[..., 0])
+    return key, beta, removal
+
+
+def bonus_features(key: Tensor, bonus: Tensor | None) -> Tensor | None:
+    """The features u ⊙ φ(k) of each token's own term, of features φ(k) and a checked bonus u.
+
+    Raises:
+        ShapeError: a bonus for another number of features.
+    """
+    _check_gate_features("bonus", bonus, key)
+    return None if bonus is None else bonus.to(key.dtype) * key
+
+
+def _check_gate_features(name: str, gate: Tensor | None, key: Tensor) -> None:
+    if gate is not None and gate.ndim == 4 and gate.shape[-1] not in (1, key.shape[-1]):
+        raise ShapeError(
+            f"{name} is for {gate.shape[-1]} features, but keys have {key.shape[-1]} after the feature map: it needs "
+            f"{key.shape[-1]} numbers for each key"
+        )
+
+
 def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
-    """A gate broadcast to (B, Hk, N), or for a decay (B, Hk, N, D) where it has one number for each feature."""
+    """A gate broadcast to (B, Hk, N), or to (B, Hk, N, features) where it has one number for each feature.
+
+    The features of a decay are those of the key, which is φ(k); those of others are checked after φ.
+    """
     if refused := needs_tensor(name, gate):
         raise DtypeError(refused)
     if not gate.is_floating_point():
@@ -262,15 +331,20 @@ def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
     check_device(name, gate, key.device)
     heads = key.shape[1:2] if axes.has_heads else ()
     per_head = (*axes.batch, *heads, key.shape[2])
-    shape = per_head if name == "beta" or gate.ndim == len(per_head) else (*per_head, key.shape[3])
+    features = key.shape[3] if name == "decay" or not gate.ndim else gate.shape[-1]
+    always = name in ("removal", "bonus")
+    shape = per_head if not always and gate.ndim == len(per_head) else (*per_head, features)
     try:
         fits = gate.ndim == len(shape) and torch.broadcast_shapes(gate.shape, shape) == torch.Size(shape)
     except RuntimeError:
         fits = False
     if not fits:
-        named = "(*batch, key heads, keys)" if axes.has_heads else "(*batch, keys)"
-        per_feature = "" if name == "beta" else f", or {(*per_head, key.shape[3])} with one for each feature"
-        raise ShapeError(f"{name} has the shape {tuple(gate.shape)}; it needs {per_head}, {named}{per_feature}")
+        named = "(*batch, key heads, keys" if axes.has_heads else "(*batch, keys"
+        with_features = f"{(*per_head, key.shape[3])}, "
+        needs = f"{with_features}{named}, features)"
+        if not always:
+            needs = f"{per_head}, {named}), or {(*per_head, key.shape[3])} with one for each feature"
+        raise ShapeError(f"{name} has the shape {tuple(gate.shape)}; it needs {needs}")
     dtype = torch.promote_types(key.dtype, torch.float32)
     return axes.as_4d(gate.expand(shape).to(dtype), 1 + len(shape) - len(per_head))
 

@@ -31,6 +31,8 @@ def linear_attention(
     mask: Mask | Tensor | None = None,
     decay: Tensor | None = None,
     beta: Tensor | None = None,
+    removal: Tensor | None = None,
+    bonus: Tensor | None = None,
     scale: float | None = None,
     state: LinearState | None = None,
 ) -> Tensor:
@@ -38,7 +40,7 @@ def linear_attention(
 
     Causal attention is the recurrence o_t = S_tᵀ φ(q_t), computed in chunks, of the state
 
-        S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ,    u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ φ(k_t))
+        S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ,    u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t),  r_t = φ(k_t)
 
     and the weights are then w_ij = Σ_d φ(q_i)_d φ(k_j)_d e^{g_{j+1,d} + ... + g_{i,d}} for j <= i.
 
@@ -54,7 +56,7 @@ def linear_attention(
         feature_map: φ, from `regard.linear`, or a function of your own from (..., length, D) to (..., length,
             features); `Elu()` by default.
         causal: each query attends to the keys up to its own position.
-        normalize: whether the weights are divided by their sum, as above; never with `beta`.
+        normalize: whether the weights are divided by their sum, as above; never with `beta` or `removal`.
         mask: M: `masks.causal()`, `masks.padding(lengths)`, `masks.documents(ids)`, `masks.where(keep=keys)` with keys
             (batch, 1, 1, N), and these joined by &. A key that is masked leaves the state as it is, and its decay
             counts for nothing; a document is computed as if it were alone.
@@ -63,7 +65,17 @@ def linear_attention(
             attention, Yang et al. 2024, arXiv 2312.06635, Eq. 3). Axes of size 1 broadcast.
         beta: β in 0..2, (..., key heads, N): the delta rule (Yang et al. 2024, arXiv 2406.06484, Eq. 3), and with decay
             the gated delta rule (arXiv 2412.06464, Eq. 10): the state decays before it is read. Keys need a norm of at
-            most 1, or the state grows.
+            most 1, or the state grows. With one number for each feature, (..., key heads, N, features), it is a factor
+            of the written key: S_t = e^{g_t} S_{t-1} + (β_t ⊙ φ(k_t)) (v_t - (e^{g_t} S_{t-1})ᵀ r_t)ᵀ.
+        removal: r, (..., key heads, N, features), the key whose value the delta rule removes, where it is another one
+            than φ(k): the generalised delta rule, without a `beta` for β = 1. Gated DeltaNet-2 (Hatamizadeh et al.
+            2026, arXiv 2605.22791) has r = b ⊙ k and values w ⊙ v. The state decays before it is read; r e^{-g}, for
+            decays that are not strong, reads it as it was before, as Comba (Hu et al. 2025, arXiv 2506.02475) does with
+            r = d k.
+            |r| |φ(k)| β needs to be at most 2, or the state may grow.
+        bonus: u, (..., key heads, N, features), of which axes of size 1 broadcast: a token's own weight is
+            φ(q_t) · (u ⊙ φ(k_t)), and its query reads the state before it, o_t = S_{t-1}ᵀ φ(q_t) + own weight · v_t, as
+            in RWKV-6 (Peng et al. 2024, arXiv 2404.05892). Not with the delta rule.
         scale: what queries are multiplied by before φ; by default 1, and 1/√D for `Identity()` without `normalize`.
         state: what the sums start from, as `linear_attention_with_state` returns it for the positions before; for
             causal attention.
@@ -74,8 +86,8 @@ def linear_attention(
     Raises:
         ShapeError, DtypeError, DeviceError: tensors that do not fit; the message has their shapes and the mend.
         MaskError: a mask that linear attention cannot take; the message names it and lists those that it can.
-        ConfigurationError: decay above 0, beta out of 0..2, beta with `normalize`, and what needs causal attention
-            without it.
+        ConfigurationError: decay above 0, beta out of 0..2, beta or removal with `normalize`, and what needs causal
+            attention without it.
 
     Source: Katharopoulos et al. 2020 (arXiv 2006.16236), Eq. 4 to 12.
 
@@ -95,6 +107,8 @@ def linear_attention(
         "mask": mask,
         "decay": decay,
         "beta": beta,
+        "removal": removal,
+        "bonus": bonus,
         "scale": scale,
         "state": state,
     }

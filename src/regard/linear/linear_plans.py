@@ -12,16 +12,17 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..core.torch_modes import without_autocast
 from .elu_recurrence import elu_recurrence, runs_in_one_pass
 from .favor_attention import favor_attention, takes_features_in_blocks
 from .feature_maps import Elu, FavorPlus, key_features, query_features
-from .linear_arguments import check_features, checked_decay, initial_sums
+from .linear_arguments import bonus_features, check_features, checked_decay, delta_features, initial_sums
 from .linear_problem import LinearProblem
 from .linear_state import LinearState
 from .recurrence import recurrence
-from .sums_over_keys import divide_by_totals, read_state
+from .sums_over_keys import by_key_head, divide_by_totals, read_state
 
 
 def choose_plan(problem: LinearProblem) -> LinearPlan:
@@ -58,13 +59,18 @@ class LinearResult:
 
 
 class LinearSequences(NamedTuple):
-    """The tensors that are cut along the positions: query (B, H, M, ·), key and value (B, Hk, N, ·), and the gates."""
+    """The tensors that are cut along the positions: query (B, H, M, ·), key and value (B, Hk, N, ·), and the gates.
+
+    own: the features u ⊙ φ(k) by which a token's own value is weighed, where it has a bonus, (B, Hk, N, ·).
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     decay: Tensor | None
     beta: Tensor | None
+    removal: Tensor | None = None
+    own: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +155,7 @@ class EluRecurrence(LinearPlan):
             type(problem.feature_map) is Elu
             and problem.normalize
             and problem.causal
+            and problem.bonus is None
             and (problem.scale == 1.0 or problem.query.dtype == torch.float32)
             and problem.key.shape[2] > 1
             and runs_in_one_pass(problem.query, problem.key, problem.value)
@@ -160,13 +167,13 @@ class EluRecurrence(LinearPlan):
         key, state = problem.key, problem.state
         decay = checked_decay(problem.decay, problem.axes, key, problem.keep)
         sequences = LinearSequences(
-            problem.scaled_query(), cls.hide_keys(key, problem.keep), problem.value, decay, problem.beta
+            problem.scaled_query(), cls.hide_keys(key, problem.keep), problem.value, decay, None
         )
         sums = None if state is None else initial_sums(state, key, problem.value.shape[-1] + 1, None)
         return cls(problem, sequences, sums)
 
     def rows(self, sequences: LinearSequences, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        query, key, value, decay, _ = sequences
+        query, key, value, decay, *_ = sequences
         return elu_recurrence(query, key, value, decay, state)
 
     def sums_over_keys(self, key: Tensor, value: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -226,7 +233,8 @@ class FeaturePlan(LinearPlan):
             value = torch.cat([value, value.new_ones(*value.shape[:-1], 1)], -1)
         decay = checked_decay(problem.decay, problem.axes, key, problem.keep)
         sums = None if state is None else initial_sums(state, key, value.shape[-1], key_scale)
-        sequences = LinearSequences(query, key, value, decay, problem.beta)
+        key, beta, removal = delta_features(key, problem.beta, problem.removal)
+        sequences = LinearSequences(query, key, value, decay, beta, removal, bonus_features(key, problem.bonus))
         return cls(problem, sequences, sums, key_scale, query_scale)
 
     def finish(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -253,11 +261,21 @@ class FeatureSums(FeaturePlan):
 class FeatureRecurrence(FeaturePlan):
     """o_t = S_tᵀ φ(q_t), with a state S for the keys up to each position.
 
-    S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ,    u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ φ(k_t))
+    S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ,    u_t = v_t  or  β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t)
+
+    With a bonus o_t = S_{t-1}ᵀ φ(q_t) + φ(q_t) · (u ⊙ φ(k_t)) v_t: the query of each token is read one token earlier.
     """
 
     def rows(self, sequences: LinearSequences, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return recurrence(*sequences, state)
+        query, key, value, decay, beta, removal, own = sequences
+        if own is None or not key.shape[2]:
+            return recurrence(query, key, value, decay, beta, state, removal)
+        earlier = functional.pad(query[:, :, 1:], (0, 0, 0, 1))
+        rows, final = recurrence(earlier, key, value, decay, beta, state, removal)
+        start = key.new_zeros(*key.shape[:2], key.shape[3], value.shape[3]) if state is None else state
+        rows = torch.cat([read_state(query[:, :, :1], start), rows[:, :, :-1]], 2)
+        shares = (by_key_head(query, key.shape[1]) * own.unsqueeze(2)).sum(-1, keepdim=True)  # (B, Hk, r, N, 1)
+        return rows + (shares * value.unsqueeze(2)).flatten(1, 2), final
 
 
 def _times(key: Tensor, factors: Tensor | None) -> Tensor:

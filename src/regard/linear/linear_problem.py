@@ -18,7 +18,9 @@ from .linear_arguments import (
     LinearOptions,
     check_order,
     checked_beta,
+    checked_bonus,
     checked_map,
+    checked_removal,
     checked_scale,
     checked_state,
     kept_keys,
@@ -32,8 +34,8 @@ from .nonfinite_rows import NonfiniteRows
 class LinearProblem:
     """Queries, keys and values as (B, heads, length, ·), before the feature map, with all that the sums depend on.
 
-    Shapes: query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), beta (B, Hk, N), state (B, Hk, D, Dv or
-    Dv + 1).
+    Shapes: query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), beta (B, Hk, N) or (B, Hk, N, features),
+    removal and bonus (B, Hk, N, features), state (B, Hk, D, Dv or Dv + 1).
 
     Args:
         query: queries; rows with NaN or infinity are 0 here, and `nonfinite` has them; so are those of keys and values.
@@ -47,6 +49,8 @@ class LinearProblem:
         documents: sequences that are computed as if each were alone; None for the whole.
         decay: as the caller gave it: whether it has an axis of features is known after φ, and a plan checks it then.
         beta: of the delta rule.
+        removal: the key whose value the delta rule removes; None for φ(k).
+        bonus: factors of the own term of each token, whose query then reads the state before it; None for no such term.
         state: what the sums start from.
         nonfinite: the rows that have NaN or infinity; None where there are none.
         axes: the leading axes of the caller.
@@ -64,6 +68,8 @@ class LinearProblem:
     documents: DocumentBatches | None
     decay: Tensor | None
     beta: Tensor | None
+    removal: Tensor | None
+    bonus: Tensor | None
     state: LinearState | None
     nonfinite: NonfiniteRows | None
     axes: BatchAxes
@@ -111,13 +117,16 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
     scale = checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
     query, key, value = (axes.as_4d(tensor) for tensor in (query, key, value))
     keep, beta = kept_keys(mask, axes, key), checked_beta(options.get("beta"), axes, key)
-    nonfinite = NonfiniteRows.find(query, key, value, beta, keep)
+    gates = beta, checked_removal(options.get("removal"), axes, key), checked_bonus(options.get("bonus"), axes, key)
+    nonfinite = NonfiniteRows.find(query, key, value, gates, keep)
     if nonfinite is not None and keep is not None:  # NaN in a masked row is nothing
         key, value = _kept(key, keep), _kept(value, keep)
-        nonfinite = NonfiniteRows.find(query, key, value, beta, keep)
+        gates = tuple(None if gate is None else _kept_gate(gate, keep) for gate in gates)
+        nonfinite = NonfiniteRows.find(query, key, value, gates, keep)
     if nonfinite is not None:  # before the feature map, whose gradient at NaN would be NaN
         query, key, value = (zero_nonfinite(tensor) for tensor in (query, key, value))
-        beta = None if beta is None else zero_nonfinite(beta)
+        gates = tuple(None if gate is None else zero_nonfinite(gate) for gate in gates)
+    beta, removal, bonus = gates
     return LinearProblem(
         query=query,
         key=key,
@@ -130,6 +139,8 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
         documents=None if mask.documents is None else document_batches(mask.documents, value),
         decay=options.get("decay"),
         beta=beta,
+        removal=removal,
+        bonus=bonus,
         state=checked_state(options.get("state"), axes, key, normalize),
         nonfinite=nonfinite,
         axes=axes,
@@ -140,3 +151,8 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
 def _kept(rows: Tensor, keep: Tensor) -> Tensor:
     """Keys or values with zeros where masked."""
     return rows.where(keep.unsqueeze(-1), 0.0)
+
+
+def _kept_gate(gate: Tensor, keep: Tensor) -> Tensor:
+    """A gate (B, Hk, N), or (B, Hk, N, features), with zeros where masked."""
+    return _kept(gate, keep) if gate.ndim == 4 else gate.where(keep, 0.0)

@@ -141,6 +141,11 @@ def check_has_weights(options: LinearOptions) -> None:
             "lenses read weights of at least 0 that sum to 1 in each row, and normalize=False has others: pass "
             "normalize=True, or read the signed weights of some rows with regard.linear.linear_attention_weights"
         )
+    if options.get("bonus") is not None:
+        raise ConfigurationError(
+            "lenses read weights that are products of features and decays, and a bonus gives a token's own another "
+            "factor: read the weights of some rows with regard.linear.linear_attention_weights"
+        )
     if options.get("state") is not None:
         raise ConfigurationError(
             "a state has the sums of its keys, and no longer the weight of each: observe the whole sequence, without "

@@ -63,13 +63,15 @@ def step_recurrence(
     decay: Tensor | None = None,
     beta: Tensor | None = None,
     state: Tensor | None = None,
+    removal: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ and o_t = S_tᵀ φ(q_t), for t = 1..N; the output and the final S.
 
-    u_t = v_t, or β_t (v_t - (e^{g_t} S_{t-1})ᵀ φ(k_t)), the delta rule, where there is a β.
+    u_t = v_t, or β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t), the delta rule, where there is a β; r_t is φ(k_t) without a
+    removal.
 
     Shapes: query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), beta
-    (B, Hk, N), state (B, Hk, D, Dv); output (B, H, N, Dv).
+    (B, Hk, N), state (B, Hk, D, Dv), removal (B, Hk, N, D); output (B, H, N, Dv).
     """
     group = query.shape[1] // max(key.shape[1], 1)
     if state is None:
@@ -81,7 +83,8 @@ def step_recurrence(
             factor = decay[:, :, t].exp()  # (B, Hk) or (B, Hk, D)
             state = state * (factor[..., None, None] if decay.ndim == 3 else factor[..., None])
         if beta is not None:
-            v = beta[:, :, t, None] * (v - torch.einsum("bhde,bhd->bhe", state, k))
+            read = k if removal is None else removal[:, :, t]
+            v = beta[:, :, t, None] * (v - torch.einsum("bhde,bhd->bhe", state, read))
         state = state + torch.einsum("bhd,bhe->bhde", k, v)
         outputs.append(torch.einsum("bhde,bhd->bhe", state.repeat_interleave(group, 1), q))
     if not outputs:

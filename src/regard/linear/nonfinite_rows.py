@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,19 +27,22 @@ class NonfiniteRows:
 
     @classmethod
     def find(
-        cls, query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None, keep: Tensor | None
+        cls, query: Tensor, key: Tensor, value: Tensor, gates: Sequence[Tensor | None], keep: Tensor | None
     ) -> NonfiniteRows | None:
-        """The rows of tensors (B, heads, length, ·) and beta (B, Hk, N); None where all numbers are found finite.
+        """The rows of tensors (B, heads, length, ·) and of gates of keys; None where all numbers are found finite.
 
-        A single row of each needs no care: no product with 0 is between them.
+        A single row of each needs no care: no product with 0 is between them. gates: (B, Hk, N) or (B, Hk, N, ·) each.
         """
         if query.shape[2] == key.shape[2] == 1 and keep is None:
             return None
         finite = not (is_traced() or waits(query)) and all_finite(query, key) and all_finite(value)
-        if finite and (beta is None or all_finite(beta)):
+        if finite and all(gate is None or all_finite(gate) for gate in gates):
             return None
-        key = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
-        return cls(~query.isfinite().all(-1), key if beta is None else key | ~beta.isfinite(), keep)
+        bad = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
+        for gate in gates:
+            if gate is not None:
+                bad = bad | ~(gate.isfinite().all(-1) if gate.ndim == 4 else gate.isfinite())
+        return cls(~query.isfinite().all(-1), bad, keep)
 
     def mark_rows(
         self,

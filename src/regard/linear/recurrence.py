@@ -34,24 +34,26 @@ def recurrence(
     decay: Tensor | None = None,
     beta: Tensor | None = None,
     state: Tensor | None = None,
+    removal: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs o_t = S_tᵀ q_t of all positions, and the state S after the last one; nothing is normalised.
 
-    S_t = e^{g_t} S_{t-1} + k_t u_tᵀ with u_t = v_t, or with a beta u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t). Both
-    results are differentiable twice, with respect to all arguments.
+    S_t = e^{g_t} S_{t-1} + k_t u_tᵀ with u_t = v_t, or with a beta u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t), where r_t
+    is k_t without a removal, which needs a beta. Both results are differentiable twice, with respect to all arguments.
 
     Shapes: query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv), decay (B, Hk, N) or (B, Hk, N, D), at most 0
-    and -inf at least, beta (B, Hk, N), state (B, Hk, D, Dv), zeros by default; output (B, H, N, Dv), final state
-    (B, Hk, D, Dv). Query head h reads the state of key head ⌊h · Hk / H⌋. All in one dtype, float32 or float64.
+    and -inf at least, beta (B, Hk, N), state (B, Hk, D, Dv), zeros by default, removal (B, Hk, N, D); output
+    (B, H, N, Dv), final state (B, Hk, D, Dv). Query head h reads the state of key head ⌊h · Hk / H⌋. All in one dtype,
+    float32 or float64.
     """
     if state is None:
         state = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
     if functorch_active() or under_forward_mode():
-        return advance(query, key, value, decay, beta, state)
+        return advance(query, key, value, decay, beta, state, removal)
     if torch.compiler.is_compiling() or under_dispatch_mode():
-        output, final, _ = torch.ops.regard.linear_recurrence(query, key, value, decay, beta, state)
+        output, final, _ = torch.ops.regard.linear_recurrence(query, key, value, decay, beta, state, removal)
         return output, final
-    inputs = (query, key, value, decay, beta, state)
+    inputs = (query, key, value, decay, beta, state, removal)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         output, final, _ = _Recurrence.apply(*inputs)  # type: ignore[misc]
         return output, final
@@ -89,11 +91,12 @@ def _forward(
     decay: Tensor | None,
     beta: Tensor | None,
     state: Tensor,
+    removal: Tensor | None,
     *,
     stores_borders: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the final state, and the states before each segment, (B, Hk, segments, D, Dv)."""
-    problem = RecurrenceProblem(query, key, value, decay, beta, state)
+    problem = RecurrenceProblem(query, key, value, decay, beta, state, removal=removal)
     maker = _maker(problem)
     if maker is not None:
         result = maker.forward(problem, stores_borders=stores_borders)
@@ -102,7 +105,8 @@ def _forward(
     with torch.no_grad():
         for segment in _segments(key, decay):
             part = _cut((query, key, value, decay, beta), segment)
-            output, state = advance(*part, state)  # type: ignore[call-arg]
+            own_removal = None if removal is None else removal[:, :, segment]
+            output, state = advance(*part, state, own_removal)  # type: ignore[call-arg]
             outputs.append(output)
             states.append(state)
     borders = torch.stack(states[:-1], 2) if stores_borders else state
@@ -122,29 +126,39 @@ def _backward(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """The gradient of each input that needs one, None for the others; states (B, Hk, segments, D, Dv)."""
-    problem = RecurrenceProblem(*inputs)  # type: ignore[arg-type]
+    problem = _problem(inputs)
     maker = _maker(problem)
     if maker is not None:
         found = maker.backward(problem, states, grad_output, grad_final)
-        gradients = [found.query, found.key, found.value, found.decay, found.beta, found.state]
+        gradients = [found.query, found.key, found.value, found.decay, found.beta, found.state, found.removal]
         return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
+    *sequences, _, removal = inputs
+    *needs, needs_first, needs_removal = needed
+    sequences, needs = [*sequences, removal], [*needs, needs_removal]
     gradients = [
         torch.empty_like(tensor) if tensor is not None and need else None
-        for tensor, need in zip(inputs[:5], needed[:5], strict=True)
+        for tensor, need in zip(sequences, needs, strict=True)
     ]
     segments = _segments(inputs[1], inputs[3])  # type: ignore[arg-type]
     for index, segment in reversed([*enumerate(segments)]):
-        tensors = (*_cut(inputs[:5], segment), states[:, :, index])
+        tensors = (*_cut(sequences, segment), states[:, :, index])
         part: list[Any] = [None if x is None else x.detach() for x in tensors]
-        needs_state = index > 0 or needed[5]
-        wanted = [x.requires_grad_() for x, need in zip(part, (*needed[:5], needs_state), strict=True) if need]
-        found = iter(_pull_back(part, wanted, grad_output[:, :, segment], grad_final))
+        needs_state = index > 0 or needs_first
+        wanted = [x.requires_grad_() for x, need in zip(part, (*needs, needs_state), strict=True) if need]
+        *part, own_removal, before = part
+        found = iter(_pull_back([*part, before, own_removal], wanted, grad_output[:, :, segment], grad_final))
         for gradient in gradients:
             if gradient is not None:
                 gradient[:, :, segment] = next(found)
         if needs_state:
             grad_final = next(found)
-    return [*gradients, grad_final if needed[5] else None]
+    *gradients, of_removal = gradients
+    return [*gradients, grad_final if needs_first else None, of_removal]
+
+
+def _problem(inputs: Sequence[Any]) -> RecurrenceProblem:
+    """The problem of the tensors of `_Recurrence`, whose last one is the removal."""
+    return RecurrenceProblem(*inputs[:6], removal=inputs[6])
 
 
 def _pull_back(
@@ -199,7 +213,7 @@ class _Recurrence(torch.autograd.Function):
 def _define() -> torch.library.Library:
     """Define `regard::linear_recurrence` and its backward, opaque nodes in the graphs of torch.compile."""
     library = torch.library.Library("regard", "FRAGMENT")
-    arguments = "Tensor query, Tensor key, Tensor value, Tensor? decay, Tensor? beta, Tensor state"
+    arguments = "Tensor query, Tensor key, Tensor value, Tensor? decay, Tensor? beta, Tensor state, Tensor? removal"
     library.define(f"linear_recurrence({arguments}) -> (Tensor, Tensor, Tensor)")
     library.define(
         f"linear_recurrence_backward(Tensor grad_output, Tensor grad_final, Tensor states, {arguments}, "
@@ -218,7 +232,7 @@ def _define() -> torch.library.Library:
 
     def forward_fake(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, decay = inputs[:4]
-        problem, matrix = RecurrenceProblem(*inputs), (key.shape[-1], value.shape[-1])
+        problem, matrix = _problem(inputs), (key.shape[-1], value.shape[-1])
         maker = _maker(problem)
         segments = -(-torch.sym_max(key.shape[2], 1) // _segment_size(key, decay))
         if maker is not None:

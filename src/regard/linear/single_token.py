@@ -21,7 +21,7 @@ from ..errors import RegardError
 from ..masks.causal import Causal
 from .deferred_state import DeferredState, StateMemory, cloned, writable
 from .feature_maps import Elu, FeatureMap, Identity, UnitNorm
-from .linear_arguments import LinearOptions
+from .linear_arguments import LARGEST_BETA, LinearOptions
 from .linear_state import LinearState
 
 Token: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -51,9 +51,13 @@ def single_token(
     feature_map, mask = _map_name(options.get("feature_map")), options.get("mask")
     if feature_map is None or not (options.get("causal") if mask is None else type(mask) is Causal):
         return None
-    decay, beta = options.get("decay"), options.get("beta")
+    decay = options.get("decay")
+    delta = _delta_tensors(key, feature_map, options)
+    if delta is None:
+        return None
+    key, beta, removal = delta
     deferred = state if type(state) is DeferredState else None
-    if not _plain(query, key, value, decay, beta, None if deferred is not None else state.sums):
+    if not _plain(query, key, value, decay, beta, removal, None if deferred is not None else state.sums):
         return None
     if deferred is None and state.sums.dtype is not torch.float32:
         return None
@@ -65,7 +69,7 @@ def single_token(
         step is None
         or step.feature_map != feature_map
         or step.scale != scale
-        or not step.takes(query, key, value, decay, beta)
+        or not step.takes(query, key, value, decay, beta, removal)
     ):
         groups = [each.recurrences for each in BACKENDS if each.runs(query, key, value) and each.recurrences]
         maker = next(iter(groups), None)
@@ -74,7 +78,7 @@ def single_token(
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         decay = None if decay is None else decay.contiguous()
         step = maker.prepare_step(
-            *(query, key, value, decay, beta),
+            *(query, key, value, decay, beta, removal),
             feature_map=feature_map,
             normalize=normalize,
             scale=scale,
@@ -88,9 +92,36 @@ def single_token(
     if deferred.memory.sums.shape != step.state_shape:
         return None
     try:
-        return _step(step, (query, key, value, decay, beta), deferred)
+        return _step(step, (query, key, value, decay, beta), removal, deferred)
     except RegardError:
         return None  # `make_linear_problem` knows the argument that is wrong
+
+
+def _delta_tensors(
+    key: Tensor, feature_map: FeatureMapName, options: LinearOptions
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """The written key, and beta and removal as a step takes them; None where they or a bonus need another path."""
+    beta, removal = options.get("beta"), options.get("removal")
+    if options.get("bonus") is not None:
+        return None
+    if removal is None and (beta is None or beta.ndim == 3):
+        return key, beta, None
+    if removal is not None and (removal.shape != key.shape or removal.dtype is not key.dtype):
+        return None
+    if beta is None:
+        return key, key.new_ones(key.shape[:3]), removal
+    if beta.ndim == 3:
+        return key, beta, removal
+    if feature_map != "identity" or key.dtype is not torch.float32 or beta.shape != key.shape:
+        return None  # a written key is rounded once, as other results
+    if not no_mode_active() or not _in_range(beta):
+        return None
+    return beta.to(key.dtype) * key, key.new_ones(key.shape[:3]), key if removal is None else removal
+
+
+def _in_range(beta: Tensor) -> bool:
+    """Whether a beta that a step does not check is within its range, where its values may be read."""
+    return not beta.is_cpu or bool(((beta >= 0) & (beta <= LARGEST_BETA)).all())
 
 
 def _deferred(state: LinearState, step: TokenStep) -> DeferredState:
@@ -104,7 +135,7 @@ def _deferred(state: LinearState, step: TokenStep) -> DeferredState:
     return DeferredState(StateMemory(sums, recent, shared=not state.normalized), 0, step)
 
 
-def _step(step: TokenStep, tensors: Token, state: DeferredState) -> tuple[Tensor, LinearState]:
+def _step(step: TokenStep, token: Token, removal: Tensor | None, state: DeferredState) -> tuple[Tensor, LinearState]:
     """`single_token` of tensors that the step takes, after a state of its shape.
 
     The tokens of a full memory are added to its sums before, in place where no other state reads them: new memory would
@@ -117,20 +148,22 @@ def _step(step: TokenStep, tensors: Token, state: DeferredState) -> tuple[Tensor
         added = memory if full else memory.append_after(count)
         in_place = full and not memory.shared and writable(memory.recent) and writable(memory.sums)
         if in_place and step.in_one_call() and sys.getrefcount(state.memory) == ONE_STATE:
-            return _fold(step, tensors, state, memory)
+            return _fold(step, token, removal, state, memory)
     if not full:
-        output = step.run(*tensors, memory.sums, added.recent, count)
+        output = step.run(*token, memory.sums, added.recent, count, removal=removal)
         return output, DeferredState(added, count + 1, step)
     recent = cloned(memory.recent)
     written = StateMemory(torch.empty_like(memory.sums), recent, 0 if recent is None else 1)
-    output = step.run(*tensors, memory.sums, recent, count, written.sums)
+    output = step.run(*token, memory.sums, recent, count, written.sums, removal)
     return output, DeferredState(written, written.filled, step)
 
 
-def _fold(step: TokenStep, tensors: Token, state: DeferredState, memory: StateMemory) -> tuple[Tensor, LinearState]:
+def _fold(
+    step: TokenStep, token: Token, removal: Tensor | None, state: DeferredState, memory: StateMemory
+) -> tuple[Tensor, LinearState]:
     """The step after the tokens of the memory were added to its sums in place; the state then has none of its own."""
     try:
-        output = step.run(*tensors, memory.sums, memory.recent, state.count, memory.sums)
+        output = step.run(*token, memory.sums, memory.recent, state.count, memory.sums, removal)
     except MemoryError:
         raise  # nothing was written
     except RegardError:

@@ -19,7 +19,8 @@ from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..scores import Score
-from .caches import KeyValueStore, KVCache, ProjectedMemory
+from .caches import KeyValueStore, KVCache, ProjectedMemory, WeighedCache
+from .caches.weighed_cache import Heads
 from .input_checks import check_positions, probability, refuse_scripting
 from .key_selection import KeySelection
 from .layer_arguments import (
@@ -33,10 +34,8 @@ from .layer_arguments import (
     combine_masks,
     learned_sinks,
 )
-from .projections import Projections
-
-Heads = tuple[Tensor, Tensor, Tensor]
-"""Queries (batch, heads, M, D), keys and values (batch, key heads, N, ·)."""
+from .output_gate import OutputGate
+from .projections import Projections, QueryProjections
 
 Store = TypeVar("Store", bound=KeyValueStore)
 
@@ -49,6 +48,12 @@ class CallKwargs(TypedDict, total=False):
     positions: Tensor | None
     rotation: Rotation | None
     selection: KeySelection | None
+
+
+class SharedCallKwargs(CallKwargs, total=False):
+    """Those of a call that may read the keys and values of another layer; documented in `Attention.forward`."""
+
+    keys: ProjectedMemory | None
 
 
 class CachedAttention(nn.Module, ABC):
@@ -105,23 +110,29 @@ class CachedAttention(nn.Module, ABC):
         if selection is not None:
             call["selection"] = selection
         heads, options, cache = self._step_inputs(query, cache, call)
-        return self._step_output(attention(*heads, **options)), cache.evict()
+        if isinstance(cache, WeighedCache):
+            seen, weighed = cache.observe(heads, options)
+            return self._step_output(seen.output, query), weighed  # type: ignore[return-value]
+        return self._step_output(attention(*heads, **options), query), cache.evict()
 
     def observe_step(
         self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
     ) -> tuple[Observation, Store]:
         """`step` with lenses on its weights, whose columns are the keys in the cache."""
         heads, options, cache = self._step_inputs(query, cache, call)
-        seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self._step_output(seen.output)), cache.evict()
+        if isinstance(cache, WeighedCache):
+            seen, after = cache.observe(heads, options, *lenses)
+        else:
+            seen, after = observe(*heads, *lenses, **options), cache.evict()
+        return replace(seen, output=self._step_output(seen.output, query)), after  # type: ignore[return-value]
 
     @abstractmethod
     def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
         """Arguments of `regard.attention` for the tokens after a cache, and the cache extended by them."""
 
     @abstractmethod
-    def _step_output(self, context: Tensor) -> Tensor:
-        """The output of a step, from the context vectors of its heads."""
+    def _step_output(self, context: Tensor, query: Tensor) -> Tensor:
+        """The output of a step, from the context vectors of its heads and its tokens."""
 
     def _step_positions(self, query: Tensor, cache: KeyValueStore, call: CallKwargs) -> Tensor:
         """The positions of the next tokens: those of the call, or those that follow the cache's."""
@@ -173,7 +184,8 @@ class Attention(CachedAttention):
     Shapes: query (batch, M, dim), memory (batch, N, memory_dim), output (batch, M, dim).
 
     Args:
-        projections: dims, heads and the linear maps.
+        projections: dims, heads and the linear maps; `QueryProjections` for a layer that reads the keys and values of
+            another one, `keys=` of each call.
         score: f, from `regard.scores`, over queries and keys of head_dim, shared by all heads; q · k / √head_dim by
             default.
         mask: M, of every call, such as `causal() & window(before=511)`.
@@ -181,6 +193,7 @@ class Attention(CachedAttention):
         rotary: rotary position embedding of queries and keys, applied after the norm of the projections.
         softcap: c · tanh(score / c) before bias and mask.
         sinks: (num_heads,), initial values of a learned logit per head that joins the softmax and has no value.
+        gate: an `OutputGate` of what each head reads, before the output projection, as in Qwen3-Next.
         dropout: probability of dropping a weight in training.
         normalizer: what takes the place of softmax, from `regard.normalizers`; its `nn.Parameter`s are parameters of
             the layer. `step` needs `Sigmoid` with a bias of its own: the default depends on the number of keys.
@@ -207,7 +220,7 @@ class Attention(CachedAttention):
 
     def __init__(
         self,
-        projections: Projections,
+        projections: Projections | QueryProjections,
         *,
         score: Score | None = None,
         mask: Mask | None = None,
@@ -215,11 +228,12 @@ class Attention(CachedAttention):
         rotary: Rotary | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        gate: OutputGate | None = None,
         dropout: float = 0.0,
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
-        self.projections = projections
+        self.projections: Projections = projections  # type: ignore[assignment]  # or those of queries alone
         self.normalizer = None if normalizer is None else NormalizerModule(normalizer)
         self.score = score
         self.mask = None if mask is None else as_mask(mask)
@@ -227,6 +241,7 @@ class Attention(CachedAttention):
         self.rotary = checked_rotary(rotary, projections.head_dim)
         self.softcap = softcap
         self.sinks = None if sinks is None else learned_sinks(sinks, projections.num_heads)
+        self.gate = gate
         self.dropout = probability("dropout", dropout)
 
     def forward(
@@ -239,6 +254,7 @@ class Attention(CachedAttention):
         positions: Tensor | None = None,
         memory_positions: Tensor | None = None,
         rotation: Rotation | None = None,
+        keys: ProjectedMemory | None = None,
     ) -> Tensor:
         """Self-attention of a sequence, or cross-attention to a memory.
 
@@ -251,15 +267,24 @@ class Attention(CachedAttention):
             positions: of the query's tokens, integers (M,) or (batch, M); 0..M-1 by default.
             memory_positions: of the memory's tokens, likewise; 0..N-1 by default.
             rotation: result of `rotary.rotation(positions)` for the query's tokens, for layers that share it.
+            keys: self-attention with these keys and values in place of its own: those of another layer for the same
+                sequence, as its `project_memory` returned them. The query's tokens are the last M of them.
 
         Raises:
             ShapeError, DtypeError, DeviceError: tensors that do not fit; memory is missing.
-            ConfigurationError: a rotation for a layer without rotary embedding.
+            ConfigurationError: a rotation for a layer without rotary embedding; both keys and a memory; keys of other
+                heads, or none for a layer of `QueryProjections`.
             MaskError: a mask that does not fit.
         """
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+        call: SharedCallKwargs = {
+            "mask": mask,
+            "bias": bias,
+            "positions": positions,
+            "rotation": rotation,
+            "keys": keys,
+        }
         heads, options = self._sequence_inputs(query, memory, memory_positions, call)
-        return self.projections.project_output(attention(*heads, **options))
+        return self._step_output(attention(*heads, **options), query)
 
     def observe(
         self,
@@ -267,7 +292,7 @@ class Attention(CachedAttention):
         *lenses: Lens,
         memory: Tensor | ProjectedMemory | None = None,
         memory_positions: Tensor | None = None,
-        **call: Unpack[CallKwargs],
+        **call: Unpack[SharedCallKwargs],
     ) -> Observation:
         """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
 
@@ -283,27 +308,67 @@ class Attention(CachedAttention):
         """
         heads, options = self._sequence_inputs(query, memory, memory_positions, call)
         seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self.projections.project_output(seen.output))
+        return replace(seen, output=self._step_output(seen.output, query))
 
-    def project_memory(self, memory: Tensor, positions: Tensor | None = None) -> ProjectedMemory:
+    def project_memory(
+        self, memory: Tensor, positions: Tensor | None = None, *, rotation: Rotation | None = None
+    ) -> ProjectedMemory:
         """Keys and values of a memory, projected once for all calls that attend to it.
 
-        Shapes: memory (batch, N, memory_dim), positions (N,) or (batch, N); 0..N-1 by default.
+        Shapes: memory (batch, N, memory_dim), positions (N,) or (batch, N); 0..N-1 by default. rotation as in
+        `forward`, for the memory's tokens.
+
+        Layers of one stack share the keys and values of one of them through it (`keys=` of `forward`):
+
+        >>> import torch
+        >>> from regard.nn import Attention, Projections, QueryProjections
+        >>> own, reader = Attention(Projections(8, num_heads=2)), Attention(QueryProjections(8, num_heads=2))
+        >>> x = torch.randn(1, 5, 8)
+        >>> keys = own.project_memory(x)
+        >>> torch.equal(own(x, keys=keys), own(x)), reader(x, keys=keys).shape
+        (True, torch.Size([1, 5, 8]))
         """
         keys, values = self.projections.keys_and_values(memory)
         if positions is not None:
             check_positions("memory_positions", positions, memory.shape[0], memory.shape[1])
-        (keys,) = self._rotated(positions, keys)
+        (keys,) = self._rotated(positions, keys, rotation=rotation)
         return ProjectedMemory(keys if self.score is None else self.score.project_key(keys), values, positions)
 
+    def extend(
+        self, query: Tensor, cache: Store, *, positions: Tensor | None = None, rotation: Rotation | None = None
+    ) -> Store:
+        """The cache with the keys and values of the next M tokens, as `step` appends them; nothing is evicted.
+
+        For layers that share these keys: each of them attends to `ProjectedMemory.of_cache(extended)`, and
+        `extended.evict()` goes on. Arguments and errors are those of `step`.
+        """
+        self._check_self_attention("extend")
+        check_cache(cache, self.mask)
+        if isinstance(cache, WeighedCache):
+            raise ConfigurationError(
+                "keys that layers share cannot be evicted by the weights of one of them: give the layer that has them "
+                "a KVCache, as its make_cache() does"
+            )
+        keys, values = self.projections.keys_and_values(query)
+        new = self._step_positions(query, cache, {"positions": positions})
+        (keys,) = self._rotated(new, keys, rotation=rotation)
+        return cache.append(keys, values, positions)
+
     def _sequence_inputs(
-        self, query: Tensor, memory: Tensor | ProjectedMemory | None, memory_positions: Tensor | None, call: CallKwargs
+        self,
+        query: Tensor,
+        memory: Tensor | ProjectedMemory | None,
+        memory_positions: Tensor | None,
+        call: SharedCallKwargs,
     ) -> tuple[Heads, AttentionOptions]:
         """Arguments of `regard.attention` for a whole sequence."""
-        positions = call.get("positions")
+        positions, shared = call.get("positions"), call.get("keys")
         queries = self.projections.queries(query)
         if positions is not None:
             check_positions("positions", positions, query.shape[0], query.shape[1])
+        if shared is not None:
+            self._check_shared(shared, memory)
+            return self._shared_inputs(queries, shared, call)
         if memory is not None:
             return self._cross_inputs(queries, memory, memory_positions, call)
         self._check_self_attention("forward")
@@ -312,6 +377,18 @@ class Attention(CachedAttention):
         keys, values = self.projections.keys_and_values(query)
         queries, keys = self._rotated(positions, queries, keys, rotation=call.get("rotation"))
         return (queries, keys, values), self._options(self.score, call, positions, positions)
+
+    def _shared_inputs(
+        self, queries: Tensor, shared: ProjectedMemory, call: SharedCallKwargs
+    ) -> tuple[Heads, AttentionOptions]:
+        """Arguments of `regard.attention` for queries that are the last tokens of given keys and values."""
+        positions, length = call.get("positions"), len(shared)
+        if positions is None and shared.positions is not None:
+            positions = shared.positions[..., length - queries.shape[2] :]
+        at = torch.arange(length - queries.shape[2], length, device=queries.device) if positions is None else positions
+        (queries,) = self._rotated(at, queries, rotation=call.get("rotation"))
+        score = None if self.score is None else self.score.over_projected_keys()
+        return (queries, shared.keys, shared.values), self._options(score, call, positions, shared.positions)
 
     def _cross_inputs(
         self, queries: Tensor, memory: Tensor | ProjectedMemory, memory_positions: Tensor | None, call: CallKwargs
@@ -361,9 +438,26 @@ class Attention(CachedAttention):
             "normalizer": None if self.normalizer is None else self.normalizer(),
         }
 
-    def _step_output(self, context: Tensor) -> Tensor:
-        """The output from the context vectors of the heads."""
-        return self.projections.project_output(context)
+    def _step_output(self, context: Tensor, query: Tensor) -> Tensor:
+        """The output from the context vectors of the heads, gated by the query's tokens where there is a gate."""
+        return self.projections.project_output(context if self.gate is None else self.gate(context, query))
+
+    def _check_shared(self, shared: ProjectedMemory, memory: Tensor | ProjectedMemory | None) -> None:
+        """Check keys of another layer.
+
+        Raises:
+            ConfigurationError: there is a memory too; they have other heads or dims than those of this layer.
+        """
+        if memory is not None:
+            raise ConfigurationError("keys= are of self-attention, and a memory of cross-attention: pass one of them")
+        own = self.projections
+        needs = own.num_kv_heads, own.head_dim, own.value_dim
+        has = shared.values.shape[1], shared.keys.shape[-1], shared.values.shape[-1]
+        if self.score is None and has != needs:
+            raise ConfigurationError(
+                f"keys= has {has[0]} key heads, with keys of dim {has[1]} and values of {has[2]}, but this layer reads "
+                f"{needs[0]}, of {needs[1]} and {needs[2]}: it can share those of a layer with the same heads"
+            )
 
     def _check_self_attention(self, method: str) -> None:
         if self.projections.memory_dim is not None:

@@ -123,9 +123,10 @@ class RMSNorm(nn.Module):
         dim: of the last axis.
         eps: added to the mean square, so that vectors near 0 are not amplified.
         offset: 1.0 for checkpoints that store g - 1, as Gemma's do.
+        gain: without it there is no parameter, and the gain is 1.
 
     Raises:
-        ConfigurationError: a dim below 1, an eps below 0.
+        ConfigurationError: a dim below 1, an eps below 0, an offset of a gain that there is not.
 
     Source: Zhang and Sennrich 2019 (arXiv 1910.07467), Eq. 4; eps is of their code.
 
@@ -134,18 +135,28 @@ class RMSNorm(nn.Module):
     tensor([0.2000, 1.4000])
     """
 
-    def __init__(self, dim: int, eps: float = 1e-6, *, offset: float = 0.0) -> None:
+    weight: nn.Parameter
+    """g; None without a gain, as in torch's norms."""
+
+    def __init__(self, dim: int, eps: float = 1e-6, *, offset: float = 0.0, gain: bool = True) -> None:
         super().__init__()
         self.dim, self.eps, self.offset = whole_number("dim", dim), eps, offset
         if not eps >= 0:
             raise ConfigurationError(f"eps is {eps}; it needs a number of at least 0")
-        self.weight = nn.Parameter(torch.full((dim,), 1.0 - offset))
+        if offset and not gain:
+            raise ConfigurationError(f"offset is {offset}, which is added to a gain, but gain is False: leave one out")
+        if gain:
+            self.weight = nn.Parameter(torch.full((dim,), 1.0 - offset))
+        else:
+            self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., dim) to (..., dim)."""
         wide = at_least_float32(x)
-        gain = self.weight.to(wide.dtype) + self.offset if self.offset else self.weight.to(wide.dtype)
+        gain = None if self.weight is None else self.weight.to(wide.dtype)
+        gain = gain + self.offset if gain is not None and self.offset else gain
         return functional.rms_norm(wide, (self.dim,), gain, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}" + (f", offset={self.offset}" if self.offset else "")
+        more = f", offset={self.offset}" if self.offset else ""
+        return f"{self.dim}, eps={self.eps}{more}" + (", gain=False" if self.weight is None else "")

@@ -266,7 +266,7 @@ class LatentAttention(CachedAttention):
             options = self._of_chosen(self.indexer, query, source, cache.values, rotation, options, call)
         return heads, options, cache
 
-    def _step_output(self, context: Tensor) -> Tensor:
+    def _step_output(self, context: Tensor, query: Tensor) -> Tensor:
         """The output from the context of latents, with W_UV absorbed."""
         return self.projections.project_output(self.projections.expand_context(context))
 

@@ -1,43 +1,53 @@
-"""Layers of linear attention: projections around `regard.linear_attention`, with gates, and Performer's features."""
+"""The layer of linear attention: projections around `regard.linear_attention`, with gates and a convolution."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention import Observation
 from ..biases import Bias
 from ..errors import ConfigurationError, ShapeError
+from ..kernels.hooks import refuse_convolutions
 from ..lenses import Lens
-from ..linear import (
-    Decay,
-    DeltaRule,
-    FavorPlus,
-    FeatureDecay,
-    FeatureMap,
-    FixedDecay,
-    HeadDecay,
-    SumRule,
-    UpdateRule,
-    linear_attention,
-    observe_linear_attention,
-)
+from ..linear import Decay, FeatureMap, UpdateRule, linear_attention, observe_linear_attention
 from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_mask import mask_at_positions
+from ..linear.update_rules import RuleTokens
 from ..masks import Mask
 from ..positions import Rotary, Rotation
 from .caches import LinearCache
-from .input_checks import check_positions, refuse_scripting
+from .grouped_values import split_heads
+from .input_checks import check_input, check_positions, refuse_scripting
 from .layer_arguments import check_no_rotation, checked_rotary
-from .linear import Linear
+from .learned_gates import LearnedGates, check_kinds
 from .linear_attention_flags import decay_of_flag, rule_of_flags
-from .projections import Projections, init_xavier
+from .output_gate import OutputGate
+from .projections import Projections
+from .short_convolution import ShortConvolution
+from .token_mask import ALL_TOKENS, TokenMask
+from .token_shift import MixedTokens, TokenShift
 
 
-class LinearAttention(nn.Module):
+class LinearInputs(NamedTuple):
+    """What a layer passes to `regard.linear_attention`, and what its output is made of besides.
+
+    heads: queries, keys and the values that are written. gate: the tokens that the output gate reads. tail, last: of
+    the convolution and the shift, for the tokens that follow.
+    """
+
+    heads: tuple[Tensor, Tensor, Tensor]
+    options: LinearOptions
+    tokens: RuleTokens
+    gate: Tensor
+    tail: Tensor | None
+    last: Tensor | None
+
+
+class LinearAttention(LearnedGates):
     """concat_h( Σ_j w_ij V_j / Σ_j w_ij ) W_o with w_ij = φ(Q_i) · φ(K_j): linear in the length, with decay and gates.
 
     Self-attention in time and memory linear in the length; causal, it decodes with a state of constant size. Not
@@ -51,12 +61,16 @@ class LinearAttention(nn.Module):
         causal: whether a token attends to itself and those before it alone.
         decay: of a causal layer, what the state is multiplied by before each token, from `regard.linear`:
             `FixedDecay(logarithms)` as in RetNet; `HeadDecay()`, learned, or `FeatureDecay()`, learned for each feature
-            as in gated linear attention; none by default.
+            as in gated linear attention; `SoftplusDecay()` of Mamba-2 and Gated DeltaNet, `SoftplusFeatureDecay()` of
+            Kimi Linear; none by default.
         rule: how a value is written into the state, from `regard.linear`: `SumRule()` by default,
-            `SumRule(normalize=False)` for weights that are not divided by their sum, or `DeltaRule()` of a causal
-            layer, with a decay the gated delta rule.
+            `SumRule(normalize=False)` for weights that are not divided by their sum; of a causal layer `DeltaRule()`,
+            with a decay the gated delta rule, `DecoupledDeltaRule()`, `BonusRule()`, `StateSpaceRule()`.
         rotary: rotary position embedding of queries and keys, before φ. Weights depend on relative positions alone
             where φ is `Identity()`.
+        convolution: of a causal layer, a `ShortConvolution` of what is projected, before heads are normed and rotated.
+        shift: of a causal layer, a `TokenShift` of what all its maps read.
+        gate: an `OutputGate`, or `GatedGroupNorm`, of what queries read, before the output projection.
         delta_rule: in earlier versions what `rule` is; read for one version, with a warning, as are the decays "head",
             "feature" and a tensor.
         normalize: likewise.
@@ -67,7 +81,7 @@ class LinearAttention(nn.Module):
         ShapeError: a fixed decay that has not one number for each key head.
 
     Source: Katharopoulos et al. 2020 (arXiv 2006.16236); gates Yang et al. 2024 (arXiv 2312.06635), section 4.4, the
-    delta rule Yang et al. 2024 (arXiv 2406.06484), section 3.3.
+    delta rule Yang et al. 2024 (arXiv 2406.06484), section 3.3; the parts have their own.
 
     >>> import torch, regard
     >>> layer = regard.nn.LinearAttention(regard.nn.Projections(16, num_heads=4, num_kv_heads=2), causal=True).eval()
@@ -79,6 +93,22 @@ class LinearAttention(nn.Module):
     ...         outputs.append(output)
     >>> torch.allclose(torch.cat(outputs, 1), layer(x), atol=1e-6)
     True
+
+    Gated DeltaNet is a configuration of it:
+
+    >>> from regard.nn import L2Norm, LinearAttention, OutputGate, Projections, RMSNorm, ShortConvolution
+    >>> projections = Projections(16, num_heads=2, bias=False, norm=L2Norm)
+    >>> gated_delta_net = LinearAttention(
+    ...     projections,
+    ...     feature_map=regard.linear.Identity(),
+    ...     causal=True,
+    ...     decay=regard.linear.SoftplusDecay(),
+    ...     rule=regard.linear.DeltaRule(),
+    ...     convolution=ShortConvolution(projections),
+    ...     gate=OutputGate(projections, norm=RMSNorm),
+    ... )
+    >>> gated_delta_net(x).shape
+    torch.Size([2, 7, 16])
     """
 
     def __init__(
@@ -90,37 +120,25 @@ class LinearAttention(nn.Module):
         decay: Decay | Tensor | str | None = None,
         rule: UpdateRule | None = None,
         rotary: Rotary | None = None,
+        convolution: ShortConvolution | None = None,
+        shift: TokenShift | None = None,
+        gate: OutputGate | None = None,
         delta_rule: bool | None = None,
         normalize: bool | None = None,
     ) -> None:
-        super().__init__()
         decay, rule = decay_of_flag(decay), rule_of_flags(rule, delta_rule, normalize)
-        _check_kinds(decay, rule)
-        if not causal and (decay is not None or isinstance(rule, DeltaRule)):
-            has = f"rule={rule!r}" if decay is None else f"decay={decay!r}"
-            raise ConfigurationError(
-                f"{has} needs an order of the tokens: make the layer with causal=True, or leave it out"
-            )
+        check_kinds(decay, rule)
+        ordered = {"rule": rule if rule.needs_order else None, "convolution": convolution, "shift": shift}
+        _check_order(causal, decay=decay, **ordered)
         if causal and projections.memory_dim is not None:
             raise ConfigurationError(
                 "a causal layer attends to its own sequence alone, but the projections have memory_dim="
                 f"{projections.memory_dim}: make them without it, or the layer with causal=False"
             )
-        self.projections = projections
+        super().__init__(projections, rule.default_map if feature_map is None else feature_map, decay, rule)
         self.causal = causal
-        self.rule = rule
         self.rotary = checked_rotary(rotary, projections.head_dim)
-        self._feature_map = rule.default_map if feature_map is None else feature_map
-        self.decay_gate, self.beta_gate, self._learned_decay = None, None, None
-        self.register_buffer("fixed_decay", None)
-        heads = projections.num_kv_heads
-        if isinstance(decay, FixedDecay):
-            self.fixed_decay = _of_heads(decay, heads)
-        elif decay is not None:
-            self._learned_decay = decay
-            self.decay_gate = _gate(projections.dim, heads * self._gates_per_head(decay))
-        if isinstance(rule, DeltaRule):
-            self.beta_gate = _gate(projections.dim, heads)
+        self.convolution, self.shift, self.gate = convolution, shift, gate
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -158,10 +176,8 @@ class LinearAttention(nn.Module):
             MaskError: a mask that linear attention cannot take.
             ConfigurationError: a bias; a memory for a causal layer.
         """
-        heads, options = self._sequence_inputs(
-            query, memory, mask=mask, bias=bias, positions=positions, rotation=rotation
-        )
-        return self.projections.project_output(linear_attention(*heads, **options))
+        inputs = self._sequence_inputs(query, memory, mask=mask, bias=bias, positions=positions, rotation=rotation)
+        return self._output(linear_attention(*inputs.heads, **inputs.options), inputs)
 
     def make_cache(self, max_length: int | None = None) -> LinearCache:
         """An empty cache for decoding; its size depends on no `max_length`.
@@ -213,10 +229,12 @@ class LinearAttention(nn.Module):
         if positions is not None or mask is not None or self.rotary is not None:
             new = cache.next_positions(query.shape[1], query.device) if positions is None else positions
             check_positions("positions", new, query.shape[0], query.shape[1])
-        heads, gates = self._heads(query, query, new, rotation)
-        gates["mask"] = None if new is None else mask_at_positions(mask, new, causal=True)
-        context, cache = cache.attend(*heads, positions, **gates)
-        return self.projections.project_output(context), cache
+        own = None if new is None else mask_at_positions(mask, new, causal=True)
+        inputs = self._inputs(query, query, new, rotation, own, cache)
+        inputs.options["mask"] = own
+        carried = {"tail": inputs.tail, "last": inputs.last}
+        context, cache = cache.attend(*inputs.heads, positions, **carried, **inputs.options)
+        return self._output(context, inputs), cache
 
     def observe(self, query: Tensor, *lenses: Lens, memory: Tensor | None = None, **call: Any) -> Observation:
         """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
@@ -231,9 +249,9 @@ class LinearAttention(nn.Module):
         tensor([[[1.8333, 0.8333, 0.3333],
                  [1.8333, 0.8333, 0.3333]]])
         """
-        heads, options = self._sequence_inputs(query, memory, **call)
-        seen = observe_linear_attention(*heads, *lenses, **options)
-        return replace(seen, output=self.projections.project_output(seen.output))
+        inputs = self._sequence_inputs(query, memory, **call)
+        seen = observe_linear_attention(*inputs.heads, *lenses, **inputs.options)
+        return replace(seen, output=self._output(seen.output, inputs))
 
     def observe_step(self, *_: Any, **__: Any) -> NoReturn:
         """Raise, as a step has the sums of earlier keys alone.
@@ -255,47 +273,84 @@ class LinearAttention(nn.Module):
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
         rotation: Rotation | None = None,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], LinearOptions]:
+    ) -> LinearInputs:
         """Arguments of `regard.linear_attention` for a whole sequence."""
         _refuse_bias(bias)
+        source = query if memory is None else memory
         if memory is None:
             if self.projections.memory_dim is not None:
                 raise ShapeError(
                     f"forward needs a memory: the projections have memory_dim={self.projections.memory_dim}. Call "
                     "forward(query, memory)"
                 )
-            heads, gates = self._heads(query, query, positions, rotation)
             if positions is not None:
                 check_positions("positions", positions, query.shape[0], query.shape[1])
                 mask = mask_at_positions(mask, positions, self.causal)
         elif self.causal:
             raise ConfigurationError("a causal layer attends to its own sequence alone: make it with causal=False")
-        else:
-            heads, gates = self._heads(query, memory, positions, rotation)
-        options: LinearOptions = {"feature_map": self.feature_map, "normalize": self.normalize, "causal": self.causal}
-        return heads, options | gates | {"mask": mask}
+        inputs = self._inputs(query, source, positions, rotation, mask)
+        inputs.options.update(feature_map=self.feature_map, normalize=self.normalize, causal=self.causal, mask=mask)
+        return inputs
 
-    def _heads(
-        self, query: Tensor, source: Tensor, positions: Tensor | None, rotation: Rotation | None
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], LinearOptions]:
-        """Queries, keys and values of all heads, and the gates of the source's tokens."""
-        queries = self.projections.queries(query)
-        keys, values = self.projections.keys_and_values(source)
+    def _inputs(
+        self,
+        query: Tensor,
+        source: Tensor,
+        positions: Tensor | None,
+        rotation: Rotation | None,
+        mask: Mask | Tensor | None,
+        cache: LinearCache | None = None,
+    ) -> LinearInputs:
+        """Queries, keys and written values of all heads, and the gates of the source's tokens; cache: before them."""
+        token_mask = ALL_TOKENS
+        if self.convolution is not None or self.shift is not None:
+            refuse_convolutions()
+            check_input("query", query, self.projections.dim, self)
+            token_mask = TokenMask.from_mask(mask, query)
+        mixed, last = self._mixed(query, source, token_mask, None if cache is None else cache.last)
+        (queries, keys, values), tail = self._heads(mixed, token_mask, None if cache is None else cache.tail)
         if self.rotary is None:
             check_no_rotation(rotation)
         else:
             rotation = self._rotation(query, positions) if rotation is None else rotation
             queries = rotation.rotate(queries)
             keys = (rotation if source is query else self._rotation(source, None)).rotate(keys)
-        gates: LinearOptions = {}
-        if self.fixed_decay is not None:
-            gates["decay"] = self.fixed_decay[None, :, None]
-        elif self.decay_gate is not None and self._learned_decay is not None:
-            logits = self.decay_gate(source).unflatten(-1, (self.projections.num_kv_heads, -1))
-            gates["decay"] = self._learned_decay(logits.transpose(1, 2))
-        if self.beta_gate is not None and isinstance(self.rule, DeltaRule):
-            gates["beta"] = self.rule.beta(self.beta_gate(source))
-        return (queries, keys, values), gates
+        options, tokens = self._gates(mixed, keys, values, self.feature_map)
+        written, of_rule = self.rule.write(tokens)
+        return LinearInputs((queries, keys, written), options | of_rule, tokens, mixed.gate, tail, last)
+
+    def _mixed(
+        self, query: Tensor, source: Tensor, token_mask: TokenMask, last: Tensor | None
+    ) -> tuple[MixedTokens, Tensor | None]:
+        """What each map reads, with the tokens before where the layer has a shift, and the last token then."""
+        if self.shift is None:
+            return MixedTokens(query, source, source, source, source, query), None
+        tokens = token_mask.hide(query)
+        earlier = token_mask.apply(self.shift.shifted, query, last)
+        return self.shift(tokens, earlier), tokens[:, -1:].clone() if tokens.shape[1] else last
+
+    def _heads(
+        self, mixed: MixedTokens, token_mask: TokenMask, before: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+        """Queries, keys and values of all heads, convolved where the layer has a convolution, and its tail."""
+        projections = self.projections
+        if self.convolution is None and self.shift is None:
+            queries = projections.queries(mixed.query)
+            return (queries, *projections.keys_and_values(mixed.key)), None
+        projected = [projections.query(mixed.query), projections.key(mixed.key), projections.value_map()(mixed.value)]
+        if self.convolution is None:
+            return split_heads(projections, *projected), None
+        rows = torch.cat(projected, -1)
+        convolved = token_mask.apply(self.convolution, rows, before)
+        parts = convolved.split([part.shape[-1] for part in projected], -1)
+        return split_heads(projections, *parts), self.convolution.tail(token_mask.hide(rows), before)
+
+    def _output(self, context: Tensor, inputs: LinearInputs) -> Tensor:
+        """The output of the layer, from what its queries read."""
+        context = self.rule.finish(context, inputs.tokens)
+        if self.gate is not None:
+            context = self.gate(context, inputs.gate)
+        return self.projections.project_output(context)
 
     def _rotation(self, tokens: Tensor, positions: Tensor | None) -> Rotation:
         """The rotation of tokens (batch, length, dim) at these positions; 0..length-1 by default."""
@@ -304,12 +359,6 @@ class LinearAttention(nn.Module):
         dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32
         return self.rotary.rotation(positions, dtype=dtype)  # type: ignore[union-attr]
 
-    def _gates_per_head(self, decay: HeadDecay | FeatureDecay) -> int:
-        """Learned decays of a token and a key head: 1, or the number of features."""
-        if isinstance(decay, HeadDecay):
-            return 1
-        return self.feature_map(torch.zeros(1, self.projections.head_dim)).shape[-1]
-
     __prepare_scriptable__ = refuse_scripting
 
     def extra_repr(self) -> str:
@@ -317,88 +366,17 @@ class LinearAttention(nn.Module):
         return f"feature_map={self.feature_map!r}, causal={self.causal}, decay={decay}, rule={self.rule!r}"
 
 
-class PerformerAttention(LinearAttention):
-    """Linear attention by positive orthogonal random features, whose mean is that of softmax attention (FAVOR+).
-
-    The random rows are a buffer, saved and loaded with the parameters. `redraw` draws others, as is done from time to
-    time in training, so that the model does not fit itself to one draw.
-
-    Args:
-        projections: dims, heads and the linear maps.
-        num_features: of each query and key; the error falls as 1/√num_features.
-        kernel: "softmax", or "relu" for ReLU features.
-        causal: whether a token attends to itself and those before it alone.
-        seed: of the first random rows; drawn from torch's default generator where it is None.
-        rotary: rotary position embedding of queries and keys.
+def _check_order(causal: bool, **parts: object) -> None:
+    """Check that a layer with one of these parts is causal.
 
     Raises:
-        ConfigurationError: an argument out of range.
-
-    Source: Choromanski et al. 2021 (arXiv 2009.14794), section 2.
-
-    >>> import torch, regard
-    >>> layer = regard.nn.PerformerAttention(regard.nn.Projections(16, num_heads=4), num_features=32)
-    >>> layer(torch.randn(2, 7, 16)).shape, layer.matrix.shape
-    (torch.Size([2, 7, 16]), torch.Size([32, 4]))
+        ConfigurationError: it is not.
     """
-
-    matrix: Tensor
-
-    def __init__(
-        self,
-        projections: Projections,
-        *,
-        num_features: int = 256,
-        kernel: str = "softmax",
-        causal: bool = False,
-        seed: int | None = None,
-        rotary: Rotary | None = None,
-    ) -> None:
-        features = FavorPlus(projections.head_dim, num_features, seed, kernel)
-        super().__init__(projections, feature_map=features, causal=causal, rotary=rotary)
-        self.register_buffer("matrix", features.matrix.to(projections.query.weight.dtype))
-
-    @property
-    def feature_map(self) -> FavorPlus:
-        """The map of the rows in the buffer."""
-        return replace(self._feature_map, matrix=self.matrix)  # type: ignore[type-var]
-
-    def redraw(self, seed: int | None = None) -> None:
-        """Draw other random rows, by this seed or one from torch's default generator; caches keep their own."""
-        self.matrix = self.feature_map.redraw(seed).matrix.to(self.matrix)
-
-
-def _check_kinds(decay: object, rule: object) -> None:
-    """Check that decay and rule are those of `regard.linear`.
-
-    Raises:
-        ConfigurationError: one is not, such as a class in place of an object.
-    """
-    if decay is not None and not isinstance(decay, FixedDecay | HeadDecay | FeatureDecay):
+    given = next((f"{name}={part!r}" for name, part in parts.items() if part is not None), None)
+    if given is not None and not causal:
         raise ConfigurationError(
-            f"decay is {decay!r}; it needs FixedDecay(logarithms), HeadDecay() or FeatureDecay() of regard.linear, or "
-            "None"
+            f"{given} needs an order of the tokens: make the layer with causal=True, or leave it out"
         )
-    if not isinstance(rule, SumRule | DeltaRule):
-        raise ConfigurationError(f"rule is {rule!r}; it needs SumRule() or DeltaRule() of regard.linear, or None")
-
-
-def _of_heads(decay: FixedDecay, heads: int) -> Tensor:
-    """The logarithms of a fixed decay, in memory of the layer's own: loading writes into it.
-
-    Raises:
-        ShapeError: they are not one for each of the key heads.
-    """
-    if len(decay.logarithms) != heads:
-        raise ShapeError(f"decay has {len(decay.logarithms)} logarithms; it needs one for each of {heads} key heads")
-    return decay.logarithms.detach().clone()
-
-
-def _gate(dim: int, count: int) -> Linear:
-    """The linear map of gates, initialised as projections are."""
-    gate = Linear(dim, count)
-    init_xavier(gate)
-    return gate
 
 
 def _refuse_bias(bias: object) -> None:

@@ -35,6 +35,8 @@ class Projections(nn.Module):
         bias: whether the maps have an additive bias, or the names of those that do: query, key, value, output.
         norm: called with head_dim, returns a norm, one for queries and one for keys
             (Dehghani et al. 2023, arXiv 2302.05442).
+        value_norm: called with value_dim, returns a norm of the values, as in Gemma 4.
+        tied_values: whether V_g = Y W_k, keys before their norm: `value` is None, as in the full layers of Gemma 4.
 
     Raises:
         ConfigurationError: a number that is below 1, does not divide or is missing; an unknown name.
@@ -49,6 +51,9 @@ class Projections(nn.Module):
     [(5, 2, 7, 3), (5, 2, 7, 3)]
     """
 
+    value: Linear
+    """W_v; None with tied values, which few layers have."""
+
     def __init__(
         self,
         dim: int,
@@ -60,6 +65,8 @@ class Projections(nn.Module):
         memory_dim: int | None = None,
         bias: bool | Collection[str] = True,
         norm: Callable[[int], nn.Module] | None = None,
+        value_norm: Callable[[int], nn.Module] | None = None,
+        tied_values: bool = False,
     ) -> None:
         super().__init__()
         self.dim, self.num_heads = whole_number("dim", dim), whole_number("num_heads", num_heads)
@@ -70,16 +77,22 @@ class Projections(nn.Module):
         source, biased = self.dim if memory_dim is None else memory_dim, _names_with_bias(bias)
         self.query = Linear(self.dim, self.num_heads * self.head_dim, "query" in biased)
         self.key = Linear(source, self.num_kv_heads * self.head_dim, "key" in biased)
-        self.value = Linear(source, self.num_kv_heads * self.value_dim, "value" in biased)
+        _check_tied_values(tied_values, self.head_dim, self.value_dim)
+        if tied_values:
+            self.register_module("value", None)
+        else:
+            self.value = Linear(source, self.num_kv_heads * self.value_dim, "value" in biased)
         self.output = Linear(self.num_heads * self.value_dim, self.dim, "output" in biased)
         self.query_norm = nn.Identity() if norm is None else norm(self.head_dim)
         self.key_norm = nn.Identity() if norm is None else norm(self.head_dim)
+        self.value_norm = nn.Identity() if value_norm is None else value_norm(self.value_dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise weights Xavier uniform and biases with 0."""
         for linear in (self.query, self.key, self.value, self.output):
-            init_xavier(linear)
+            if linear is not None:
+                init_xavier(linear)
 
     def queries(self, inputs: Tensor) -> Tensor:
         """Queries of all heads: (batch, length, dim) to (batch, num_heads, length, head_dim)."""
@@ -89,11 +102,100 @@ class Projections(nn.Module):
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (batch, num_kv_heads, length, head_dim) and values (..., value_dim) of (batch, length, memory_dim)."""
         check_input("memory", memory, self.memory_dim or self.dim, self)
-        keys = self.key_norm(_heads(self.key(memory), self.num_kv_heads))
-        return keys, _heads(self.value(memory), self.num_kv_heads)
+        keys = _heads(self.key(memory), self.num_kv_heads)
+        values = keys if self.value is None else _heads(self.value(memory), self.num_kv_heads)
+        return self.key_norm(keys), self.value_norm(values)
+
+    def value_map(self) -> Linear:
+        """The map of values.
+
+        Raises:
+            ConfigurationError: there is none, as values are the projected keys.
+        """
+        if self.value is None:
+            raise ConfigurationError(
+                "values are the projected keys (tied_values), but the layer projects values by a map of their own: "
+                "leave tied_values out"
+            )
+        return self.value
 
     def project_output(self, context: Tensor) -> Tensor:
         """Heads concatenated and projected by W_o: (batch, num_heads, length, value_dim) to (batch, length, dim)."""
+        return self.output(context.transpose(1, 2).flatten(-2))
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+
+
+class QueryProjections(nn.Module):
+    """Q_h = X W_q, and [C_1; ...; C_H] W_o: a layer without keys and values, which reads those of another layer.
+
+    An `Attention` of these has no memory of its own: each call gets `keys=`, what `project_memory` of the other layer
+    returned. The other one's heads have to be `num_kv_heads` of `head_dim`. `query` and `output` are modules, and may
+    be replaced by others of the same dims. Weights start Xavier uniform, additive biases at 0.
+
+    Shapes: inputs (batch, length, dim), heads (batch, num_heads, length, head_dim).
+
+    Args:
+        dim: of the input and of the output.
+        num_heads: heads of the query.
+        num_kv_heads: heads of the keys and values that it reads, a divisor of num_heads; num_heads by default.
+        head_dim: of each query, key and value; dim / num_heads by default.
+        bias: whether the maps have an additive bias, or the names of those that do: query, output.
+        norm: called with head_dim, returns the norm of the queries.
+
+    Raises:
+        ConfigurationError: a number that is below 1, does not divide or is missing; an unknown name.
+
+    Source: Brandon et al. 2024, "Reducing Transformer Key-Value Cache Size with Cross-Layer Attention" (arXiv
+    2405.12981); Sun et al. 2024, "You Only Cache Once" (arXiv 2405.05254).
+
+    >>> import torch
+    >>> [name for name, _ in QueryProjections(dim=12, num_heads=4, bias=False).named_parameters()]
+    ['query.weight', 'output.weight']
+    """
+
+    memory_dim = None
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool | Collection[str] = True,
+        norm: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.num_heads = whole_number("dim", dim), whole_number("num_heads", num_heads)
+        self.num_kv_heads = _checked_kv_heads(self.num_heads, num_kv_heads)
+        self.head_dim = self.value_dim = _checked_head_dim(self.dim, self.num_heads, head_dim)
+        biased = _names_with_bias(bias)
+        self.query = Linear(self.dim, self.num_heads * self.head_dim, "query" in biased)
+        self.output = Linear(self.num_heads * self.head_dim, self.dim, "output" in biased)
+        self.query_norm = nn.Identity() if norm is None else norm(self.head_dim)
+        for linear in (self.query, self.output):
+            init_xavier(linear)
+
+    def queries(self, inputs: Tensor) -> Tensor:
+        """Queries of all heads: (batch, length, dim) to (batch, num_heads, length, head_dim)."""
+        check_input("query", inputs, self.dim, self)
+        return self.query_norm(_heads(self.query(inputs), self.num_heads))
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """There are none.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "this layer has no keys and values of its own: pass keys=, those of the layer that it shares, as "
+            "project_memory of that one returns them"
+        )
+
+    def project_output(self, context: Tensor) -> Tensor:
+        """Heads concatenated and projected by W_o: (batch, num_heads, length, head_dim) to (batch, length, dim)."""
         return self.output(context.transpose(1, 2).flatten(-2))
 
     def extra_repr(self) -> str:
@@ -131,6 +233,14 @@ def _checked_head_dim(dim: int, num_heads: int, head_dim: int | None) -> int:
             "has to divide dim; or give head_dim"
         )
     return dim // num_heads
+
+
+def _check_tied_values(tied_values: bool, head_dim: int, value_dim: int) -> None:
+    if tied_values and head_dim != value_dim:
+        raise ConfigurationError(
+            f"values that are the keys have head_dim={head_dim}, but value_dim is {value_dim}: leave value_dim or "
+            "tied_values out"
+        )
 
 
 def _names_with_bias(bias: bool | Collection[str]) -> Collection[str]:

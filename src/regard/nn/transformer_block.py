@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..masks import Mask
 from ..positions import Rotation
-from .attention_layer import Attention, CallKwargs
+from .attention_layer import Attention, CallKwargs, SharedCallKwargs
 from .caches import Cache, ProjectedMemory
 from .input_checks import probability
 from .key_selection import KeySelection
@@ -79,6 +79,30 @@ class PreNorm(Residual):
 
     def after(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + self.dropout(branch)
+
+
+class BranchNorm(Residual):
+    """x + dropout(norm(f(x))): the norm is of what the sublayer says alone.
+
+    Source: OLMo 2 (arXiv 2501.00656), section 3.1.
+
+    >>> import torch
+    >>> residual = BranchNorm(nn.LayerNorm(2))
+    >>> x = torch.tensor([[1.0, 3.0]])
+    >>> residual.after(x, 2 * residual.before(x)).detach().round()
+    tensor([[0., 4.]])
+    """
+
+    def __init__(self, norm: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm_after = norm
+        self.dropout = nn.Dropout(probability("dropout", dropout))
+
+    def before(self, x: Tensor) -> Tensor:
+        return x
+
+    def after(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self.dropout(self.norm_after(branch))
 
 
 class SandwichNorm(Residual):
@@ -245,6 +269,7 @@ class TransformerBlock(nn.Module):
         positions: Tensor | None = None,
         memory_mask: Mask | Tensor | None = None,
         rotation: Rotation | None = None,
+        keys: ProjectedMemory | None = None,
         selection: KeySelection | None = None,
     ) -> Tensor:
         """The block applied to a whole sequence.
@@ -257,18 +282,26 @@ class TransformerBlock(nn.Module):
             positions: of x, (length,) or (batch, length); 0..length-1 by default.
             memory_mask: of the cross-attention, intersected with its own.
             rotation: of the self-attention, as in `Attention.forward`.
+            keys: of the self-attention, in place of its own, as in `Attention.forward`: what `project_keys` of this or
+                another block returned, or what a cache holds.
             selection: of the self-attention, as in `LatentAttention.forward`.
 
         Raises:
             ShapeError: a memory is missing, or the block has no cross-attention for it; tensors that do not fit.
+            ConfigurationError: keys for self-attention that is no `Attention`.
         """
         self._check_memory(memory)
-        more = _of_selection(selection)
-        return self._apply_sublayers(
-            x,
-            lambda h: self.attention(h, mask=mask, bias=bias, positions=positions, rotation=rotation, **more),
-            lambda cross, h: cross(h, memory, mask=memory_mask, positions=positions),
-        )
+        call: dict[str, Any] = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
+
+        def attend(h: Tensor) -> Tensor:
+            if keys is not None:
+                return self._sharing_attention()(h, keys=keys, **call)
+            return self.attention(h, **call, **_of_selection(selection))
+
+        def cross_attend(cross: Attention, h: Tensor) -> Tensor:
+            return cross(h, memory, mask=memory_mask, positions=positions)
+
+        return self._apply_sublayers(x, attend, cross_attend)
 
     def observe(
         self,
@@ -276,14 +309,15 @@ class TransformerBlock(nn.Module):
         *lenses: Lens,
         memory: Tensor | ProjectedMemory | None = None,
         memory_mask: Mask | Tensor | None = None,
-        **call: Unpack[CallKwargs],
+        **call: Unpack[SharedCallKwargs],
     ) -> BlockObservation:
         """`forward` with lenses on the weights of both attentions."""
         self._check_memory(memory)
+        attention = self.attention if call.get("keys") is None else self._sharing_attention()
         seen: list[Observation] = []
 
         def attend(h: Tensor) -> Tensor:
-            seen.append(self.attention.observe(h, *lenses, **call))
+            seen.append(attention.observe(h, *lenses, **call))
             return seen[-1].output
 
         def cross_attend(cross: Attention, h: Tensor) -> Tensor:
@@ -292,6 +326,31 @@ class TransformerBlock(nn.Module):
             return seen[-1].output
 
         return BlockObservation(self._apply_sublayers(x, attend, cross_attend), *seen)
+
+    def project_keys(
+        self, x: Tensor, *, positions: Tensor | None = None, rotation: Rotation | None = None
+    ) -> ProjectedMemory:
+        """Keys and values of the self-attention for x, the `keys=` of this block and of others that share them.
+
+        Shapes: x (batch, length, dim), positions (length,) or (batch, length); 0..length-1 by default.
+
+        Raises:
+            ConfigurationError: self-attention that is no `Attention`, or has no keys of its own.
+        """
+        return self._sharing_attention().project_memory(self.attention_residual.before(x), positions, rotation=rotation)
+
+    def extend_cache(
+        self, x: Tensor, cache: BlockCache, *, positions: Tensor | None = None, rotation: Rotation | None = None
+    ) -> BlockCache:
+        """The cache with the keys and values of the next tokens x, as `Attention.extend`: nothing is evicted.
+
+        Raises:
+            ConfigurationError: as `project_keys` and `step`.
+        """
+        self._check_cache(cache)
+        attention, store = self._sharing_attention(), cast(Any, cache.attention)
+        extended = attention.extend(self.attention_residual.before(x), store, positions=positions, rotation=rotation)
+        return replace(cache, attention=extended)
 
     def make_cache(
         self, memory: Tensor | None = None, *, memory_positions: Tensor | None = None, max_length: int | None = None
@@ -372,6 +431,19 @@ class TransformerBlock(nn.Module):
         if self.cross_attention is not None and self.cross_residual is not None:
             x = self.cross_residual.after(x, cross_attend(self.cross_attention, self.cross_residual.before(x)))
         return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
+
+    def _sharing_attention(self) -> Attention:
+        """The self-attention, if its keys can be shared.
+
+        Raises:
+            ConfigurationError: it is no `Attention`.
+        """
+        if not isinstance(self.attention, Attention):
+            raise ConfigurationError(
+                f"the self-attention of this block is a {type(self.attention).__name__}, which has no keys and values "
+                "that layers can share: they need a regard.nn.Attention"
+            )
+        return self.attention
 
     def _check_memory(self, memory: Tensor | ProjectedMemory | None) -> None:
         if (memory is None) != (self.cross_attention is None):

@@ -8,6 +8,7 @@ from .frequencies import DynamicNTK as DynamicNTK
 from .frequencies import LinearScaling as LinearScaling
 from .frequencies import Llama3 as Llama3
 from .frequencies import LongRoPE as LongRoPE
+from .frequencies import Proportional as Proportional
 from .frequencies import Scaling as Scaling
 from .frequencies import YaRN as YaRN
 from .frequencies import yarn_attention_factor as yarn_attention_factor
@@ -21,6 +22,7 @@ __all__ = [
     "LinearScaling",
     "Llama3",
     "LongRoPE",
+    "Proportional",
     "Rotary",
     "Rotation",
     "Scaling",

@@ -112,6 +112,35 @@ class LinearScaling(Scaling):
 
 
 @dataclass(frozen=True)
+class Proportional(Scaling):
+    """θ / factor of the first `share` of all pairs; the other pairs do not turn, and carry no position.
+
+    Unlike a `Rotary` of fewer features, pairs are those of all features (i and i + dim/2), and their frequencies too.
+
+    Raises:
+        ConfigurationError: a share that is not in 0..1, a factor below 1.
+
+    Source: the full layers of Gemma 4, share 0.25; "proportional" in transformers.
+
+    >>> Proportional(share=0.5).frequencies(8, 10000.0, torch.arange(3))
+    tensor([1.0000, 0.1000, 0.0000, 0.0000], dtype=torch.float64)
+    """
+
+    share: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_factor(self, self.factor)
+        if not 0 <= self.share <= 1:
+            raise ConfigurationError(f"{self} needs a share in 0..1: of the pairs of features, those that turn")
+
+    def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:
+        frequencies = geometric(dim, base, positions.device) / self.factor
+        turning = torch.arange(dim // 2, device=frequencies.device) < int(self.share * dim // 2)
+        return torch.where(turning, frequencies, 0.0)
+
+
+@dataclass(frozen=True)
 class NTK(Scaling):
     """θ with the base · factor^(dim/(dim-2)): the highest frequency is unchanged, the lowest divided by the factor.
 

@@ -89,9 +89,9 @@ def linear_attention(
         layout: which positions each process has, `Contiguous()` unless given. Causal attention needs ranges of
             consecutive positions, as `Contiguous` and `Zigzag` have them.
         group: a process group or a one-dimensional DeviceMesh; the default group without it.
-        options: those of `regard.linear_attention`. decay and beta are those of the shard's keys. A mask is one of the
-            whole sequence; `masks.where` and `masks.documents` may also have the keys of the shard alone. state, what
-            the sums of the whole sequence start from, is the same in all processes.
+        options: those of `regard.linear_attention`. decay, beta, removal and bonus are those of the shard's keys. A
+            mask is one of the whole sequence; `masks.where` and `masks.documents` may also have the keys of the shard
+            alone. state, what the sums of the whole sequence start from, is the same in all processes.
 
     Gradients of what is cut are those of the sum of all processes' losses. A state, and parameters that gates were
     computed from, get this process's part, to be summed over processes. Backward sends messages, too: every process has
@@ -218,7 +218,7 @@ def _describe(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions)
     feature_map, state = options.get("feature_map"), options.get("state")
     if isinstance(feature_map, FavorPlus):
         feature_map = replace(feature_map, seed=0)  # its rows decide
-    gates = {name: options.get(name) for name in ("decay", "beta")}
+    gates = {name: options.get(name) for name in ("decay", "beta", "removal", "bonus")}
     tensors = {"query": query, "key": key, "value": value, **gates, "state": getattr(state, "sums", None)}
     needs = {name: isinstance(tensor, Tensor) and tensor.requires_grad for name, tensor in tensors.items()}
     decay = gates["decay"]
@@ -232,7 +232,7 @@ def _describe(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions)
         "normalize": repr(options.get("normalize", True)),
         "mask": _describe_mask(mask, key.shape[-2]),
         "decay": "None" if decay is None else f"one for each {per}",
-        "beta": "None" if gates["beta"] is None else "one for each key",
+        **{name: "None" if gates[name] is None else "one for each key" for name in ("beta", "removal", "bonus")},
         "scale": repr(options.get("scale")),
         "state": f"sums {tensor_checksum(state.sums)}" if isinstance(state, LinearState) else "None",
         "requires_grad": repr(torch.is_grad_enabled() and needs),
@@ -503,7 +503,7 @@ def _causal(
     marks: Tensor,
 ) -> tuple[list[Tensor], Tensor, PieceStates]:
     """Rows of each part, the marks of the keys before each entry, and the states after all pieces."""
-    if own.problem.beta is None:
+    if own.sequences.beta is None:
         outputs = None
         added, transitions = zip(*(_decayed_sums(own, part) for part in parts), strict=True)
         anchor = parts[0].query
@@ -559,15 +559,15 @@ def _delta_runs(
     has_before = segments.present.cumsum(0)[piece, sequence] > 1
     runs = []
     for part, before in zip(parts, segments.per_part(has_before), strict=True):
-        query, key, value, decay, beta = part
+        query, key, value, decay, beta, removal, _ = part
         dim, value_dim = key.shape[-1], value.shape[-1]
         if not before.any():
-            output, final = recurrence(*part, state)
+            output, final = recurrence(query, key, value, decay, beta, state, removal)
             runs.append((output, final, final.new_zeros(*final.shape[:2], dim, dim)))
             continue
         identity = torch.eye(dim, dtype=key.dtype, device=key.device).expand(*key.shape[:2], dim, dim)
         start = torch.cat([key.new_zeros(*key.shape[:2], dim, value_dim), identity], -1)
-        output, final = recurrence(query, key, functional.pad(value, (0, dim)), decay, beta, start)
+        output, final = recurrence(query, key, functional.pad(value, (0, dim)), decay, beta, start, removal)
         runs.append((output, *final.split([value_dim, dim], -1)))
     outputs, added, transitions = map(list, zip(*runs, strict=True))
     return outputs, added, transitions

@@ -30,6 +30,11 @@ NO_MIXTURES = (
     "a sequence that is cut, or leave the block for this layer and pass it the whole sequence"
 )
 
+NO_CONVOLUTIONS = (
+    "a convolution or a token shift in ring.sharded would read zeros in place of the tokens of the process before: "
+    "make the layer of linear attention without it, or leave the block for this layer and pass it the whole sequence"
+)
+
 
 @contextmanager
 def sharded(
@@ -49,7 +54,8 @@ def sharded(
     Arguments and errors are those of `attention`, `linear_attention` and their lenses, and:
 
     Raises:
-        ConfigurationError: another operator of attention; positions of a batch dimension; `nn.LinformerAttention`.
+        ConfigurationError: another operator of attention; positions of a batch dimension; `nn.LinformerAttention`; a
+            layer of linear attention with a convolution or a token shift.
         ShapeError: positions that are not those of the layout.
 
     >>> import torch, regard
@@ -104,6 +110,7 @@ def _substitute(settings: ShardSettings, hook: AttentionHook | None) -> Attentio
         linear=compute_linear,
         observe_linear=observe_linear,
         no_mixtures=NO_MIXTURES,
+        no_convolutions=NO_CONVOLUTIONS,
         observe=observe,
         hook=hook,
         with_hook=lambda other: _substitute(settings, other),

@@ -41,7 +41,7 @@ def layer_walkthrough(
         keys: names of the N keys.
 
     Raises:
-        ConfigurationError: another kind of layer.
+        ConfigurationError: another kind of layer; a layer with an output gate.
         ShapeError: a batch of several sequences, or lengths that are too long to print.
 
     >>> import torch, regard
@@ -56,6 +56,10 @@ def layer_walkthrough(
     """
     if not isinstance(layer, Attention):
         raise ConfigurationError(f"layer is a {type(layer).__name__}; its steps are known of regard.nn.Attention")
+    if layer.gate is not None:
+        raise ConfigurationError(
+            "layer has an output gate, which the tables of its heads do not show: its steps are known without gate"
+        )
     if query.ndim != 3 or len(query) != 1:
         raise ShapeError(f"query has the shape {tuple(query.shape)}; steps are those of one sequence, (1, length, dim)")
     captured = CapturedAttention({layer: "the layer"}, 0, 0, None)

@@ -13,8 +13,9 @@ from ..core.score_forms import AdditivePairs
 from ..errors import ConfigurationError, CorpusError, nearest
 from ..kernels.hooks import AttentionSubstitute, active_substitute
 from ..models import RecurrentTranslator, Transformer
-from ..models.recurrent import BahdanauDecoder
+from ..models.recurrent import BahdanauDecoder, RecurrentMemory, RecurrentState
 from ..models.recurrent.decoders import TanhReadout
+from ..models.recurrent.source_attention import SourceAttention
 from ..scores import General
 from .captured_attention import CapturedAttention, captured_calls
 from .step_table import StepTable, Walkthrough, make_table, numbered
@@ -156,7 +157,9 @@ class TranslatedSentence:
             tables = _transformer_steps(self.translator, model, self.source, self.target[:word], place, what_if)
         best = tables.logits.double().softmax(-1).topk(MOST_WORDS)
         words = _names(self.translator.target_vocabulary, best.indices.tolist())
-        prediction = make_table("prediction", best.values, [f"P(y{word + 1})"], words)
+        copies = isinstance(model, RecurrentTranslator) and model.pointer is not None
+        wording = "mixed_prediction" if copies else None
+        prediction = make_table("prediction", best.values, [f"P(y{word + 1})"], words, wording=wording)
         title = f"{self.sentence} → {self.translation}"
         return Walkthrough(
             Wording(f"{title}; word {word + 1}: {targets[word]}", f"{title}; {word + 1}번째 단어: {targets[word]}"),
@@ -200,6 +203,8 @@ def _recurrent_steps(
     modules = {"cell": decoder.cell, "readout": decoder.readout, "embedding": model.target_embedding}
     if isinstance(decoder.readout, TanhReadout):
         modules["project"] = decoder.readout.project
+    if model.pointer is not None:
+        modules["pointer"] = model.pointer
     with captured_calls(**modules) as calls, active_substitute(AttentionSubstitute(captured)):
         step = model.step(tokens[-1], state, memory)
     number = len(tokens)
@@ -213,7 +218,13 @@ def _recurrent_steps(
         make_table("annotations", memory.values[0], source.names),
         make_table("target_embedding", calls["embedding"][1][0], [f"y{number - 1}"]),
     ]
-    attention = [*_projected(view, score), *attention_tables(view, score)]
+    attention = [
+        *_covered(decoder.attend, state, memory, number, source.names),
+        *_projected(view, score),
+        *attention_tables(view, score),
+    ]
+    gate = calls["pointer"][1][0, -1].sigmoid() if "pointer" in calls else None
+    generation = [] if gate is None else [make_table("generation", gate, [f"p{number}"], ["p_gen"])]
     context_dim = memory.values.shape[-1]
     if bahdanau:
         cell_input = calls["cell"][0][0][0, -1]
@@ -225,6 +236,7 @@ def _recurrent_steps(
             make_table("cell_input", cell_input, [f"[y{number - 1}; c{number}]"], parts=parts),
             make_table("next_state", after, [f"s{number}"]),
             make_table("readout", calls["readout"][1].unflatten(-1, (-1, 2)).amax(-1)[0, -1], [f"x{number}"]),
+            *generation,
         ]
         return PredictedTables(tables, step.logits[0], BAHDANAU_STEPS)
     joined = calls["project"][0][0] if "project" in calls else calls["readout"][1]
@@ -235,8 +247,19 @@ def _recurrent_steps(
             *readout,
             make_table("attentional", calls["readout"][1][0, -1], [f"s̃{number}"]),
         ]
-    tables = [*encoder, make_table("decoder_state", after, [f"s{number}"]), *attention, *readout]
+    tables = [*encoder, make_table("decoder_state", after, [f"s{number}"]), *attention, *readout, *generation]
     return PredictedTables(tables, step.logits[0], LUONG_STEPS)
+
+
+def _covered(
+    attend: SourceAttention, state: RecurrentState, memory: RecurrentMemory, number: int, source: Sequence[str]
+) -> Iterator[StepTable]:
+    """The coverage before a step, and the fertility, where the score reads them."""
+    if state.coverage is None or attend.coverage is None:
+        return
+    yield make_table("coverage", state.coverage[0], [f"c{number}"], source)
+    if attend.coverage.fertility is not None:
+        yield make_table("fertility", attend.coverage.fertility(memory.values)[0], ["Φ"], source)
 
 
 def _projected(view: HeadView, score: object) -> Iterator[StepTable]:

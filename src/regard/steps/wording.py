@@ -338,6 +338,31 @@ STEPS = {
         "s̃_t = tanh(W_c [c_t; s_t])",
         r"\tilde{s}_t = \tanh(W_c [c_t; s_t])",
     ),
+    "coverage": StepWording(
+        Wording("Coverage: the weights of the steps before, summed", "커버리지: 앞 단계들의 가중치를 더한 합"),
+        "c_tj = Σ_{t' < t} a_t'j, and B_tj = v tanh(W s + U h_j + u c_tj) - v tanh(W s + U h_j)",
+        r"c_{tj} = \sum_{t' < t} a_{t'j}, \; B_{tj} = v \tanh(W s + U h_j + u c_{tj}) - v \tanh(W s + U h_j)",
+    ),
+    "fertility": StepWording(
+        Wording(
+            "Fertility: target words that a source word is read for", "비옥도: 원문 단어 하나를 읽을 번역 단어의 수"
+        ),
+        "Φ_j = N σ(u_f · h_j), and the score reads c_tj / Φ_j",
+        r"\Phi_j = N \sigma(u_f \cdot h_j), \text{ and the score reads } c_{tj} / \Phi_j",
+    ),
+    "generation": StepWording(
+        Wording("Probability of saying a word rather than copying one", "복사하지 않고 단어를 말할 확률"),
+        "p_gen = σ(W [c_t; s_t; E y_{t-1}] + b)",
+        r"p_{\mathrm{gen}} = \sigma(W [c_t; s_t; E y_{t-1}] + b)",
+    ),
+    "mixed_prediction": StepWording(
+        Wording(
+            "Prediction: the most probable next words, said or copied",
+            "예측: 말하거나 복사할 확률이 가장 높은 다음 단어",
+        ),
+        "P(w) = p_gen softmax(W x_t)_w + (1 - p_gen) Σ_{j: x_j = w} a_tj",
+        r"P(w) = p_{\mathrm{gen}} \, \mathrm{softmax}(W x_t)_w + (1 - p_{\mathrm{gen}}) \sum_{j: x_j = w} a_{tj}",
+    ),
     "decoder_features": StepWording(Wording("Output of the last layer", "마지막 층의 출력"), "x_t", "x_t"),
     "prediction": StepWording(
         Wording("Prediction: the most probable next words", "예측: 가장 확률이 높은 다음 단어"),

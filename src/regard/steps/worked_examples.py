@@ -211,6 +211,23 @@ def _bahdanau() -> Walkthrough:
     return _after_bahdanau(_decoder_step(score))
 
 
+@_example("coverage", "Coverage in an additive score (See et al. 2017)", "덧셈 스코어의 커버리지")
+def _coverage() -> Walkthrough:
+    score = scores.Additive(2, 2, 2)
+    _fill(score, query_weight=[[1, 0], [0, 1]], key_weight=[[1, 0], [1, -1]], weight=[1, 2])
+    covered = _fill(recurrent.Covered(score), weight=[-1, -2])
+    state, annotations = _matrix(STATE), _matrix(ANNOTATIONS)
+    before = walkthrough(state, annotations, annotations, score=score)["weights"].numbers.float()  # of the first step
+    with torch.no_grad():
+        source = annotations[None]
+        encoded = Encoded(source, torch.tensor([len(SOURCE)]), source[:, -1])
+        term = covered(score, state[None], recurrent.RecurrentMemory(encoded, score.project_key(source)), before)[0]
+    steps = walkthrough(state, annotations, annotations, score=score, bias=term, queries=["s2"], keys=SOURCE)
+    coverage = make_table("coverage", before, ["c2"], SOURCE)
+    at = steps.keys.index("bias")
+    return replace(steps, tables=(*steps.tables[:at], coverage, *steps.tables[at:]))
+
+
 @_example("luong-dot", "Dot attention (Luong et al. 2015)", "루옹 어텐션: 내적(dot) 스코어")
 def _luong_dot() -> Walkthrough:
     return _after_luong(_decoder_step(scores.Dot()))

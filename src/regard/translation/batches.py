@@ -34,6 +34,8 @@ class Batch:
     """[B, T] int64: y1 y2 ... END."""
     target_tokens: int
     """How many target outputs are not PAD: what a loss per token is divided by."""
+    links: Tensor | None = None
+    """[L, 3] int64, where links of tokens are known: the row of each in the batch, its target and its source token."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -46,6 +48,7 @@ class Batch:
             target_input=self.target_input.to(device, non_blocking=non_blocking),
             target_output=self.target_output.to(device, non_blocking=non_blocking),
             target_tokens=self.target_tokens,
+            links=None if self.links is None else self.links.to(device, non_blocking=non_blocking),
         )
 
 
@@ -100,6 +103,8 @@ class EncodedText:
     targets: IdSequences
     dropped_long: int = 0
     """How many pairs were left out because a side was longer than allowed."""
+    links: IdSequences | None = None
+    """Where links are known, those of the tokens of each pair, one after another: target token, source token."""
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -110,9 +115,9 @@ class EncodedText:
         return np.maximum(self.sources.lengths, self.targets.lengths + 1)
 
     def checksum(self) -> int:
-        """CRC-32 of all ids and lengths."""
+        """CRC-32 of all ids, lengths and links."""
         checksum = 0
-        for side in (self.sources, self.targets):
+        for side in (self.sources, self.targets, *([] if self.links is None else [self.links])):
             for array in (side.offsets, side.ids):
                 checksum = zlib.crc32(array.tobytes(), checksum)
         return checksum
@@ -139,19 +144,40 @@ def encode(
     sources = source_vocabulary.encode_batch(text.sources)
     targets = target_vocabulary.encode_batch(text.targets)
     pairs = list(zip(sources, targets, strict=True))
-    if max_length is not None:
-        pairs = [pair for pair in pairs if len(pair[0]) <= max_length and len(pair[1]) <= max_length]
-    if not pairs:
-        shortest = min(max(len(source), len(target)) for source, target in zip(sources, targets, strict=True))
+    kept = [
+        row for row, pair in enumerate(pairs) if max_length is None or max(len(pair[0]), len(pair[1])) <= max_length
+    ]
+    if not kept:
+        shortest = min(max(len(source), len(target)) for source, target in pairs)
         raise CorpusError(
             f"all {len(text):,} pairs of {text.source_name} with {text.target_name} have a side of more than "
             f"{max_length} tokens; the shortest pair needs a max_length of {shortest}"
         )
+    vocabularies = source_vocabulary, target_vocabulary
     return EncodedText(
-        sources=IdSequences.pack([source for source, _ in pairs]),
-        targets=IdSequences.pack([target for _, target in pairs]),
-        dropped_long=len(text) - len(pairs),
+        sources=IdSequences.pack([sources[row] for row in kept]),
+        targets=IdSequences.pack([targets[row] for row in kept]),
+        dropped_long=len(text) - len(kept),
+        links=None if text.links is None else IdSequences.pack([_token_links(text, row, vocabularies) for row in kept]),
     )
+
+
+def _token_links(text: ParallelText, row: int, vocabularies: tuple[Vocabulary, Vocabulary]) -> list[int]:
+    """The links of one pair: each token of a word with each token of the word that it is linked to."""
+    if text.links is None or not text.links[row]:
+        return []
+    spans = []  # of both sides, the tokens of each word
+    for line, vocabulary in zip((text.sources[row], text.targets[row]), vocabularies, strict=True):
+        counts = [len(ids) for ids in vocabulary.encode_words(line)]
+        starts = [0, *itertools.accumulate(counts)]
+        spans.append([range(*ends) for ends in itertools.pairwise(starts)])
+    linked = sorted(
+        (target, source)
+        for source_word, target_word in text.links[row]
+        for source in spans[0][source_word]
+        for target in spans[1][target_word]
+    )
+    return list(itertools.chain.from_iterable(linked))
 
 
 def collate(text: EncodedText, rows: np.ndarray) -> Batch:
@@ -168,7 +194,15 @@ def collate(text: EncodedText, rows: np.ndarray) -> Batch:
         target_input=torch.from_numpy(target_input),
         target_output=torch.from_numpy(target_output),
         target_tokens=int(target_lengths.sum()) + count,
+        links=None if text.links is None else torch.from_numpy(_collate_links(text.links, rows)),
     )
+
+
+def _collate_links(links: IdSequences, rows: np.ndarray) -> np.ndarray:
+    """The links of the pairs at `rows`, each with its place in the batch: [L, 3] int64."""
+    found = [links[row].reshape(-1, 2) for row in rows]
+    places = np.repeat(np.arange(len(rows)), [len(one) for one in found])
+    return np.column_stack([places, np.concatenate(found).astype(np.int64)])
 
 
 class BatchPlan(Protocol):

@@ -36,7 +36,8 @@ def build_model(
     """The model that the settings describe, for vocabularies of these sizes, freshly initialised.
 
     Raises:
-        ConfigurationError: sizes that cannot meet, such as a dot product of a state and an annotation of other width.
+        ConfigurationError: sizes that cannot meet, such as a dot product of a state and an annotation of other width,
+            or a pointer from one vocabulary into another.
     """
     if isinstance(settings, sections.TransformerSettings):
         return _build_transformer(settings, source_size, target_size)
@@ -196,6 +197,7 @@ def _build_recurrent(settings: sections.RecurrentSettings, source_size: int, tar
         embedding_dim=settings.embedding_dim,
         encoder=encoder,
         decoder=_build_decoder(settings, encoder.annotation_dim),
+        pointer=_build_pointer(settings, encoder.annotation_dim) if settings.pointer else None,
         dropout=settings.dropout,
         max_source_length=settings.max_source_length,
     )
@@ -206,6 +208,7 @@ def _build_decoder(
 ) -> recurrent.BahdanauDecoder | recurrent.LuongDecoder:
     decoder = settings.decoder
     score = _build_score(decoder.score, settings, annotation_dim)
+    coverage = _build_coverage(decoder.coverage, score, annotation_dim)
     if isinstance(decoder, sections.BahdanauSettings):
         return recurrent.BahdanauDecoder(
             settings.embedding_dim,
@@ -214,17 +217,30 @@ def _build_decoder(
             score=score,
             cell=settings.cell,
             readout_dim=settings.embedding_dim,
+            coverage=coverage,
         )
     return recurrent.LuongDecoder(
         settings.embedding_dim,
         annotation_dim,
         settings.hidden_dim,
-        attend=SourceAttention(score, _build_window(decoder.window, settings.hidden_dim)),
+        attend=SourceAttention(score, _build_window(decoder.window, settings.hidden_dim), coverage=coverage),
         readout=READOUTS[decoder.readout](annotation_dim, settings.hidden_dim),
         cell=settings.cell,
         layers=decoder.layers,
         input_feeding=decoder.input_feeding,
     )
+
+
+def _build_coverage(
+    coverage: sections.PlainCoverageSettings | sections.FertilitySettings, score: Score, annotation_dim: int
+) -> recurrent.Covered | None:
+    if isinstance(coverage, sections.FertilitySettings):
+        return recurrent.Covered(score, recurrent.Fertility(annotation_dim, coverage.most))
+    return None if coverage.kind == "none" else recurrent.Covered(score)
+
+
+def _build_pointer(settings: sections.RecurrentSettings, annotation_dim: int) -> recurrent.PointerGenerator:
+    return recurrent.PointerGenerator(annotation_dim, settings.hidden_dim, settings.embedding_dim)
 
 
 def _build_window(

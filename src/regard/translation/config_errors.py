@@ -168,6 +168,8 @@ def _need(detail: ErrorDetails) -> str:
         return "is missing"
     if detail["type"] == "extra_forbidden":  # `unknown_keys` let it pass, so that another kind has it
         return "which only another kind has: write the 'kind' beside it"
+    if detail["type"] == "path_type":
+        return "needs to be a path"
     if detail["type"] == "union_tag_not_found":
         return "needs the key 'kind'"
     message = detail["msg"].removeprefix("Value error, ")

@@ -9,12 +9,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import BinaryIO
 
 from regard.errors import CorpusError
-from regard.heads.word_alignment import SentenceLinks, parse_pharaoh
+from regard.heads.word_alignment import Link, SentenceLinks, parse_pharaoh
 from regard.translation.settings import TextFiles, TextTable
+from regard.translation.tokenization import words_of
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -41,26 +43,38 @@ class ParallelText:
     target_name: str
     dropped_empty: int = 0
     """How many pairs were left out because a side was empty."""
+    links: list[frozenset[Link]] | None = None
+    """The links of words of each pair (source word, target word), where they are known; words are what spaces
+    separate."""
 
     def __len__(self) -> int:
         return len(self.sources)
 
     @classmethod
-    def read(cls, text: TextFiles | TextTable, folder: str | Path = ".") -> ParallelText:
+    def read(
+        cls, text: TextFiles | TextTable, folder: str | Path = ".", *, alignments: Path | None = None
+    ) -> ParallelText:
         r"""Read two files line by line, or two columns of one tab-separated file; paths are relative to `folder`.
 
         A file may be plain or gzip: its first bytes decide, not its name. Text is UTF-8, with or without a byte order
-        mark; a line ends at "\n" or "\r\n" and nowhere else.
+        mark; a line ends at "\n" or "\r\n" and nowhere else. `alignments` is a Pharaoh file of links of words, a line
+        for each pair; of it the sure links count.
 
         Raises:
             CorpusError: a file is missing, is a folder, is not UTF-8, or is a damaged gzip; the sides differ in length;
-                a line of the table has too few columns; no pair is left.
+                a line of the table has too few columns; no pair is left; the alignments have another number of lines,
+                something in them is no link, or a link is of a word that is not there.
         """
         folder = Path(folder)
         if isinstance(text, TextTable):
-            return _read_table(folder / text.tsv, text.source_column, text.target_column)
-        source, target = folder / text.source, folder / text.target
-        return cls.pair(read_lines(source), read_lines(target), source_name=str(source), target_name=str(target))
+            path = folder / text.tsv
+            sources, targets = _read_table(path, text.source_column, text.target_column)
+            names = f"{path} column {text.source_column}", f"{path} column {text.target_column}"
+        else:
+            source, target = folder / text.source, folder / text.target
+            sources, targets, names = read_lines(source), read_lines(target), (str(source), str(target))
+        links = None if alignments is None else _read_links(folder / alignments, sources, targets, names)
+        return cls.pair(sources, targets, source_name=names[0], target_name=names[1], links=links)
 
     @classmethod
     def pair(
@@ -70,8 +84,9 @@ class ParallelText:
         *,
         source_name: str = "the sources",
         target_name: str = "the targets",
+        links: Sequence[frozenset[Link]] | None = None,
     ) -> ParallelText:
-        """Pair lines; pairs with an empty side (only white space) are left out and counted.
+        """Pair lines, with links of their words; pairs with an empty side (only white space) are left out and counted.
 
         Raises:
             CorpusError: the sides differ in length, or no pair is left.
@@ -81,7 +96,8 @@ class ParallelText:
                 f"the sides do not line up: {source_name} has {len(sources):,} lines and {target_name} has "
                 f"{len(targets):,}; line i of one needs to translate line i of the other"
             )
-        pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].strip() and pair[1].strip()]
+        full = [bool(source.strip() and target.strip()) for source, target in zip(sources, targets, strict=True)]
+        pairs = list(compress(zip(sources, targets, strict=True), full))
         dropped = len(sources) - len(pairs)
         if not pairs:
             found = f"has {dropped:,} lines, but each has an empty side" if dropped else "has no lines"
@@ -92,6 +108,7 @@ class ParallelText:
             source_name=source_name,
             target_name=target_name,
             dropped_empty=dropped,
+            links=None if links is None else list(compress(links, full)),
         )
 
 
@@ -172,7 +189,7 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
         ) from None
 
 
-def _read_table(path: Path, source_column: int, target_column: int) -> ParallelText:
+def _read_table(path: Path, source_column: int, target_column: int) -> tuple[list[str], list[str]]:
     needed = max(source_column, target_column) + 1
     sources, targets = [], []
     for number, line in enumerate(read_lines(path), start=1):
@@ -185,12 +202,29 @@ def _read_table(path: Path, source_column: int, target_column: int) -> ParallelT
             )
         sources.append(columns[source_column])
         targets.append(columns[target_column])
-    return ParallelText.pair(
-        sources,
-        targets,
-        source_name=f"{path} column {source_column}",
-        target_name=f"{path} column {target_column}",
-    )
+    return sources, targets
+
+
+def _read_links(
+    path: Path, sources: Sequence[str], targets: Sequence[str], names: tuple[str, str]
+) -> list[frozenset[Link]]:
+    """The sure links of each pair, each of words that are there."""
+    found = [links.sure for links in read_pharaoh(path)]
+    if len(found) != len(sources):
+        raise CorpusError(
+            f"the alignments do not line up: {path} has {len(found):,} lines and {names[0]} has {len(sources):,}; line "
+            "i of one needs to link the words of line i of the other, an empty line where there is no link"
+        )
+    for number, links in enumerate(found, start=1):
+        words = len(words_of(sources[number - 1])), len(words_of(targets[number - 1]))
+        for link in sorted(links):
+            if link[0] >= words[0] or link[1] >= words[1]:
+                raise CorpusError(
+                    f"{path}, line {number}: {link[0]}-{link[1]} links source word {link[0]} and target word "
+                    f"{link[1]}, and there are {words[0]} and {words[1]} words, from 0, in {names[0]} and {names[1]}; "
+                    "words are what spaces separate: align the text as it stands there, source before target"
+                )
+    return found
 
 
 def read_pharaoh(path: str | Path, *, first: int = 0) -> list[SentenceLinks]:

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from regard.errors import CorpusError
+from regard.heads.word_alignment import Link
 from regard.translation.corpus import ParallelText
 from regard.translation.settings import DataSettings, SplitSettings
+from regard.translation.tokenization import words_of
 
 _FINAL_MARKS = ".!?…。！？"
 
@@ -24,7 +26,7 @@ def training_text(data: DataSettings) -> tuple[ParallelText, ParallelText | None
     Raises:
         CorpusError: a file cannot be read, or holds too little for the split.
     """
-    text = ParallelText.read(data.train, data.folder)
+    text = ParallelText.read(data.train, data.folder, alignments=data.alignments)
     held_out: dict[str, ParallelText] = {}
     if data.validation is not None:
         held_out["validation"] = ParallelText.read(data.validation, data.folder)
@@ -94,9 +96,16 @@ def with_casual_copies(text: ParallelText, share: float) -> ParallelText:
     >>> with_casual_copies(ParallelText.pair(["It's Tom."], ["C'est Tom."]), 0.99).sources
     ["It's Tom.", "it's tom"]
     """
-    copied = [pair for pair in zip(text.sources, text.targets, strict=True) if _hash(pair, "copied") < share]
-    copies = [(_careless_copy(pair[0], int(_hash(pair, "kind") * 3)), pair) for pair in copied]
-    return _joined(text, [(source, target) for source, (original, target) in copies if source != original])
+    copies, links = [], []
+    for row, pair in enumerate(zip(text.sources, text.targets, strict=True)):
+        if _hash(pair, "copied") >= share:
+            continue
+        source = _careless_copy(pair[0], int(_hash(pair, "kind") * 3))
+        if source != pair[0]:
+            copies.append((source, pair[1]))
+            words = len(words_of(source))  # a mark that stood alone is gone with its links
+            links.append(frozenset(link for link in (text.links[row] if text.links else ()) if link[0] < words))
+    return _joined(text, copies, links)
 
 
 def unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[str, str]]:
@@ -122,10 +131,14 @@ def unseen(text: ParallelText, held_out: Iterable[ParallelText]) -> list[tuple[s
     return pairs
 
 
-def _joined(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> ParallelText:
-    """A text with more pairs appended."""
+def _joined(
+    text: ParallelText, pairs: Sequence[tuple[str, str]], links: Sequence[frozenset[Link]] | None = None
+) -> ParallelText:
+    """A text with more pairs appended; without links of their own they have none."""
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    return replace(text, sources=[*text.sources, *sources], targets=[*text.targets, *targets])
+    more = [frozenset()] * len(pairs) if links is None else links
+    joined = None if text.links is None else [*text.links, *more]
+    return replace(text, sources=[*text.sources, *sources], targets=[*text.targets, *targets], links=joined)
 
 
 def _careless_copy(source: str, kind: int) -> str:
@@ -194,4 +207,5 @@ def _part(text: ParallelText, groups: Sequence[list[int]], name: str) -> Paralle
         source_name=f"{text.source_name} ({name} part)",
         target_name=f"{text.target_name} ({name} part)",
         dropped_empty=text.dropped_empty if name == "training" else 0,
+        links=None if text.links is None else [text.links[row] for row in rows],
     )

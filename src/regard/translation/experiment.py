@@ -160,6 +160,47 @@ class Experiment(YAMLExperiment):
             )
         return self
 
+    @model_validator(mode="after")
+    def _a_pointer_needs_one_vocabulary(self) -> Experiment:
+        shared = isinstance(self.vocabulary, VocabularySettings) and self.vocabulary.shared
+        if isinstance(self.model, RecurrentSettings) and self.model.pointer and not shared:
+            raise ValueError(
+                "model.pointer says source tokens as words of the target and needs a vocabulary of both: set "
+                "vocabulary.shared"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _losses_of_attention_fit(self) -> Experiment:
+        recurrent, guide = isinstance(self.model, RecurrentSettings), self.training.guided_alignment
+        if self.training.coverage_loss and not recurrent:
+            raise ValueError(
+                "training.coverage_loss counts the weights of one attention to the source, and a Transformer has one "
+                "for each layer and head: leave it out, or choose a model of kind recurrent"
+            )
+        if guide is not None and self.data.alignments is None:
+            raise ValueError(
+                "training.guided_alignment learns links of words and needs a file of them: data.alignments"
+            )
+        if guide is None and self.data.alignments is not None:
+            raise ValueError("data.alignments is read by training.guided_alignment: set that, or leave the file out")
+        if guide is not None and isinstance(self.model, TransformerSettings):
+            for name, number, count in (
+                ("layer", guide.layer or 0, self.model.decoder_layers),
+                ("head", guide.head, self.model.num_heads),
+            ):
+                if number >= count:
+                    raise ValueError(
+                        f"training.guided_alignment.{name} is {number}, and the decoder has {count} {name}s, 0 to "
+                        f"{count - 1}"
+                    )
+        elif guide is not None and (guide.layer is not None or guide.head):
+            raise ValueError(
+                "a recurrent translator has one attention to the source: leave layer and head of "
+                "training.guided_alignment out"
+            )
+        return self
+
     @classmethod
     def completed(cls, data: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
         """Complete vocabulary and model from the run of `training.start_from`, if there is one.

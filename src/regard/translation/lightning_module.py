@@ -20,7 +20,8 @@ from regard.translation.batches import Batch, EncodedText, OrderedBatches, Token
 from regard.translation.checkpoint import load_state, save_state
 from regard.translation.progress import AllBatches, BatchesToNextStop, StopSchedule, TrainingProgress
 from regard.translation.settings import MAY_CHANGE, InverseSquareRootDecay, PlateauDecay, TrainingSettings
-from regard.translation.training_loss import training_loss
+from regard.translation.training_loss import Projecting, training_loss
+from regard.translation.weight_losses import WeightLosses
 
 
 class SafetensorsIO(CheckpointIO):
@@ -85,6 +86,7 @@ class Training(LightningModule):
         super().__init__()
         self.model = model
         self.settings, self.seed = settings, seed
+        self._weight_losses = _weight_losses(model, text, settings)
         self.progress = TrainingProgress()
         self.latest: dict[str, float] = {}
         """What was last logged."""
@@ -146,7 +148,7 @@ class Training(LightningModule):
             group["lr"] = rate
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, entropy = self._losses(batch, self.settings.label_smoothing)
+        loss, entropy = training_loss(self.model, batch, self.settings.label_smoothing, self._weight_losses)
         self._window.append((loss.detach(), entropy, batch.target_tokens))
         (self._update_tokens,) = map(int, self._summed(batch.target_tokens))
         # Several processes average their gradients; this makes it the mean over all tokens, wherever they are.
@@ -173,9 +175,6 @@ class Training(LightningModule):
         loss, entropy, tokens = self._summed(loss, entropy, tokens)
         return {"loss": loss / tokens, "perplexity": _perplexity(entropy / tokens)}
 
-    def _losses(self, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-        return training_loss(self.model, batch, smoothing)
-
     def _stop_if_ended(self) -> None:
         if self.progress.has_ended(self.settings):
             self.trainer.should_stop = True
@@ -191,7 +190,7 @@ class Training(LightningModule):
         self._validated.clear()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        _, entropy = self._losses(batch, smoothing=0.0)
+        _, entropy = training_loss(self.model, batch, smoothing=0.0)
         self._validated.append((entropy, batch.target_tokens))
 
     def on_validation_epoch_end(self) -> None:
@@ -230,13 +229,31 @@ class Training(LightningModule):
                 f"the run cannot go on where it was, because its batches have changed: {', '.join(differences)}; "
                 "resume with the text, the settings and the number of processes that it began with"
             )
-        here, there = self.get_extra_state()["settings"], state["settings"]
+        # A state may be older than a setting, and is then of its default.
+        defaults = {f"training.{key}": value for key, value in TrainingSettings().values_by_key().items()}
+        here = self.get_extra_state()["settings"]
+        there = {**{key: value for key, value in defaults.items() if key in here}, **state["settings"]}
         if changed := [key for key in here | there if here.get(key, ...) != there.get(key, ...)]:
             raise ConfigurationError(
                 f"the state to resume from is of a run with other settings: {', '.join(changed)}; "
                 "give this one another folder, or the settings that the run began with"
             )
         self.progress = TrainingProgress.from_state(state["progress"])
+
+
+def _weight_losses(model: nn.Module, text: EncodedText, settings: TrainingSettings) -> WeightLosses:
+    """The losses of attention weights that the settings ask for."""
+    losses = WeightLosses.of_settings(settings)
+    if losses.observed is not None and not isinstance(model, Projecting):
+        raise ConfigurationError(
+            f"training.coverage_loss and training.guided_alignment read attention weights, and a "
+            f"{type(model).__name__} has no decode_target that shows them: leave them out"
+        )
+    if losses.alignment and text.links is None:
+        raise ConfigurationError(
+            "training.guided_alignment learns links of words, and the text has none: data.alignments"
+        )
+    return losses
 
 
 def seed_generators(device: torch.device, *numbers: int) -> None:

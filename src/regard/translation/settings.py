@@ -111,6 +111,25 @@ class LocalWindowSettings(Section):
 WindowSettings = Annotated[GlobalWindowSettings | LocalWindowSettings, Discriminator("kind"), Shorthand]
 
 
+class PlainCoverageSettings(Section):
+    """What a score knows of the attention of earlier steps."""
+
+    kind: Literal["none", "sum"] = "none"
+    """Nothing, or the sum of the weights that each source position has had (See et al. 2017)."""
+
+
+class FertilitySettings(Section):
+    """The sum of earlier weights, over a learned fertility of each source position (Tu et al. 2016)."""
+
+    kind: Literal["fertility"]
+    """The sum of earlier weights over a fertility."""
+    most: Positive = 2.0
+    """The largest fertility: target words that a source position is expected to give weight to."""
+
+
+CoverageSettings = Annotated[PlainCoverageSettings | FertilitySettings, Discriminator("kind"), Shorthand]
+
+
 class BahdanauSettings(Section):
     """Decoder of Bahdanau et al. (2015): the query is the previous state, the context is an input of the step."""
 
@@ -118,6 +137,8 @@ class BahdanauSettings(Section):
     """The query is the previous state, the context is an input of the step."""
     score: ScoreSettings = HiddenScoreSettings(kind="additive")
     """How well a query and a source position match."""
+    coverage: CoverageSettings = PlainCoverageSettings()
+    """What an additive score knows of the attention of earlier steps."""
 
 
 class LuongSettings(Section):
@@ -127,6 +148,8 @@ class LuongSettings(Section):
     """The query is the current state, the context is an input of the output layer."""
     score: ScoreSettings = PlainScoreSettings(kind="general")
     """How well a query and a source position match."""
+    coverage: CoverageSettings = PlainCoverageSettings()
+    """What an additive score knows of the attention of earlier steps."""
     input_feeding: bool = True
     """Whether the features that predicted a token are an input of the next step; without it a batch's steps are
     computed at once, several times as fast."""
@@ -158,6 +181,9 @@ class RecurrentSettings(Section):
     """On embeddings, between encoder layers, and on the features that predict a token."""
     decoder: DecoderSettings = BahdanauSettings()
     """The decoder and its attention."""
+    pointer: bool = False
+    """Whether source tokens can be copied, as a pointer-generator does; needs one vocabulary of both sides
+    (`vocabulary.shared`)."""
     max_source_length: Count | None = None
     """Most source tokens that the model takes; null: any number. Needed by the score `location`, which has a row of
     weights for each position."""
@@ -168,6 +194,15 @@ class RecurrentSettings(Section):
             raise ValueError(
                 "the score 'location' has one weight per source position and needs to know how many: "
                 "set model.max_source_length"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _coverage_has_a_hidden_layer(self) -> RecurrentSettings:
+        if self.decoder.coverage.kind != "none" and not isinstance(self.decoder.score, HiddenScoreSettings):
+            raise ValueError(
+                f"model.decoder.coverage enters the hidden layer of a score, and {self.decoder.score.kind!r} has none: "
+                "set model.decoder.score to additive or concat, or leave coverage out"
             )
         return self
 
@@ -440,6 +475,9 @@ class DataSettings(Section):
     """Folder that the files are relative to."""
     train: TextSettings
     """Text to train on."""
+    alignments: Path | None = None
+    """File of the word links of `train` for `training.guided_alignment`, plain or gzip, as fast_align writes it: a line
+    for each pair such as `0-0 1-2`, source word before target word, both from 0; words are what spaces separate."""
     validation: TextSettings | None = None
     """Text to validate on."""
     test: TextSettings | None = None
@@ -539,6 +577,17 @@ class PlateauDecay(Section):
 DecaySettings = Annotated[ConstantDecay | InverseSquareRootDecay | PlateauDecay, Discriminator("kind"), Shorthand]
 
 
+class GuidedAlignmentSettings(Section):
+    """A loss that draws attention weights towards `data.alignments` (Chen et al. 2016, Garg et al. 2019)."""
+
+    weight: Positive = 0.05
+    """Weight of the loss, beside 1 of the cross entropy."""
+    layer: WholeNumber | None = None
+    """Decoder layer of a Transformer, from 0; null: the last but one. A recurrent translator has one attention."""
+    head: WholeNumber = 0
+    """Head of that layer, from 0."""
+
+
 class TrainingSettings(Section):
     """How to train. An update is one step of the optimiser on one batch."""
 
@@ -568,6 +617,11 @@ class TrainingSettings(Section):
     """Norm to which gradients are clipped; null: not at all."""
     label_smoothing: Share = 0.0
     """Share of the target distribution that is spread over all tokens."""
+    coverage_loss: Annotated[float, NotTruth, Field(ge=0)] = 0.0
+    """Weight of the coverage loss of a recurrent translator, which counts attention to what has been attended to
+    before; 1 in See et al. (2017)."""
+    guided_alignment: GuidedAlignmentSettings | None = None
+    """Guided alignment, by links of words that are given; null: none."""
     patience: Count | None = None
     """Validations without a better score after which training ends; null: no limit."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"

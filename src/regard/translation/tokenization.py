@@ -96,7 +96,7 @@ class CharacterSpelling(MarkedSpelling):
 
     def chunks(self, line: str) -> list[str]:
         """The words of the line, all but the first with "▁" before them."""
-        first, *rest = _words(line) or [""]
+        first, *rest = words_of(line) or [""]
         return [first, *(SPACE + word for word in rest)]
 
     def pieces(self, chunk: str) -> list[str]:
@@ -114,7 +114,7 @@ class SubwordSpelling(MarkedSpelling):
 
     def chunks(self, line: str) -> list[str]:
         """The words of the line, each with "▁" before it."""
-        return [SPACE + word for word in _words(line)]
+        return [SPACE + word for word in words_of(line)]
 
     def pieces(self, chunk: str) -> list[str]:
         """Runs of letters, and single punctuation marks; the first piece begins with "▁"."""
@@ -132,7 +132,7 @@ class WordSpelling:
 
     def chunks(self, line: str) -> list[str]:
         """The words of the line with adjacent punctuation."""
-        return _words(line)
+        return words_of(line)
 
     def pieces(self, chunk: str) -> list[str]:
         """Runs of letters, and single punctuation marks with joiners "￭".
@@ -180,7 +180,8 @@ def spelled_with(pieces: Iterable[str]) -> set[str]:
     return {character.translate(_READABLE) for character in characters}.union(WHITE_SPACE)
 
 
-def _words(line: str) -> list[str]:
+def words_of(line: str) -> list[str]:
+    """The words of a line: what white space separates; a no-break space counts as text."""
     if _NEEDS_ESCAPE.search(line):  # rare, and several times as fast to find out as to translate in vain
         line = line.translate(_ESCAPES)
     return [word for word in line.split(" ") if word]

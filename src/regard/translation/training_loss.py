@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
+from regard.models.decoded_target import DecodedTarget, SourceHead
 from regard.nn.linear import batched_linear
 from regard.translation.batches import Batch
 from regard.translation.vocabulary import PAD
+from regard.translation.weight_losses import WeightLosses
 
 LOGITS_AT_ONCE = 2**21
 """The most logits in memory at a time: a processor's caches hold as many, and matrix products gain by no more."""
@@ -32,30 +35,77 @@ class Output(Protocol):
 
 @runtime_checkable
 class Projecting(Protocol):
-    """A model whose logits are `output(features(source, source_lengths, target))`."""
+    """A model whose logits are `output(features)` of the target that it decodes, or a mixture with copied tokens."""
 
     @property
     def output(self) -> Output:
         """The output layer."""
         ...
 
-    def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """Input of the output layer, [B, T, F]."""
+    def decode_target(
+        self, source: Tensor, source_lengths: Tensor, target: Tensor, *, observe: SourceHead | None = None
+    ) -> DecodedTarget:
+        """Input of the output layer, [B, T, F], and the weights of an attention that is observed."""
         ...
 
 
-def training_loss(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The two sums of `smoothed_cross_entropy` for a model and a batch.
+class CopyingModel(Protocol):
+    """A `Projecting` model that copies: its logits come of all that it decoded, and of the source."""
 
-    Of a model that has `features` and `output` the logits are never all in memory, and those of padding are not made.
+    def logits(self, decoded: DecodedTarget, source: Tensor | None) -> Tensor:
+        """Log-probabilities of the mixture, [B, T, V]."""
+        ...
+
+
+def training_loss(
+    model: nn.Module, batch: Batch, smoothing: float, weight_losses: WeightLosses | None = None
+) -> tuple[Tensor, Tensor]:
+    """The two sums of `smoothed_cross_entropy` for a model and a batch; the first with the losses of weights added.
+
+    Of a model that has `decode_target` and `output` the logits are never all in memory, and those of padding are not
+    made.
     """
     if not isinstance(model, Projecting):
         logits = model(batch.source, batch.source_lengths, batch.target_input)  # [B, T, V]
         return smoothed_cross_entropy(logits, batch.target_output, smoothing)
-    features = model.features(batch.source, batch.source_lengths, batch.target_input)  # [B, T, F]
+    observed = None if weight_losses is None else weight_losses.observed
+    decoded = model.decode_target(batch.source, batch.source_lengths, batch.target_input, observe=observed)
+    if decoded.gate is not None:
+        loss, entropy = copying_cross_entropy(cast("CopyingModel", model), decoded, batch, smoothing)
+    else:
+        there, output = batch.target_output != PAD, model.output
+        features, target = decoded.features[there], batch.target_output[there]
+        loss, entropy = projected_cross_entropy(features, output.weight, output.bias, target, smoothing)
+    if weight_losses is not None and observed is not None and decoded.weights is not None:
+        loss = loss + weight_losses.of(decoded.weights, batch)
+    return loss, entropy
+
+
+def copying_cross_entropy(
+    model: CopyingModel, decoded: DecodedTarget, batch: Batch, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """The two sums of `smoothed_cross_entropy` for a translator that copies, a few target tokens at a time.
+
+    Those of padding are left out. For the gradient the log-probabilities are computed again.
+    """
+
+    def part(source: Tensor, target: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        return smoothed_cross_entropy(model.logits(DecodedTarget(*parts), source), target, smoothing)
+
     there = batch.target_output != PAD
-    output = model.output
-    return projected_cross_entropy(features[there], output.weight, output.bias, batch.target_output[there], smoothing)
+    rows, _ = there.nonzero(as_tuple=True)
+    # Each target token is a sentence of one, with a source of its own.
+    of_tokens = (
+        tensor[there].unsqueeze(1) for tensor in (decoded.features, decoded.weights, decoded.gate) if tensor is not None
+    )
+    tensors = batch.source[rows], batch.target_output[there].unsqueeze(1), *of_tokens
+    tokens = max(1, LOGITS_AT_ONCE // cast("Projecting", model).output.weight.shape[0])
+    sums = [
+        checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False)
+        for parts in zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
+    ]
+    losses, entropies = zip(*sums, strict=True)
+    return torch.stack(losses).sum(), torch.stack(entropies).sum()
 
 
 def projected_cross_entropy(

@@ -139,8 +139,11 @@ class Vocabulary:
 
     def encode(self, line: str) -> list[int]:
         """The ids of a line, without BEGIN and END; unknown pieces are UNKNOWN."""
-        chunks = self._spelling.chunks(self.normalised(line))
-        return list(itertools.chain.from_iterable(map(self._chunk_ids, chunks)))
+        return list(itertools.chain.from_iterable(self.encode_words(line)))
+
+    def encode_words(self, line: str) -> list[list[int]]:
+        """The ids of each word of a line, a word being what white space separates."""
+        return [self._chunk_ids(chunk) for chunk in self._spelling.chunks(self.normalised(line))]
 
     def normalised(self, line: str) -> str:
         """The line in NFC, in lower case if so configured: the form that is segmented into pieces."""

@@ -43,15 +43,49 @@ ROTARIES = {
     | ORIGINAL,
 }
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+# Smaller ones here: what a layer reads is normed, which raises the rounding of texts of few tokens.
+HYBRID = {
+    "initializer_range": 0.07,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}
 SHARED = {"shared_expert_intermediate_size": 28}
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 14, "kv_lora_rank": 10, "v_head_dim": 5}
 LATENT |= {"head_dim": 6, "qk_rope_head_dim": 6, "qk_nope_head_dim": 7, "n_routed_experts": 8, "num_experts_per_tok": 3}
 LATENT |= {"moe_intermediate_size": 20, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 ATTENTION = {"num_key_value_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim", "head_dim"}
 ATTENTION |= {"qk_rope_head_dim", "qk_nope_head_dim"}
+KIMI = LATENT | {"q_lora_rank": None, "num_local_experts": 8, "linear_head_dim": 8, "linear_num_heads": 3}
+KIMI |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "initializer_range": 0.07}
+KIMI = {name: value for name, value in KIMI.items() if name not in ("n_routed_experts", "first_k_dense_replace")}
 EVEN = {"qk_nope_head_dim": 8}  # of transformers' DeepSeek V2
 INDEX = {"index_topk": 5, "index_n_heads": 8, "index_head_dim": 11}  # of few heads many scores are 0, all equal
 MSCALES = {"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.3}
+
+
+LATER_GEMMA = {
+    "initializer_range": 0.05,  # with more layers than others have, each of which norms scale up again
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 7,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+}
+GEMMA_3N = LATER_GEMMA | {
+    "laurel_rank": 5,
+    "vocab_size_per_layer_input": VOCABULARY - 9,
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.3],
+}
+GEMMA_4 = LATER_GEMMA | {"global_head_dim": 16}
+
+UNIFIED = {
+    name: value for name, value in GEMMA_4.items() if "per_layer_input" not in name and name != "num_kv_shared_layers"
+}
+USUAL = {"layer_types": None, "activation_sparsity_pattern": None, "initializer_range": 0.03}
 
 
 def scaled(name):
@@ -103,6 +137,14 @@ CHECKPOINTS = {
         | INDEX
         | {"num_hidden_layers": 5, "indexer_types": ["full", "shared", "shared", "full", "shared"], "index_topk": 2},
     ),
+    "kimi_linear": ("KimiLinear", KIMI),
+    "kimi_linear, a latent of the query, biases": (
+        "KimiLinear",
+        KIMI
+        | {"q_lora_rank": 14, "attention_bias": True, "n_shared_experts": 2, "norm_topk_prob": False}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "linear_conv_kernel_dim": 3}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
     "youtu": ("Youtu", {name: LATENT[name] for name in LATENT if name in ATTENTION}),
     "deepseek_v32": ("DeepseekV32", LATENT | INDEX),
     "deepseek_v32, one key": ("DeepseekV32", LATENT | INDEX | {"index_topk": 1}),
@@ -123,6 +165,91 @@ CHECKPOINTS = {
                 "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
             },
         },
+    ),
+    "gemma3n": ("Gemma3n", GEMMA_3N),
+    "gemma3n, no layer shares": (
+        "Gemma3n",
+        GEMMA_3N
+        | {"num_kv_shared_layers": 0, "altup_active_idx": 2, "altup_num_inputs": 3, "altup_correct_scale": False}
+        | {"intermediate_size": [48, 31, 20, 48, 48], "tie_word_embeddings": False}
+        | {"activation_sparsity_pattern": [0.0] * 5},
+    ),
+    "gemma3n, usual layers": ("Gemma3n", GEMMA_3N | USUAL | {"num_hidden_layers": 12, "num_kv_shared_layers": 5}),
+    "gemma3n, other rotaries": (
+        "Gemma3n",
+        GEMMA_3N
+        | {
+            "attention_bias": True,
+            "vocab_size_per_layer_input": 70,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "gemma4": ("Gemma4", GEMMA_4),
+    "gemma4, usual layers": ("Gemma4", GEMMA_4 | USUAL | {"num_hidden_layers": 8, "num_kv_shared_layers": 0}),
+    "gemma4, no inputs of layers": (
+        "Gemma4",
+        GEMMA_4
+        | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 24}
+        | {"tie_word_embeddings": False, "final_logit_softcapping": 2.0, "use_bidirectional_attention": "vision"},
+    ),
+    "gemma4, values are keys": (
+        "Gemma4",
+        GEMMA_4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}
+        | {"hidden_size_per_layer_input": 0, "hidden_activation": "silu"},
+    ),
+    "gemma4 unified": ("Gemma4Unified", {**UNIFIED, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4 unified, usual layers": ("Gemma4Unified", UNIFIED | USUAL | {"num_hidden_layers": 8}),
+    "gemma4, experts": (
+        "Gemma4",
+        GEMMA_4
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 20}
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"num_kv_shared_layers": 0},  # with shared keys transformers needs inputs of layers
+    ),
+    "gemma4, experts, twice as wide": (
+        "Gemma4",
+        GEMMA_4
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 4, "moe_intermediate_size": 12}
+        | {"use_double_wide_mlp": True, "hidden_activation": "silu", "initializer_range": 0.03},
+    ),
+    "gemma4, all kinds": (
+        "Gemma4",
+        GEMMA_4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "use_double_wide_mlp": True,
+            "attention_bias": True,
+            "num_kv_shared_layers": 3,
+            "num_hidden_layers": 6,
+            "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"] * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "qwen3_next": ("Qwen3Next", HYBRID | EXPERTS | SHARED | {"head_dim": 16}),
+    "qwen3_next, dense, grouped": (
+        "Qwen3Next",
+        HYBRID
+        | EXPERTS
+        | SHARED
+        | {"head_dim": 8, "partial_rotary_factor": 0.5}
+        | {"mlp_only_layers": [0, 2], "linear_num_key_heads": 1, "linear_num_value_heads": 3, "rope_theta": 100.0}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
+    "qwen3_5": ("Qwen3_5", HYBRID | {"head_dim": 16, "linear_num_value_heads": 4}),
+    "olmo_hybrid": ("OlmoHybrid", HYBRID | {"head_dim": 8}),
+    "olmo_hybrid, rotary, grouped": (
+        "OlmoHybrid",
+        HYBRID
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "linear_allow_neg_eigval": False}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 8},
     ),
     "gpt_oss": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt_oss, one expert": ("GptOss", {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1}),
@@ -175,7 +302,8 @@ def theirs(name, **changes):
     """A model of transformers, with eager attention and no weight at a value that hides a mistake."""
     transformers = pytest.importorskip("transformers")
     family, settings = CHECKPOINTS[name]
-    kind = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    texts = "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Qwen3_5"  # whose plain name is of one with images
+    kind = getattr(transformers, f"{family}TextConfig" if family in texts else f"{family}Config")
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForCausalLM")._from_config(
         kind(**COMMON | settings | changes), attn_implementation="eager"
@@ -187,6 +315,13 @@ def theirs(name, **changes):
         for parameter in model.parameters():
             if parameter.ndim == 1 or "bias" in str(parameter.shape) or not parameter.any():
                 parameter.add_(0.3 * torch.randn_like(parameter))  # norms, biases and sinks begin all alike
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.add_(0.3 * torch.randn_like(buffer))
+        if family in texts[1:]:  # without 1/√D: norms of trained queries keep scores from rounding off more
+            for name, parameter in model.named_parameters():
+                if name.endswith("q_norm.weight"):
+                    parameter.mul_(0.3)
     return model.eval()
 
 

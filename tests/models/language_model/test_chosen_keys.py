@@ -17,6 +17,7 @@ from regard.models.language_model import (
     LinearAttentionConfig,
 )
 from regard.models.language_model.huggingface.architectures import configuration
+from regard.nn import TOVA
 from regard.positions import Rotary
 
 COUNT, LENGTH = 4, 19
@@ -148,8 +149,35 @@ def test_what_cannot_be(make):
         ConfigurationError, match="an indexer reads the latent of queries, but query_latent_dim is None"
     ):
         replace(LATENT, query_latent_dim=None)
-    with pytest.raises(ConfigurationError, match="a layer of linear attention has the heads of an AttentionConfig"):
+    with pytest.raises(ConfigurationError, match=r"give the layer LinearAttentionConfig\(heads=...\)"):
         make((FULL, LayerConfig(linear=LinearAttentionConfig())), attention=LATENT)
+
+
+def test_latent_attention_shares_no_keys(make):
+    layers = FULL, replace(FULL, keys_from=0)
+    with pytest.raises(ConfigurationError, match="layer 1 is of latent attention, which has no keys that layers share"):
+        make(layers, attention=replace(LATENT, indexer=None))
+    heads = AttentionConfig(4, 1)
+    with pytest.raises(ConfigurationError, match="layer 0 is of latent attention, which has no keys that layers share"):
+        make((FULL, replace(layers[1], attention=heads)), attention=replace(LATENT, indexer=None))
+
+
+@torch.no_grad()
+def test_keys_that_are_evicted_by_weight(make):
+    model, tokens = of(make, KINDS["own"]), text()
+    cache, whole = model.make_cache(eviction=TOVA(2 * LENGTH)), model(tokens)
+    outputs = []
+    for part in tokens.split([7, 1, 11], 1):
+        logits, cache = model.step(part, cache)
+        outputs.append(logits)
+    close(torch.cat(outputs, 1), whole)  # nothing had to go
+    cache = model.make_cache(eviction=TOVA(9))
+    for part in tokens.split([7, 1, 10, 1], 1):
+        logits, cache = model.step(part, cache)
+        assert logits.isfinite().all()
+    assert all(len(layer.attention) <= 10 for layer in cache.layers)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="layer 1 attends to the keys that layer 0 has chosen by columns"):
+        of(make, KINDS["shared"]).make_cache(eviction=TOVA(9))
 
 
 GLM = {"model_type": "glm_moe_dsa", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 6}

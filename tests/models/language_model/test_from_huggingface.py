@@ -147,9 +147,10 @@ def test_longrope_that_outgrows_its_original_length_while_it_generates(checkpoin
         assert torch.equal(found, there) == (length > 8)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma3n", "gemma4"])
 @torch.no_grad()
-def test_greedy_text_of_a_padded_batch_is_theirs(pair):
-    model, ours = pair("mistral")
+def test_greedy_text_of_a_padded_batch_is_theirs(name, pair):
+    model, ours = pair(name)
     tokens, lengths = text(batch=3, length=9), torch.tensor([9, 4, 1])
     exists = torch.arange(9) >= 9 - lengths[:, None]
     tokens = tokens.masked_fill(~exists, 0)
@@ -161,7 +162,11 @@ def test_greedy_text_of_a_padded_batch_is_theirs(pair):
 
 
 @pytest.mark.parametrize(
-    "name", ["mistral", "gpt_oss", "gemma2", "deepseek_v2", "deepseek_v3, yarn", "deepseek_v32", "glm_moe_dsa", "youtu"]
+    "name",
+    [
+        *("mistral", "gpt_oss", "gemma2", "gemma3n", "gemma4, all kinds"),
+        *("deepseek_v2", "deepseek_v3, yarn", "deepseek_v32", "glm_moe_dsa", "youtu"),
+    ],
 )
 @torch.no_grad()
 def test_weights_are_theirs(name, pair):
@@ -241,6 +246,12 @@ def test_rotaries_in_the_words_of_the_first_gemma_3(checkpoint):
         ("glm4_moe_lite", ["mlp_layer_types", "rope_interleave", "rms_norm_eps", "routed_scaling_factor"]),
         ("glm_moe_dsa", ["indexer_types", "layer_types", "mlp_layer_types", "rms_norm_eps", "routed_scaling_factor"]),
         ("youtu", ["rope_interleave", "tie_word_embeddings", "hidden_act", "rms_norm_eps"]),
+        ("gemma3n", ["altup_active_idx", "altup_coef_clip", "altup_correct_scale", "altup_num_inputs"]),
+        ("gemma3n", ["final_logit_softcapping", "hidden_activation", "rms_norm_eps", "rope_parameters"]),
+        ("gemma3n, usual layers", ["activation_sparsity_pattern", "layer_types", "tie_word_embeddings"]),
+        ("gemma4", ["attention_k_eq_v", "hidden_activation", "rms_norm_eps", "rope_parameters", "use_double_wide_mlp"]),
+        ("gemma4, usual layers", ["layer_types", "num_kv_shared_layers", "enable_moe_block"]),
+        ("gemma4 unified, usual layers", ["layer_types", "num_kv_shared_layers", "use_bidirectional_attention"]),
         ("qwen3", ["layer_types", "tie_word_embeddings", "sliding_window", "use_sliding_window"]),
         ("qwen2_moe", ["layer_types", "mlp_only_layers", "norm_topk_prob", "qkv_bias", "sliding_window"]),
         ("qwen3_moe", ["decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "sliding_window"]),
@@ -252,6 +263,38 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(name, gone, chec
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in gone}))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@torch.no_grad()
+def test_heads_of_full_layers_in_the_words_of_the_first_gemma_4(checkpoint):
+    model, folder = checkpoint("gemma4, all kinds")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["per_layer_config"]
+    path.write_text(json.dumps(config | {"global_head_dim": 16, "num_global_key_value_heads": 1}))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+    # Without attention_k_eq_v transformers does not read the key heads of full layers.
+    plain = {"attention_k_eq_v": False, "global_head_dim": 16, "num_global_key_value_heads": 1}
+    attention = [layer.attention for layer in configuration(config | plain).layers]
+    assert {(one.num_kv_heads, one.head_dim) for one in attention if isinstance(one, AttentionConfig)} == {
+        (2, 12),
+        (2, 16),
+    }
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+@torch.no_grad()
+def test_keys_that_no_layer_reads_are_passed_over(name, checkpoint):
+    """Released files hold keys and values of layers that read those of another, and transformers drops them."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint(name)
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    extra = [f"model.layers.4.self_attn.{part}.weight" for part in ("k_proj", "v_proj", "k_norm", "v_norm")]
+    assert not tensors.keys() & set(extra)
+    safetensors.save_file(tensors | {part: torch.randn(3) for part in extra}, folder / "model.safetensors")
     tokens = text()
     close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
 
@@ -456,6 +499,22 @@ def test_the_settings_of_released_latent_attention(name, layers, dense, weight, 
 
 
 @torch.no_grad()
+def test_kimi_linear_in_the_words_of_its_release(checkpoint):
+    model, folder = checkpoint("kimi_linear")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"):
+        del config[name]
+    config |= {"linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 8, "num_heads": 3}}
+    config["linear_attn_config"]["short_conv_kernel_size"] = 4
+    config |= {"mla_use_nope": True, "rope_theta": 10000.0, "rope_scaling": None, "use_grouped_topk": True}
+    config |= {"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "first_k_dense_replace": 1, "head_dim": 72}
+    path.write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    tokens = text()
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@torch.no_grad()
 def test_layers_that_predict_further_tokens_are_left_out(checkpoint):
     safetensors = pytest.importorskip("safetensors.torch")
     model, folder = checkpoint("deepseek_v3")
@@ -513,3 +572,29 @@ def test_what_drops_in_training_is_read(checkpoint):
     ours: Any = LanguageModel.from_huggingface(folder)
     assert [block.attention.dropout for block in ours.blocks] == [0.25] * 3
     assert not ours.training
+
+
+@torch.no_grad()
+def test_convolutions_of_olmo_hybrid_are_read_together_and_apart(checkpoint):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint("olmo_hybrid")
+    tokens, file = text(), folder / "model.safetensors"
+    stored = safetensors.load_file(file)
+    name = "model.layers.0.linear_attn.{}conv1d.weight"
+    sizes = [16, 16, 24]  # of queries, keys and values
+    parts = dict(zip("qkv", model.model.layers[0].linear_attn.conv1d.weight.split(sizes), strict=True))
+    for apart in (False, True):
+        rest = {key: tensor for key, tensor in stored.items() if "layers.0" not in key or "conv1d" not in key}
+        own = {name.format(f"{part}_"): tensor.contiguous() for part, tensor in parts.items()}
+        whole = {name.format(""): torch.cat([*parts.values()])}
+        safetensors.save_file(rest | (own if apart else whole), file)
+        close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)
+
+
+@torch.no_grad()
+def test_predictors_of_further_tokens_are_passed_over(checkpoint):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, folder = checkpoint("qwen3_next")
+    file, tokens = folder / "model.safetensors", text()
+    safetensors.save_file(safetensors.load_file(file) | {"mtp.fc.weight": torch.zeros(3)}, file)
+    close(LanguageModel.from_huggingface(folder)(tokens), model(tokens).logits)

@@ -5,7 +5,7 @@ import torch
 
 from regard import lenses, masks
 from regard.errors import ConfigurationError
-from regard.linear import DeltaRule, SumRule
+from regard.linear import DecoupledDeltaRule, DeltaRule, SoftplusFeatureDecay, StateSpaceRule, SumRule
 from regard.models import language_model as lm
 from regard.nn import Attention, KVCache, LinearAttention, LinearCache, Projections
 from regard.positions import Rotary
@@ -14,6 +14,23 @@ LINEAR = [
     lm.LinearAttentionConfig(),
     lm.LinearAttentionConfig("identity", decay="feature", normalize=False),
     lm.LinearAttentionConfig(decay="head", delta_rule=True),
+    lm.LinearAttentionConfig(
+        "identity",
+        decay=SoftplusFeatureDecay(rank=4),
+        rule=DecoupledDeltaRule(largest=1.5),
+        heads=lm.LinearHeadsConfig(4, num_key_heads=2, head_dim=6, value_dim=5, unit_eps=1e-6),
+        convolution=lm.ShortConvolutionConfig(3, bias=True),
+        shift=lm.TokenShiftConfig(),
+        gate=lm.OutputGateConfig("sigmoid", norm_eps=1e-5, rank=7),
+    ),
+    lm.LinearAttentionConfig(
+        "identity",
+        decay="softplus",
+        rule=StateSpaceRule(),
+        heads=lm.LinearHeadsConfig(4, num_key_heads=1, head_dim=6, value_dim=5),
+        convolution=lm.ShortConvolutionConfig(activation=None),
+        gate=lm.OutputGateConfig(norm_eps=1e-5, groups=2),
+    ),
 ]
 
 
@@ -24,7 +41,9 @@ def model_of(linear, first_linear=True):
     return lm.LanguageModel(lm.LanguageModelConfig(23, 32, layers, attention, lm.GatedFeedForwardConfig(40))).eval()
 
 
-@pytest.fixture(params=LINEAR, ids=lambda linear: "delta" if linear.delta_rule else str(linear.feature_map))
+@pytest.fixture(
+    params=LINEAR, ids=lambda linear: "delta" if linear.delta_rule else f"{linear.feature_map}, {linear.rule}"
+)
 def model(request):
     return model_of(request.param)
 
@@ -98,10 +117,26 @@ def test_bad_configurations():
         model_of(lm.LinearAttentionConfig(decay="heads"))
     with pytest.raises(ConfigurationError, match="the weights of the delta rule have no sum to divide by"):
         model_of(lm.LinearAttentionConfig(delta_rule=True, normalize=True))
+    with pytest.raises(ConfigurationError, match=r"rule=SumRule\(normalize=False\) takes the place of delta_rule=True"):
+        lm.LinearAttentionConfig(delta_rule=True, rule=SumRule(normalize=False))
+    with pytest.raises(ConfigurationError, match="there is no gate activation 'sigmoidal'; did you mean 'sigmoid'"):
+        model_of(lm.LinearAttentionConfig(gate=lm.OutputGateConfig("sigmoidal")))
+    with pytest.raises(
+        ConfigurationError, match="groups=2 are of a norm after the gate, .* norm_eps=None and rank=None"
+    ):
+        model_of(lm.LinearAttentionConfig(gate=lm.OutputGateConfig(groups=2)))
+    with pytest.raises(ConfigurationError, match=r"rule=StateSpaceRule\(\) reads the step of a decay: make the layer"):
+        model_of(lm.LinearAttentionConfig("identity", rule=StateSpaceRule()))
+    with pytest.raises(ConfigurationError, match="whole_norm=True is of a norm, and there is none: give the attention"):
+        lm.AttentionConfig(num_heads=2, whole_norm=True).make(8, lm.LayerConfig())
+    with pytest.raises(
+        ConfigurationError, match="num_heads is 4 and num_key_heads 3: each query and key serves as many"
+    ):
+        model_of(lm.LinearAttentionConfig(heads=lm.LinearHeadsConfig(4, 3)))
 
 
 def test_settings_of_linear_layers_make_their_decay_and_rule():
-    made = [linear.make(Projections(32, 4), None) for linear in LINEAR]
+    made = [linear.make(Projections(32, 4), None) for linear in LINEAR[:3]]
     assert [layer.rule for layer in made] == [SumRule(), SumRule(normalize=False), DeltaRule()]
     for layer, decay in zip(made, ("None", "FeatureDecay", "HeadDecay"), strict=True):
         assert f"decay={decay}" in repr(layer)
@@ -122,5 +157,5 @@ def test_lenses_see_softmax_and_linear_layers():
 
 def test_steps_of_linear_attention_are_not_captured():
     stream = model_of(LINEAR[0]).generate(torch.tensor([[3, 1, 4]]), 3, captured=True)
-    with pytest.raises(ConfigurationError, match="layer 0 has a LinearCache, and captured steps need a KVCache"):
+    with pytest.raises(ConfigurationError, match="a layer has a LinearCache, and captured steps need a KVCache"):
         list(stream)

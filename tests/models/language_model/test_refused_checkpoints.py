@@ -164,8 +164,11 @@ def test_weights_that_are_whole_numbers(tmp_path):
 DEEPSEEK = {"model_type": "deepseek_v3", "moe_intermediate_size": 6, "num_key_value_heads": 2, "n_group": 2}
 V2, V32, GLM = ({**DEEPSEEK, "model_type": name} for name in ("deepseek_v2", "deepseek_v32", "glm_moe_dsa"))
 V2 |= {"num_experts_per_tok": 2}
+KIMI = {"model_type": "kimi_linear", "num_key_value_heads": 2}
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 LONG = {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
+GEMMA_4 = {"model_type": "gemma4_text", "num_hidden_layers": 3, "head_dim": 4, "num_key_value_heads": 1}
+GEMMA_3N = GEMMA_4 | {"model_type": "gemma3n_text", "num_kv_shared_layers": 0}
 WRONG = [
     ({"hidden_act": "relu6"}, "says hidden_act='relu6', which changes what the model computes and is not supported"),
     ({"pretraining_tp": 2}, "says pretraining_tp=2"),
@@ -268,10 +271,63 @@ WRONG = [
     (GLM | {"indexer_types": ["full", "full"]}, r"says indexer_types=\['full', 'full'\]; it needs.*the 1 layers"),
     (GLM | {"index_topk_pattern": "X"}, r"says indexer_types=\['X'\]; it needs 'full' or 'shared'"),
     ({**DEEPSEEK, "model_type": "glm4_moe_lite", "first_k_dense_replace": 2}, "says first_k_dense_replace=2"),
+    (KIMI | {"mla_use_nope": False}, "says mla_use_nope=False"),
+    (KIMI | {"rope_scaling": {"type": "yarn"}}, "says rope_scaling="),
+    (KIMI | {"moe_router_activation_func": "softmax"}, "says moe_router_activation_func='softmax'"),
+    (KIMI | {"use_grouped_topk": False}, "says use_grouped_topk=False"),
+    (KIMI | {"layer_types": ["sliding_attention"]}, r"says layer_types=\['sliding_attention'\]; it needs 'linear_att"),
+    (KIMI | {"linear_attn_config": {"kda_layers": [], "full_attn_layers": []}}, r"says layer_types=\[None\]; it needs"),
+    (KIMI | {"linear_attn_config": {"window": 3}}, "linear_attn_config has settings that are unknown here: window=3"),
+    (KIMI | {"linear_attn_config": {"head_dim": 0}}, "says linear_head_dim=0; it needs a whole number"),
+    (
+        KIMI | {"num_experts": 4, "n_routed_experts": 5},
+        "says num_experts=4 and n_routed_experts=5, which are one setti",
+    ),
     ({"model_type": "youtu", "n_routed_experts": 4}, "unknown here for a youtu model.*: n_routed_experts=4"),
     ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ({"model_type": "qwen3_next", "attention_bias": True}, "says attention_bias=True"),
+    ({"model_type": "qwen3_next", "hidden_act": "gelu"}, "says hidden_act='gelu'"),
+    (
+        {"model_type": "qwen3_next", "partial_rotary_factor": 1.5},
+        "partial_rotary_factor=1.5; it needs a number above 0",
+    ),
+    ({"model_type": "qwen3_next", "layer_types": ["sliding_attention"]}, "has 'sliding_attention'; it needs 'linear_"),
+    (
+        {"model_type": "qwen3_next", "layer_types": ["full_attention"] * 2},
+        "names 2 layers; it needs 'linear_attention'",
+    ),
+    ({"model_type": "qwen3_next", "linear_num_value_heads": 0}, "linear_num_value_heads=0; it needs"),
+    ({"model_type": "qwen3_next", "linear_use_gate": True}, "linear_use_gate=True"),
+    ({"model_type": "olmo_hybrid", "attention_bias": True}, "says attention_bias=True"),
+    ({"model_type": "olmo_hybrid", "linear_key_head_dim": 2.5}, "linear_key_head_dim=2.5; it needs"),
     ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}, "quant_method='fp8'"),
     ({"model_type": "gpt_oss", "experts_per_token": 2}, "experts_per_token=2"),
+    (GEMMA_4 | {"enable_moe_block": True}, "says nothing of 'moe_intermediate_size', which a gemma4_text model needs"),
+    (GEMMA_4 | {"enable_moe_block": True, "moe_intermediate_size": 2, "num_experts": 0}, "num_experts=0; it needs"),
+    (GEMMA_4 | {"use_bidirectional_attention": "all"}, "says use_bidirectional_attention='all'"),
+    (GEMMA_4 | {"num_kv_shared_layers": 3}, r"says num_kv_shared_layers=3; it needs a whole number in 0\.\.2"),
+    (GEMMA_4 | {"num_kv_shared_layers": True}, "says num_kv_shared_layers=True"),
+    (
+        GEMMA_4 | {"num_kv_shared_layers": 1},
+        "num_kv_shared_layers=1 of 3 layers, which leaves no layer of 'full_attention' before them",
+    ),
+    (GEMMA_4 | {"hidden_size_per_layer_input": 10**30}, "says hidden_size_per_layer_input=10+; it needs"),
+    (GEMMA_4 | {"vocab_size_per_layer_input": 0}, "says vocab_size_per_layer_input=0; it needs"),
+    (
+        GEMMA_4 | {"per_layer_config": {"1": {"num_attention_heads": 3}}},
+        "per_layer_config has num_attention_heads=3 of layer 1; it needs head_dim or num_key_value_heads of layers in",
+    ),
+    (GEMMA_4 | {"per_layer_config": {"3": {}}}, r"per_layer_config has a layer '3'; it needs .* in 0\.\.2"),
+    (GEMMA_4 | {"layer_types": ["full_attention"] * 2}, "names 2 layers; it needs"),
+    (GEMMA_4 | {"layer_types": ["chunked_attention"] * 3}, "has 'chunked_attention'; it needs"),
+    (
+        GEMMA_4 | {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.5}}},
+        "describes no 'gemma4_text' model: Proportional.*needs a share in 0..1",
+    ),
+    (GEMMA_3N | {"intermediate_size": [12, 12]}, "intermediate_size has 2 values; it needs one for each of the 3"),
+    (GEMMA_3N | {"intermediate_size": [12, 12, 0]}, "says intermediate_size=0; it needs"),
+    (GEMMA_3N | {"activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern has 1 values; it needs one for"),
+    (GEMMA_3N | {"altup_lb_loss": 1.0}, "altup_lb_loss=1.0"),
     (
         {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {}, "factor": 2.0}},
         "rope_parameters have factor beside",

@@ -78,7 +78,7 @@ class Library:
         self.recurrence_step = function(
             "recurrence_step",
             *(c_void_p, c_void_p, c_int64),
-            *(c_void_p,) * 7,
+            *(c_void_p,) * 8,
             c_int64,
             c_void_p,
             c_void_p,

@@ -1,8 +1,8 @@
 """The linear recurrence of causal linear attention, in chunks of tokens: forward and backward.
 
 S_t = e^{g_t} S_{t-1} + k_t u_tᵀ and o_t = S_tᵀ q_t, with u_t = v_t, or by the delta rule (Yang et al. 2024, arXiv
-2406.06484; with decay arXiv 2412.06464) u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ k_t). The structure is explained in
-recurrence.h.
+2406.06484; with decay arXiv 2412.06464) u_t = β_t (v_t - (e^{g_t} S_{t-1})ᵀ r_t), r_t = k_t unless it is given. The
+structure is explained in recurrence.h.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class RecurrenceStruct(ctypes.Structure):
             ("key", RowsStruct),
             ("value", RowsStruct),
         ),
-        *(("decay", RowsStruct), ("beta", RowsStruct), ("state", c_void_p), ("total", c_void_p)),
+        *((name, RowsStruct) for name in ("decay", "beta", "removal")),
+        *((name, c_void_p) for name in ("state", "total")),
         *((name, c_void_p) for name in ("output", "row_total", "final_state", "final_total")),
         *((name, c_void_p) for name in ("border_state", "border_total")),
         *(("grad_output", RowsStruct), ("grad_final_state", c_void_p), ("grad_final_total", c_void_p)),
         *((name, c_void_p) for name in ("grad_query", "grad_key", "grad_value", "grad_decay", "grad_beta")),
-        *((name, c_void_p) for name in ("grad_state", "grad_total")),
+        *((name, c_void_p) for name in ("grad_removal", "grad_state", "grad_total")),
     )
 
 
@@ -77,6 +78,8 @@ class RecurrencesInC:
             reasons.append(f"its code has the feature maps {FEATURE_MAPS}; this is {problem.feature_map!r}")
         if problem.normalize and problem.beta is not None:
             reasons.append("its code has no total of weights for the delta rule")
+        if problem.removal is not None and problem.feature_map != "identity":
+            reasons.append("its code removes the values of keys without a feature map")
         return reasons
 
     def forward(self, problem: RecurrenceProblem, *, stores_borders: bool = False) -> RecurrenceResult:
@@ -141,6 +144,7 @@ class RecurrencesInC:
         state = new((batch, key_heads, dim, value_dim))
         decay = None if problem.decay is None else new((parts, *problem.decay.shape))
         beta = None if problem.beta is None else new((parts, *problem.beta.shape))
+        removal = None if problem.removal is None else new_large(like, *key.shape)
         total = new((batch, key_heads, dim)) if problem.normalize else None
         border_state, grad_output = border_state.contiguous(), last_contiguous(grad_output)
         grad_state, grad_total = _contiguous(grad_state), _contiguous(grad_total)
@@ -158,13 +162,15 @@ class RecurrencesInC:
             grad_value=_address(value),
             grad_decay=_address(decay),
             grad_beta=_address(beta),
+            grad_removal=_address(removal),
             grad_state=_address(state),
             grad_total=_address(total),
         )
         run_units(code.recurrence_backward, work, _threads(problem))
         query, key = (_sum_of_parts(gradient).to(dtype) for gradient in (query, key))
         decay, beta = (None if gradient is None else _sum_of_parts(gradient) for gradient in (decay, beta))
-        return RecurrenceGradients(query, key, value, decay, beta, state, total)
+        removal = None if removal is None else _sum_of_parts(removal).to(dtype)
+        return RecurrenceGradients(query, key, value, decay, beta, state, total, removal)
 
     def segments(self, problem: RecurrenceProblem) -> int:
         """The number of states that `forward` stores for the backward pass, of each key head."""
@@ -192,6 +198,7 @@ def _arguments(problem: RecurrenceProblem, **results: Any) -> tuple[RecurrenceSt
     """The C structure, and the objects that own its memory, to be referenced as long as it is used."""
     (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = problem.query.shape, problem.value.shape
     query, key, value = (last_contiguous(tensor.detach()) for tensor in (problem.query, problem.key, problem.value))
+    removal = None if problem.removal is None else last_contiguous(problem.removal.detach())
     decay, beta = (None if tensor is None else tensor.detach() for tensor in (problem.decay, problem.beta))
     decay = decay if decay is None or decay.ndim == 3 else last_contiguous(decay)
     state, total = _contiguous(problem.state), _contiguous(problem.total)
@@ -217,11 +224,12 @@ def _arguments(problem: RecurrenceProblem, **results: Any) -> tuple[RecurrenceSt
         value=rows_struct(value),
         decay=none if decay is None else RowsStruct(decay.data_ptr(), *decay.stride()[:3]),
         beta=none if beta is None else RowsStruct(beta.data_ptr(), *beta.stride()),
+        removal=none if removal is None else rows_struct(removal),
         state=_address(state),
         total=_address(total),
         **results,
     )
-    return work, [query, key, value, decay, beta, state, total]
+    return work, [query, key, value, decay, beta, removal, state, total]
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -242,7 +250,8 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 def check(problem: RecurrenceProblem) -> None:
     """Raise an error that says which tensor does not fit, or what there is no code for."""
     query, key, value = problem.query, problem.key, problem.value
-    named = {name: getattr(problem, name) for name in ("query", "key", "value", "decay", "beta", "state", "total")}
+    rows, sums = ("query", "key", "value", "removal"), ("decay", "beta", "state", "total")
+    named = {name: getattr(problem, name) for name in (*rows, *sums)}
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         raise DtypeError(
             f"query is {query.dtype}, key {key.dtype} and value {value.dtype}; native code takes {DTYPE_NAMES}, the "
@@ -250,7 +259,7 @@ def check(problem: RecurrenceProblem) -> None:
         )
     for name, tensor in named.items():
         if tensor is not None:
-            (check_cpu if name in ("query", "key", "value") else check_float32)(name, tensor)
+            (check_cpu if name in rows else check_float32)(name, tensor)
     if any(tensor.ndim != 4 for tensor in (query, key, value)):
         raise ShapeError(
             f"query, key and value have the shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}; "
@@ -262,6 +271,7 @@ def check(problem: RecurrenceProblem) -> None:
         "value": [(batch, key_heads, tokens, value.shape[3])],
         "decay": [(batch, key_heads, tokens), (batch, key_heads, tokens, dim)],
         "beta": [(batch, key_heads, tokens)],
+        "removal": [(batch, key_heads, tokens, dim)],
         "state": [(batch, key_heads, dim, value.shape[3])],
         "total": [(batch, key_heads, dim)],
     }
@@ -278,3 +288,18 @@ def check(problem: RecurrenceProblem) -> None:
         raise ConfigurationError(f"feature_map is {problem.feature_map!r}; native code has {FEATURE_MAPS}")
     if problem.normalize and problem.beta is not None:
         raise ConfigurationError("the delta rule has no total of weights: pass normalize=False or beta=None")
+    if problem.removal is not None:
+        _check_removal(problem, problem.removal)
+
+
+def _check_removal(problem: RecurrenceProblem, removal: Tensor) -> None:
+    """Raise an error where the removed keys are of another kind, or of no delta rule."""
+    if removal.dtype is not problem.key.dtype:
+        raise DtypeError(
+            f"removal is {removal.dtype} and key {problem.key.dtype}; native code takes one dtype for both"
+        )
+    if problem.beta is None or problem.feature_map != "identity":
+        raise ConfigurationError(
+            "removal is of the delta rule over keys without a feature map: pass a beta, ones for instance, and "
+            "feature_map='identity'"
+        )

@@ -1,6 +1,7 @@
 /* The structure that Python and C share for the linear recurrence, which causal linear attention is.
  *
- * S_t = e^g_t S_(t-1) + k_t u_t', output_t = S_t' q_t; u_t = v_t, or by the delta rule beta_t (v_t - (e^g_t S_(t-1))' k_t).
+ * S_t = e^g_t S_(t-1) + k_t u_t', output_t = S_t' q_t; u_t = v_t, or by the delta rule beta_t (v_t - (e^g_t S_(t-1))' r_t), where
+ * r_t, the key whose value is removed, is k_t unless there is another.
  * Tokens go in chunks of BLOCK: products within a chunk are of rows with rows, and the state is read and written once.
  */
 #ifndef REGARD_RECURRENCE_H
@@ -31,6 +32,7 @@ struct recurrence {
     struct rows query, key;   /* (B, H, N, D), (B, K, N, D) */
     struct rows value;        /* (B, K, N, V) */
     struct rows decay, beta;  /* g (B, K, N) or (B, K, N, D), at most 0; (B, K, N) or null */
+    struct rows removal;      /* r (B, K, N, D), of `dtype` and without a feature map, or null for the key */
     const float *state;       /* (B, K, D, V), before the first token, or null for 0 */
     const float *total;       /* (B, K, D), the sum of keys that belongs to it, or null */
     void *output;             /* (B, H, N, V) */
@@ -42,6 +44,7 @@ struct recurrence {
     void *grad_query, *grad_key;                                     /* (P, B, H, N, D), (P, B, K, N, D) */
     void *grad_value;                                                /* (B, K, N, V) */
     float *grad_decay, *grad_beta;                                   /* (P, B, K, N) or (P, B, K, N, D); (P, B, K, N) */
+    void *grad_removal;                                              /* (P, B, K, N, D) */
     float *grad_state, *grad_total;                                  /* as the states */
 };
 
@@ -59,6 +62,7 @@ struct recurrence_step {
     float scale;                   /* of queries, before the feature map */
     struct rows query, key, value; /* (B, H, 1, D), (B, K, 1, D), (B, K, 1, V) */
     struct rows decay, beta;       /* (B, K, 1) or (B, K, 1, D); (B, K, 1), or null */
+    struct rows removal;           /* (B, K, 1, D), without a feature map, or null for the key */
     int64_t dtype, decay_dtype, beta_dtype; /* of query, key, value and output; of the gates */
     int64_t recent_count;          /* R tokens before this one */
     int64_t invalid;               /* whether a decay is above 0, or a beta not within 0..2 */

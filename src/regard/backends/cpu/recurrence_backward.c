@@ -147,8 +147,8 @@ APART void process_head(const struct recurrence *problem, struct backward *state
     store_features(problem, chunk, state->grad_rows, state->rows, problem->grad_query, first);
 }
 
-/* The delta rule: from the gradient of what is written to that of values, by the transposed system; then keys are readers too, which
- * subtract what they read. */
+/* The delta rule: from the gradient of what is written to that of values, by the transposed system; then removed keys are readers
+ * too, which subtract what they read. */
 APART void delta_gradients(const struct recurrence *problem, struct backward *state, int64_t first) {
     struct chunk *chunk = &state->chunk;
     int64_t columns = chunk->value_padded;
@@ -175,8 +175,8 @@ APART void delta_gradients(const struct recurrence *problem, struct backward *st
         }
         problem->grad_beta[first + i] = sum_lanes(sum);
     }
-    const float *reading = decayed_rows(problem, chunk, chunk->key, state->reading);
-    reader_gradients(problem, state, chunk->key, reading, 0, 1);
+    const float *removed = removed_keys(problem, chunk);
+    reader_gradients(problem, state, removed, decayed_rows(problem, chunk, removed, state->reading), 0, 1);
 }
 
 /* The gradient of decay: of each G, less of what it is subtracted from, summed up from the chunk's end; at the end, what decay
@@ -250,10 +250,11 @@ APART void process_chunk(const struct recurrence *problem, struct backward *stat
     if (problem->beta.data) delta_gradients(problem, state, first);
     if (problem->decay_kind != NO_DECAY) {
         add_entries(chunk->key, state->grad_key, BLOCK * padded, -1.0f, state->grad_sums);
-        if (problem->beta.data) add_entries(chunk->key, state->grad_rows, BLOCK * padded, 1.0f, state->grad_sums);
+        if (problem->beta.data) add_entries(removed_keys(problem, chunk), state->grad_rows, BLOCK * padded, 1.0f, state->grad_sums);
         decay_gradients(problem, state, border, first);
     }
-    for (int64_t a = 0; problem->beta.data && a < BLOCK * padded; a += LANES)
+    if (problem->removal.data) store_features(problem, chunk, state->grad_rows, chunk->removal, problem->grad_removal, first);
+    for (int64_t a = 0; problem->beta.data && !problem->removal.data && a < BLOCK * padded; a += LANES)
         store(state->grad_key + a, load(state->grad_key + a) + load(state->grad_rows + a));
     store_features(problem, chunk, state->grad_key, chunk->key, problem->grad_key, first);
     const int dtype = (int)problem->dtype;

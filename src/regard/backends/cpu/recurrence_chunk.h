@@ -19,6 +19,7 @@ struct chunk {
     int64_t padded, value_padded;          /* features and value columns with padding */
     int64_t value_begin, value_count;      /* the value columns of this part */
     float *key, *key_columns;              /* [BLOCK][padded] and [padded][BLOCK] */
+    float *removal;                        /* the delta rule: keys whose values are removed, where they are others, [BLOCK][padded] */
     float *key_to_end;                     /* keys times to_end, [BLOCK][padded]: what they add to the state */
     float *written;                        /* u, [BLOCK][value_padded] */
     float *from_start, *to_end;            /* e^G_i and e^(G_end - G_i), [BLOCK][padded] */
@@ -39,12 +40,12 @@ struct carry {
 };
 
 INLINE int64_t chunk_floats(int64_t padded, int64_t value_padded) {
-    return BLOCK * (9 * padded + 2 * value_padded + 2 * BLOCK + 1) + (1 + BLOCK / GROUP) * padded + 16 * 16;
+    return BLOCK * (10 * padded + 2 * value_padded + 2 * BLOCK + 1) + (1 + BLOCK / GROUP) * padded + 17 * 16;
 }
 
 INLINE void take_chunk(struct chunk *chunk, float **memory) {
     int64_t rows = BLOCK * chunk->padded, values = BLOCK * chunk->value_padded;
-    chunk->key = take_floats(memory, rows), chunk->key_columns = take_floats(memory, rows);
+    chunk->key = take_floats(memory, rows), chunk->key_columns = take_floats(memory, rows), chunk->removal = take_floats(memory, rows);
     chunk->key_to_end = take_floats(memory, rows), chunk->written = take_floats(memory, values);
     chunk->from_start = take_floats(memory, rows), chunk->to_end = take_floats(memory, rows);
     chunk->whole = take_floats(memory, chunk->padded), chunk->pair_decay = take_floats(memory, BLOCK * BLOCK);
@@ -235,12 +236,20 @@ APART void pack_chunk(const struct recurrence *problem, const struct chunk *shar
     const void *value = head_rows(&problem->value, chunk->batch, chunk->key_head, chunk->first, dtype);
     pack_features(key, problem->key.row, chunk->count, problem->dim, dtype, problem->feature_map, chunk->key);
     transpose_matrix(chunk->key, BLOCK, chunk->padded, chunk->key_columns);
+    if (problem->removal.data)
+        pack_features(head_rows(&problem->removal, chunk->batch, chunk->key_head, chunk->first, dtype), problem->removal.row, chunk->count,
+                      problem->dim, dtype, IDENTITY, chunk->removal);
     pack_rows(row_at(value, 1, chunk->value_begin, dtype), problem->value.row, chunk->count, chunk->value_count, 1.0f, chunk->written, dtype);
     if (problem->decay_kind == HEAD_DECAY) prepare_head_decay(problem, chunk);
     if (problem->decay_kind == FEATURE_DECAY) prepare_feature_decay(problem, chunk);
     if (problem->decay_kind != NO_DECAY) multiply_entries(chunk->key, chunk->to_end, BLOCK * chunk->padded, chunk->key_to_end);
     for (int64_t i = 0; problem->beta.data && i < BLOCK; i++)
         chunk->beta[i] = i < chunk->count ? *(const float *)head_rows(&problem->beta, chunk->batch, chunk->key_head, chunk->first + i, 0) : 0.0f;
+}
+
+/* The keys whose values the delta rule removes. */
+INLINE const float *removed_keys(const struct recurrence *problem, const struct chunk *chunk) {
+    return problem->removal.data ? chunk->removal : chunk->key;
 }
 
 /* What rows read of the state: themselves times the decay from the chunk's start; `decayed` is memory for it. */
@@ -300,14 +309,15 @@ INLINE void pair_weights(const struct recurrence *problem, const struct chunk *c
     mask_pairs(chunk, problem->decay_kind, strict, 0, factor, pairs);
 }
 
-/* The delta rule: from values to what is written, u, by the triangular system (1 + beta T) u = beta (v - e^G k S), T the decayed
- * products of keys with those before them. The two memories are [BLOCK][padded] each. */
+/* The delta rule: from values to what is written, u, by the triangular system (1 + beta T) u = beta (v - e^G r S), T the decayed
+ * products of removed keys with the keys before them. The two memories are [BLOCK][padded] each. */
 APART void solve_writes(const struct recurrence *problem, const struct chunk *shared, const struct carry *carry, float *row_memory,
                         float *column_memory) {
     const struct chunk copy = *shared, *chunk = &copy; /* in registers: what is stored elsewhere cannot change it */
     int64_t columns = chunk->value_padded, rows = (chunk->count + GROUP - 1) / GROUP * GROUP;
-    pair_weights(problem, chunk, chunk->key, 1, -1.0f, row_memory, column_memory, chunk->solving);
-    const float *reading = decayed_rows(problem, chunk, chunk->key, row_memory);
+    const float *removed = removed_keys(problem, chunk);
+    pair_weights(problem, chunk, removed, 1, -1.0f, row_memory, column_memory, chunk->solving);
+    const float *reading = decayed_rows(problem, chunk, removed, row_memory);
     product((struct factor){reading, chunk->padded, 1}, BLOCK, carry->matrix, columns, 0, chunk->padded, chunk->residual, 0);
     for (int64_t a = 0; a < BLOCK * columns; a += LANES)
         store(chunk->residual + a, load(chunk->written + a) - load(chunk->residual + a));

@@ -139,6 +139,16 @@ INLINE void load_recent(const struct recurrence_step *problem, struct token *tok
     }
 }
 
+/* The key whose value the delta rule removes. */
+INLINE void load_removed(const struct recurrence_step *problem, const struct token *token, float *target) {
+    if (!problem->removal.data) {
+        memcpy(target, token->key, (size_t)token->padded * sizeof(float));
+        return;
+    }
+    const void *removed = token_row(&problem->removal, token, token->key_head, problem->dtype);
+    for (int64_t a = 0; a < token->padded; a += LANES) store(target + a, load_entries(removed, a, problem->dim, (int)problem->dtype, 0));
+}
+
 /* The key of this token, the rows that read, and their products with all keys. */
 INLINE void load_rows(const struct recurrence_step *problem, const struct token *token) {
     int64_t dim = problem->dim, padded = token->padded, count = token->recent;
@@ -147,7 +157,7 @@ INLINE void load_rows(const struct recurrence_step *problem, const struct token 
         const void *query = token_row(&problem->query, token, token->key_head * problem->group + r, problem->dtype);
         load_features(problem, query, problem->scale, padded, token->rows + r * padded);
     }
-    if (problem->beta.data) memcpy(token->rows + problem->group * padded, token->key, (size_t)padded * sizeof(float));
+    if (problem->beta.data) load_removed(problem, token, token->rows + problem->group * padded);
     for (int64_t r = 0; r < token->readers; r++) {
         const float *row = token->rows + r * padded;
         float *shares = token->shares + r * (count + 1);
@@ -359,14 +369,14 @@ static void take_heads(void *shared) {
  * Returns 0, 1 for a gate out of its range, or 2 where there was no memory, and nothing is changed. */
 int64_t EXPORTED(regard_recurrence_step)(const struct recurrence_step *prepared, void (*team)(void (*)(void *), void *, unsigned, unsigned),
                                          int64_t threads, const void *query, const void *key, const void *value, const void *decay,
-                                         const void *beta, const float *state, float *recent, int64_t recent_count, void *output,
-                                         float *final_state) {
+                                         const void *beta, const void *removal, const float *state, float *recent, int64_t recent_count,
+                                         void *output, float *final_state) {
     struct step_work work;
     struct recurrence_step *problem = &work.problem;
     *problem = *prepared;
     problem->query.data = query, problem->key.data = key, problem->value.data = value, problem->decay.data = decay;
-    problem->beta.data = beta, problem->state = state, problem->recent = recent, problem->recent_count = recent_count;
-    problem->output = output, problem->final_state = final_state;
+    problem->beta.data = beta, problem->removal.data = removal, problem->state = state, problem->recent = recent;
+    problem->recent_count = recent_count, problem->output = output, problem->final_state = final_state;
     work.floats = thread_floats(problem), work.memory = aligned_alloc(64, (size_t)(work.floats * (team ? threads : 1)) * sizeof(float));
     if (!work.memory) return 2;
     work.shares = team ? min_int(threads, MOST_SHARES) : 1, work.arrived = 0;

@@ -40,7 +40,7 @@ class RecurrenceStepStruct(ctypes.Structure):
         *((name, c_int64) for name in ("first_unit", "unit_end", "heads", "group", "dim", "value_dim")),
         *((name, c_int64) for name in ("recent_capacity", "decay_kind", "feature_map", "normalize")),
         ("scale", c_float),
-        *((name, RowsStruct) for name in ("query", "key", "value", "decay", "beta")),
+        *((name, RowsStruct) for name in ("query", "key", "value", "decay", "beta", "removal")),
         *((name, c_int64) for name in ("dtype", "decay_dtype", "beta_dtype", "recent_count", "invalid")),
         *((name, c_void_p) for name in ("state", "recent", "output", "final_state")),
     )
@@ -62,12 +62,13 @@ class TokenStepInC:
         value: Layout,
         decay: Layout | None,
         beta: Layout | None,
+        removal: Layout | None,
         feature_map: FeatureMapName,
         normalize: bool,
         scale: float,
         recent_share: float,
     ) -> None:
-        self._arguments = query, key, value, decay, beta, feature_map, normalize, scale, recent_share
+        self._arguments = query, key, value, decay, beta, removal, feature_map, normalize, scale, recent_share
         (batch, heads, _, self.dim), self.value_dim = query[0], value[0][3]
         key_heads, self.dtype = key[0][1], query[2]
         self.feature_map: FeatureMapName = feature_map
@@ -99,6 +100,7 @@ class TokenStepInC:
             value=_first_row(value),
             decay=_first_row(decay),
             beta=_first_row(beta),
+            removal=_first_row(removal),
             dtype=library.DTYPES.index(self.dtype),
             decay_dtype=0 if decay is None else library.DTYPES.index(decay[2]),
             beta_dtype=0 if beta is None else library.DTYPES.index(beta[2]),
@@ -108,7 +110,15 @@ class TokenStepInC:
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenStepInC, self._arguments
 
-    def takes(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
+    def takes(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        removal: Tensor | None = None,
+    ) -> bool:
         """Whether tensors are on the CPU and have the layout; of what it has no gate of, there has to be none.
 
         A step that was loaded where there is no native code takes nothing.
@@ -124,6 +134,7 @@ class TokenStepInC:
             and layout_of(value) == layouts[2]
             and (layouts[3] is None if decay is None else decay.is_cpu and layout_of(decay) == layouts[3])
             and (layouts[4] is None if beta is None else beta.is_cpu and layout_of(beta) == layouts[4])
+            and (layouts[5] is None if removal is None else removal.is_cpu and layout_of(removal) == layouts[5])
         )
 
     def run(
@@ -137,6 +148,7 @@ class TokenStepInC:
         recent: Tensor | None = None,
         recent_count: int = 0,
         target: Tensor | None = None,
+        removal: Tensor | None = None,
     ) -> Tensor:
         """The output. Without `recent`, `target` gets the new state.
 
@@ -161,6 +173,7 @@ class TokenStepInC:
             value.data_ptr(),
             None if decay is None else decay.data_ptr(),
             None if beta is None else beta.data_ptr(),
+            None if removal is None else removal.data_ptr(),
             state.data_ptr(),
             None if recent is None else recent.data_ptr(),
             recent_count,
@@ -212,6 +225,7 @@ def prepare_step(
     value: Tensor,
     decay: Tensor | None,
     beta: Tensor | None,
+    removal: Tensor | None = None,
     *,
     feature_map: FeatureMapName = "identity",
     normalize: bool = False,
@@ -229,14 +243,18 @@ def prepare_step(
         value: (B, Hk, 1, Dv).
         decay: (B or 1, Hk, 1) or (B or 1, Hk, 1, D), at most 0.
         beta: (B, Hk, 1), within 0..2.
+        removal: (B, Hk, 1, D), of the dtype of the key and without a feature map, the key whose value the delta rule
+            removes where it is another one; it needs a beta.
         feature_map: of queries times `scale`, and of keys: one of `STEP_FEATURE_MAPS`.
         normalize: whether outputs are divided by their totals; a row whose total is 0 is 0.
         scale: of queries.
         recent_share: the most that recent tokens may take, as a share of the state.
     """
-    tensors = query, key, value, decay, beta
+    tensors = query, key, value, decay, beta, removal
     known = all(tensor is None or (tensor.is_cpu and tensor.dtype in library.DTYPES) for tensor in tensors)
     if not (known and query.dtype is key.dtype is value.dtype and library.available()):
+        return None
+    if removal is not None and (removal.dtype is not key.dtype or removal.stride(-1) != 1 or beta is None):
         return None
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in tensors)
     return _prepare(*layouts, feature_map, normalize, scale, recent_share)
@@ -257,13 +275,15 @@ def one_token(problem: RecurrenceProblem) -> tuple[Tensor, Tensor] | None:
     query, key, value = (last_contiguous(tensor) for tensor in (problem.query, problem.key, problem.value))
     decay, beta = problem.decay, problem.beta
     decay = None if decay is None else last_contiguous(decay)
-    step = prepare_step(query, key, value, decay, beta)
+    removal = None if problem.removal is None else last_contiguous(problem.removal)
+    step = prepare_step(query, key, value, decay, beta, removal)
     if step is None or state.dtype is not torch.float32 or not state.is_cpu:
         return None
     if state.shape != (*key.shape[:2], step.dim, step.value_dim):
         return None
     new_state = torch.empty_like(state, memory_format=torch.contiguous_format)
-    return step.run(query, key, value, decay, beta, state.contiguous(), target=new_state), new_state
+    output = step.run(query, key, value, decay, beta, state.contiguous(), target=new_state, removal=removal)
+    return output, new_state
 
 
 @lru_cache(maxsize=256)  # the same shapes come at every step
@@ -273,12 +293,13 @@ def _prepare(
     value: Layout,
     decay: Layout | None,
     beta: Layout | None,
+    removal: Layout | None,
     *options: Any,
 ) -> TokenStepInC | None:
     """The step for layouts; None where there is none."""
     gates = None if decay is None else decay[0], None if beta is None else beta[0]
-    fits = _fits(query[0], key[0], value[0], *gates)
-    return TokenStepInC(query, key, value, decay, beta, *options) if fits else None
+    fits = _fits(query[0], key[0], value[0], *gates) and (removal is None or removal[0] == key[0])
+    return TokenStepInC(query, key, value, decay, beta, removal, *options) if fits else None
 
 
 def _fits(

@@ -51,6 +51,8 @@ class RecurrencesInTriton:
             reasons.append("its code in Triton needs at least one feature and one value")
         if problem.beta is not None and problem.normalize:
             reasons.append("its code in Triton has no total of weights for the delta rule")
+        if problem.removal is not None:
+            reasons.append("its code in Triton removes the value of the written key, and this problem has another key")
         if problem.beta is not None and problem.key.shape[-1] > MOST_FEATURES:
             reasons.append(
                 f"its code in Triton has the delta rule for up to {MOST_FEATURES} features; these are "

@@ -115,8 +115,18 @@ class TokenStepInTriton:
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenStepInTriton, self._arguments
 
-    def takes(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor | None, beta: Tensor | None) -> bool:
+    def takes(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        removal: Tensor | None = None,
+    ) -> bool:
         """Whether tensors are on the device and have the layout; of what it has no gate of, there has to be none."""
+        if removal is not None:
+            return False
         found = layouts_of(query, key, value, decay, beta)
         devices = (tensor.device for tensor in (query, key, value, decay, beta) if tensor is not None)
         return found == self._layouts and all(device == self._device for device in devices)
@@ -132,10 +142,11 @@ class TokenStepInTriton:
         recent: Tensor | None = None,
         recent_count: int = 0,
         target: Tensor | None = None,
+        removal: Tensor | None = None,
     ) -> Tensor:
         """The output; `target`, perhaps the same memory as the state, gets the new state.
 
-        Nothing is checked: the caller knows that it `takes` the tensors. There are no recent tokens.
+        Nothing is checked: the caller knows that it `takes` the tensors. There are no recent tokens, and no removal.
         """
         output = query.new_empty(self._output_shape)
         launch: Any = one_token[self._grid]
@@ -164,6 +175,7 @@ def prepare_step(
     value: Tensor,
     decay: Tensor | None,
     beta: Tensor | None,
+    removal: Tensor | None = None,
     *,
     feature_map: FeatureMapName = "identity",
     normalize: bool = False,
@@ -172,7 +184,7 @@ def prepare_step(
 ) -> TokenStepInTriton | None:
     """The step for tensors of these layouts, as the protocol has it; None where there is no code for them."""
     tensors = [tensor for tensor in (query, key, value, decay, beta) if tensor is not None]
-    if not (query.dtype is key.dtype is value.dtype and jit_runtime.runs(*tensors)):
+    if removal is not None or not (query.dtype is key.dtype is value.dtype and jit_runtime.runs(*tensors)):
         return None
     if any(tensor.device != query.device for tensor in tensors):
         return None

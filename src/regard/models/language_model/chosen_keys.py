@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from .config import LayerConfig
 
 
-def check_choices(layers: Sequence[LayerConfig], indexed: bool) -> None:
+def check_choices(layers: Sequence[LayerConfig], indexed: Sequence[bool]) -> None:
     """Check that each layer with `chosen_by` can attend to the keys that that one chooses.
 
-    indexed: whether the layers without it have an indexer.
+    indexed: whether the attention of each layer has an indexer, which those with `chosen_by` do without.
 
     Raises:
         ConfigurationError: it is no earlier layer, or has no indexer, or attends to other tokens.
@@ -29,7 +29,7 @@ def check_choices(layers: Sequence[LayerConfig], indexed: bool) -> None:
                 f"layer {number} has chosen_by={source!r}; it needs the number of an earlier layer, whose indexer "
                 "chooses its keys"
             )
-        if not indexed or layers[source].chosen_by is not None:
+        if not indexed[source] or not indexed[number] or layers[source].chosen_by is not None:
             raise ConfigurationError(
                 f"layer {number} has chosen_by={source}, but layer {source} has no indexer of its own: name one that "
                 "has, of a model with LatentAttentionConfig(indexer=...)"

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from ...errors import CheckpointError, ConfigurationError, nearest
 from ...linear import (
+    BonusRule,
+    DecoupledDeltaRule,
     DeltaRule,
     Elu,
     FeatureDecay,
@@ -21,13 +23,18 @@ from ...linear import (
     Identity,
     Relu,
     Softmax,
+    SoftplusDecay,
+    SoftplusFeatureDecay,
+    StateSpaceRule,
     SumRule,
     UnitNorm,
     UpdateRule,
 )
+from ...linear.decays import LearnedDecay
 from ...masks import Mask, causal, prefix, window
 from ...nn import (
     Attention,
+    BranchNorm,
     EarlierIndexer,
     FeedForward,
     GatedFeedForward,
@@ -37,20 +44,30 @@ from ...nn import (
     LinearAttention,
     PreNorm,
     Projections,
+    QueryProjections,
     Residual,
     RMSNorm,
     SandwichNorm,
     TransformerBlock,
+    WholeNormProjections,
 )
-from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, YaRN
+from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Proportional, Rotary, YaRN
 from ...positions.rotary import Layout
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
 from ...utils.numbers import whole_number
 from ..normalizer_config import NormalizerConfig
+from .alternating_updates import AlternatingUpdates
 from .chosen_keys import check_choices
+from .dense_and_experts import DenseAndExperts, OutputNorm, ScaledExperts
 from .expert_router import ExpertRouter, SigmoidRouter, SoftmaxRouter
+from .laurel import LaurelNorm
+from .layer_inputs import GatedInputStream, LayerInputs
+from .linear_parts import LinearHeadsConfig, OutputGateConfig, ShortConvolutionConfig, TokenShiftConfig
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
+from .residual_stream import PlainStream, ResidualStream
+from .shared_keys import check_shared_keys, key_sources
+from .sparse_activation import SparseActivation
 
 Part = TypeVar("Part")
 
@@ -65,14 +82,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class RMSNormConfig:
-    """Settings of `regard.nn.RMSNorm`; offset=1.0 is Gemma's."""
+    """Settings of `regard.nn.RMSNorm`; offset=1.0 is that of Gemma 1 to 3."""
 
     eps: float = 1e-6
     offset: float = 0.0
+    gain: bool = True
 
     def make(self, dim: int) -> nn.Module:
         """Build the norm of vectors of this dim."""
-        return RMSNorm(dim, self.eps, offset=self.offset)
+        return RMSNorm(dim, self.eps, offset=self.offset, gain=self.gain)
 
 
 @dataclass(frozen=True)
@@ -103,15 +121,21 @@ class FeedForwardConfig:
 
 @dataclass(frozen=True)
 class GatedFeedForwardConfig:
-    """`regard.nn.GatedFeedForward`: SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh"."""
+    """`regard.nn.GatedFeedForward`: SwiGLU with "silu", GeGLU with "gelu" or "gelu_tanh".
+
+    `sparsity`: the share of the hidden features that `SparseActivation` sets to 0, about; None for none.
+    """
 
     hidden_dim: int
     activation: str = "silu"
     bias: bool = False
+    sparsity: float | None = None
 
-    def make(self, dim: int, dropout: float) -> nn.Module:
+    def make(self, dim: int, dropout: float) -> GatedFeedForward:
         """Build the feed-forward network of one block."""
         activation = _activation(self.activation)
+        if self.sparsity is not None:
+            activation = SparseActivation(activation, self.sparsity)
         return GatedFeedForward(dim, self.hidden_dim, activation=activation, bias=self.bias, dropout=dropout)
 
 
@@ -190,8 +214,31 @@ class GatedExpertsConfig:
         )
 
 
+@dataclass(frozen=True)
+class DenseAndExpertsConfig:
+    """`DenseAndExperts`: a gated feed-forward network, and beside it `chosen` of `num_experts` for each token.
+
+    It has the norms of its inputs itself, `norm`; the model needs `sandwich`, whose norm before is left out here.
+    """
+
+    dense: GatedFeedForwardConfig
+    hidden_dim: int
+    num_experts: int
+    chosen: int
+    activation: str = "gelu_tanh"
+    norm: RMSNormConfig = field(default_factory=RMSNormConfig)
+
+    def make(self, dim: int, dropout: float) -> nn.Module:
+        """Build both of one block."""
+        activation, sizes = _activation(self.activation), (self.hidden_dim, self.num_experts, self.chosen)
+        experts = ScaledExperts(dim, *sizes, activation=activation, eps=self.norm.eps)
+        return DenseAndExperts(self.dense.make(dim, dropout), experts, self.norm.make)
+
+
 NormConfig: TypeAlias = RMSNormConfig | LayerNormConfig
-AnyFeedForwardConfig: TypeAlias = FeedForwardConfig | GatedFeedForwardConfig | ExpertsConfig | GatedExpertsConfig
+AnyFeedForwardConfig: TypeAlias = (
+    FeedForwardConfig | GatedFeedForwardConfig | ExpertsConfig | GatedExpertsConfig | DenseAndExpertsConfig
+)
 
 
 @dataclass(frozen=True)
@@ -199,7 +246,10 @@ class AttentionConfig:
     """Settings of the attention of all layers; `Projections` and `Attention` of `regard.nn` explain each.
 
     - `bias`: whether query, key, value and output maps add one, or the names of those that do.
-    - `norm`: of each head's queries and keys, before the rotary embedding.
+    - `norm`: of each head's queries and keys, before the rotary embedding; with `whole_norm` of all heads together.
+    - `gate`: of what each head reads, before the output map.
+    - `value_norm`: of each head's values.
+    - `tied_values`: whether values are the projected keys, before their norm.
     - `scale`: of q · k, instead of 1/√head_dim.
     - `softcap`: c · tanh(score / c).
     - `sinks`: whether each head learns a logit that takes weight and gives no value.
@@ -217,19 +267,23 @@ class AttentionConfig:
     sinks: bool = False
     dropout: float = 0.0
     normalizer: NormalizerConfig | None = None
+    value_norm: NormConfig | None = None
+    tied_values: bool = False
+    whole_norm: bool = False
+    gate: OutputGateConfig | None = None
+
+    def key_heads(self, dim: int) -> tuple[int, int]:
+        """The number of key heads, and their dim."""
+        num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return num_kv_heads, dim // self.num_heads if self.head_dim is None else self.head_dim
 
     def make(self, dim: int, layer: LayerConfig) -> Attention | LinearAttention:
         """Build the attention of one block."""
-        projections = Projections(
-            dim,
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            bias=self.bias,
-            norm=None if self.norm is None else self.norm.make,
-        )
+        if layer.linear is not None and layer.linear.heads is not None:
+            return layer.linear.make(layer.linear.heads.make(dim), layer.rotary)
         if layer.linear is not None:
-            return layer.linear.make(projections, layer.rotary)
+            return layer.linear.make(self._projections(dim), layer.rotary)
+        projections = self._projections(dim) if layer.keys_from is None else self._query_projections(dim)
         return Attention(
             projections,
             score=None if self.scale is None else ScaledDot(self.scale),
@@ -237,8 +291,59 @@ class AttentionConfig:
             rotary=layer.rotary,
             softcap=self.softcap,
             sinks=torch.zeros(self.num_heads) if self.sinks else None,
+            gate=None if self.gate is None else self.gate.make(projections),
             dropout=self.dropout,
             normalizer=None if self.normalizer is None else self.normalizer.make(),
+        )
+
+    def __post_init__(self) -> None:
+        if self.whole_norm and self.norm is None:
+            raise ConfigurationError("whole_norm=True is of a norm, and there is none: give the attention a norm=")
+        if self.whole_norm and (self.value_norm is not None or self.tied_values):
+            raise ConfigurationError(
+                "whole_norm is of queries and keys alone, beside values of their own: leave value_norm and tied_values "
+                "out, or whole_norm"
+            )
+
+    def _projections(self, dim: int) -> Projections:
+        if self.whole_norm:
+            return WholeNormProjections(
+                dim,
+                self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                bias=self.bias,
+                norm=None if self.norm is None else self.norm.make,
+            )
+        return Projections(
+            dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bias=self.bias,
+            norm=None if self.norm is None else self.norm.make,
+            value_norm=None if self.value_norm is None else self.value_norm.make,
+            tied_values=self.tied_values,
+        )
+
+    def _query_projections(self, dim: int) -> QueryProjections:
+        """Those of a layer that reads the keys and values of another.
+
+        Raises:
+            ConfigurationError: queries that are normed over all heads.
+        """
+        if self.whole_norm:
+            raise ConfigurationError(
+                "a layer with keys_from norms the queries of each head, but whole_norm is of all heads together: leave "
+                "one of them out"
+            )
+        return QueryProjections(
+            dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bias=self.bias,
+            norm=None if self.norm is None else self.norm.make,
         )
 
 
@@ -297,16 +402,22 @@ class LatentAttentionConfig:
                 "an indexer reads the latent of queries, but query_latent_dim is None: give it, or leave indexer out"
             )
 
-    def make(self, dim: int, layer: LayerConfig) -> LatentAttention:
+    def key_heads(self, dim: int) -> None:
+        """None: it stores latents, which are no keys that other layers read."""
+        return
+
+    def make(self, dim: int, layer: LayerConfig) -> LatentAttention | LinearAttention:
         """Build the attention of one block.
 
         Raises:
-            ConfigurationError: a layer of linear attention.
+            ConfigurationError: a layer of linear attention without heads of its own.
         """
+        if layer.linear is not None and layer.linear.heads is not None:
+            return layer.linear.make(layer.linear.heads.make(dim), layer.rotary)
         if layer.linear is not None:
             raise ConfigurationError(
                 "a layer of linear attention has the heads of an AttentionConfig, but the model's attention is a "
-                "LatentAttentionConfig: leave linear out, or give the model an AttentionConfig"
+                "LatentAttentionConfig: give the layer LinearAttentionConfig(heads=...)"
             )
         projections = LatentProjections(
             dim,
@@ -336,7 +447,12 @@ LINEAR_FEATURE_MAPS: dict[str, FeatureMap] = {
 }
 """Feature maps of linear attention by name; "unit" is x / |x|."""
 
-LINEAR_DECAYS: dict[str, HeadDecay | FeatureDecay] = {"head": HeadDecay(), "feature": FeatureDecay()}
+LINEAR_DECAYS: dict[str, LearnedDecay] = {
+    "head": HeadDecay(),
+    "feature": FeatureDecay(),
+    "softplus": SoftplusDecay(),
+    "softplus_feature": SoftplusFeatureDecay(),
+}
 """Learned decays of linear attention by name."""
 
 
@@ -348,15 +464,35 @@ class LinearAttentionConfig:
     attention alone.
 
     - `feature_map`: "elu", "relu", "identity", "softmax" or "unit"; by default "unit" for the delta rule, else "elu".
-    - `decay`: learned gates per "head" or per "feature"; None for none.
+    - `decay`: learned gates per "head" or per "feature", "softplus" or "softplus_feature", or a decay of
+      `regard.linear` with settings of its own; None for none.
     - `delta_rule`: whether a value replaces what the state has for its key.
     - `normalize`: whether weights are divided by their sum; by default all but the delta rule are.
+    - `rule`: in place of these two, a rule of `regard.linear`.
+    - `heads`: in place of those of `AttentionConfig`.
+    - `convolution`, `gate`: before heads are split, and after queries have read; None for none.
+    - `shift`: of what all maps read; None for none.
+
+    Raises:
+        ConfigurationError: a rule beside `delta_rule` or `normalize`.
     """
 
     feature_map: str | None = None
-    decay: str | None = None
+    decay: str | LearnedDecay | None = None
     delta_rule: bool = False
     normalize: bool | None = None
+    rule: UpdateRule | None = None
+    heads: LinearHeadsConfig | None = None
+    convolution: ShortConvolutionConfig | None = None
+    gate: OutputGateConfig | None = None
+    shift: TokenShiftConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule is not None and (self.delta_rule or self.normalize is not None):
+            raise ConfigurationError(
+                f"rule={self.rule!r} takes the place of delta_rule={self.delta_rule} and normalize={self.normalize}: "
+                "leave these out"
+            )
 
     def make(self, projections: Projections, rotary: Rotary | None) -> LinearAttention:
         """Build the linear attention of one block."""
@@ -364,13 +500,18 @@ class LinearAttentionConfig:
             projections,
             feature_map=_named("feature map", self.feature_map, LINEAR_FEATURE_MAPS),
             causal=True,
-            decay=_named("decay", self.decay, LINEAR_DECAYS),
+            decay=_named("decay", self.decay, LINEAR_DECAYS) if isinstance(self.decay, str) else self.decay,
             rule=self._rule(),
             rotary=rotary,
+            convolution=None if self.convolution is None else self.convolution.make(projections),
+            shift=None if self.shift is None else self.shift.make(projections),
+            gate=None if self.gate is None else self.gate.make(projections),
         )
 
     def _rule(self) -> UpdateRule:
-        """The rule of the two settings."""
+        """The rule of the settings."""
+        if self.rule is not None:
+            return self.rule
         if not self.delta_rule:
             return SumRule(self.normalize is not False)
         if self.normalize:
@@ -395,13 +536,18 @@ class LayerConfig:
 
     Without `before`, a token attends to all tokens before it.
     `before=511` is what Mistral calls a window of 512. `rotary` rotates the layer's queries and keys; layers with equal
-    ones share the rotation. `feed_forward` replaces the model's in this layer, as in mixtures with some dense layers.
-    `linear` makes the layer one of linear attention, over all tokens before. `chosen_by`, of latent attention with an
-    indexer, is the number of an earlier layer, counted from 0: the layer has no indexer, and attends to the keys that
-    that one has chosen.
+    ones share the rotation. `feed_forward` and `attention` replace the model's in this layer, as in mixtures with some
+    dense layers, and in models with other heads in some.
+    `linear` makes the layer one of linear attention, over all tokens before.
+    `keys_from` is the number of an earlier layer, from 0: this one has queries alone, reads the keys and values of that
+    one, and stores nothing while it decodes. It attends to no more tokens than that one, with the same rotary and the
+    same key heads.
+    `chosen_by`, of latent attention with an indexer, is the number of an earlier layer too: this one has no indexer,
+    and attends to the keys that that one has chosen. `branch_norm` norms what each part says instead of what it reads,
+    as in the full layers of OLMo-hybrid.
 
     Raises:
-        ConfigurationError: linear attention with `before` or `prefix`.
+        ConfigurationError: linear attention with `before`, `prefix` or `keys_from`.
 
     >>> LayerConfig(before=511, prefix=4).mask
     causal() & (window(before=511) | prefix(4))
@@ -412,9 +558,17 @@ class LayerConfig:
     rotary: Rotary | None = None
     feed_forward: AnyFeedForwardConfig | None = None
     linear: LinearAttentionConfig | None = None
+    attention: AttentionConfig | LatentAttentionConfig | None = None
+    keys_from: int | None = None
     chosen_by: int | None = None
+    branch_norm: bool = False
 
     def __post_init__(self) -> None:
+        if self.linear is not None and self.keys_from is not None:
+            raise ConfigurationError(
+                f"a layer of linear attention has a state and no keys, but has keys_from={self.keys_from}: leave one "
+                "of them out"
+            )
         if self.linear is not None and (self.before is not None or self.prefix):
             raise ConfigurationError(
                 f"a layer of linear attention attends to all tokens before each, but has before={self.before} and "
@@ -431,23 +585,92 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class LayerInputsConfig:
+    """`LayerInputs`: a vector of this dim for each token and layer, which the layer's output is gated with.
+
+    `vocabulary_size`: of its table; the model's if None. Tokens beyond it have the vector of token 0.
+    """
+
+    dim: int
+    vocabulary_size: int | None = None
+    activation: str = "gelu_tanh"
+
+    def make(self, config: LanguageModelConfig) -> LayerInputs:
+        """Build the table and the gates of all layers."""
+        return LayerInputs(
+            config.dim,
+            self.dim,
+            layers=len(config.layers),
+            vocabulary_size=config.vocabulary_size if self.vocabulary_size is None else self.vocabulary_size,
+            activation=_activation(self.activation),
+            norm=config.norm.make,
+        )
+
+
+@dataclass(frozen=True)
+class GatedInputStreamConfig:
+    """`GatedInputStream`: after each block its layer's vector of the token is added, and all is scaled: Gemma 4."""
+
+    inputs: LayerInputsConfig | None = None
+
+    def make(self, config: LanguageModelConfig) -> ResidualStream:
+        """Build the stream of a model."""
+        inputs = None if self.inputs is None else self.inputs.make(config)
+        return GatedInputStream(len(config.layers), inputs)
+
+
+@dataclass(frozen=True)
+class AlternatingUpdatesConfig:
+    """`AlternatingUpdates`: `copies` of the vectors go through the model, blocks compute the one that is `active`.
+
+    `limit`: of the coefficients, in training. `scaled`: whether a learned scale of each feature precedes the gate of
+    the layer's inputs.
+    """
+
+    inputs: LayerInputsConfig
+    copies: int = 4
+    active: int = 0
+    limit: float | None = 120.0
+    scaled: bool = True
+
+    def make(self, config: LanguageModelConfig) -> ResidualStream:
+        """Build the stream of a model."""
+        return AlternatingUpdates(
+            config.dim,
+            self.inputs.make(config),
+            layers=len(config.layers),
+            copies=self.copies,
+            active=self.active,
+            limit=self.limit,
+            scaled=self.scaled,
+            norm=config.norm.make,
+        )
+
+
+StreamConfig: TypeAlias = GatedInputStreamConfig | AlternatingUpdatesConfig
+
+
+@dataclass(frozen=True)
 class LanguageModelConfig:
     """The architecture of a `LanguageModel`.
 
     - `vocabulary_size`: tokens are 0..vocabulary_size - 1.
     - `dim`: of the vectors that go through the blocks.
     - `layers`: what each layer attends to, from the first to the last.
-    - `attention`, `norm`: of all layers.
-    - `feed_forward`: of the layers that have none of their own.
+    - `norm`: of all layers.
+    - `attention`, `feed_forward`: of the layers that have none of their own.
     - `sandwich`: a norm after each part too, as in Gemma 2; else before it alone.
     - `tied`: the output layer is the embedding; else it has a matrix of its own.
     - `embedding_scale`: what embeddings are multiplied by: √dim for Gemma.
     - `logit_softcap`: c · tanh(logit / c) of the final logits.
     - `dropout`: of embeddings, of what each part says and of hidden features, in training.
+    - `laurel_rank`: of a low-rank map beside each attention, as in Gemma 3n (`LaurelNorm`); needs `sandwich`.
+    - `stream`: what goes from block to block, if it is more than the output of one.
 
     Raises:
-        ConfigurationError: no layers, or layers that are no `LayerConfig`s; a `chosen_by` that names no earlier layer
-            with an indexer and the same mask.
+        ConfigurationError: no layers, or layers that are no `LayerConfig`s; `keys_from` of a layer that has no keys for
+            it; a `chosen_by` that names no earlier layer with an indexer and the same mask; a `laurel_rank` without
+            `sandwich`.
 
     >>> from regard.positions import Rotary
     >>> near, far = LayerConfig(before=511, rotary=Rotary(16)), LayerConfig(rotary=Rotary(16, base=1e6))
@@ -459,7 +682,7 @@ class LanguageModelConfig:
     ...     feed_forward=GatedFeedForwardConfig(172),
     ... )
     >>> len(config.layers), config.norm
-    (4, RMSNormConfig(eps=1e-06, offset=0.0))
+    (4, RMSNormConfig(eps=1e-06, offset=0.0, gain=True))
     """
 
     vocabulary_size: int
@@ -473,6 +696,8 @@ class LanguageModelConfig:
     embedding_scale: float | None = None
     logit_softcap: float | None = None
     dropout: float = 0.0
+    laurel_rank: int | None = None
+    stream: StreamConfig | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -480,14 +705,52 @@ class LanguageModelConfig:
         if not self.layers or other is not None:
             has = f"holds {other!r}" if self.layers else "is empty"
             raise ConfigurationError(f"layers {has}; it needs a LayerConfig for each layer, one at least")
-        indexed = isinstance(self.attention, LatentAttentionConfig) and self.attention.indexer is not None
-        check_choices(self.layers, indexed)
+        attention = [self.attention_of(layer) for layer in self.layers]
+        check_shared_keys(self.layers, [each.key_heads(self.dim) for each in attention])
+        indexers = [each.indexer if isinstance(each, LatentAttentionConfig) else None for each in attention]
+        check_choices(self.layers, [indexer is not None for indexer in indexers])
+        if self.laurel_rank is not None and not self.sandwich:
+            raise ConfigurationError(
+                f"laurel_rank is {self.laurel_rank}, of a map beside the norms of sandwich=True: set it, or leave "
+                "laurel_rank out"
+            )
+
+    @property
+    def key_sources(self) -> tuple[int | None, ...]:
+        """For each layer the number of that whose keys and values several read; None where a layer has them alone."""
+        return key_sources(self.layers)
+
+    def attention_of(self, layer: LayerConfig) -> AttentionConfig | LatentAttentionConfig:
+        """The settings of a layer's attention: its own, or the model's."""
+        return self.attention if layer.attention is None else layer.attention
 
     def make_block(self, layer: LayerConfig) -> TransformerBlock:
         """Build the block of a layer."""
-        attention = self.attention.make(self.dim, layer)
+        attention = self.attention_of(layer).make(self.dim, layer)
         feed_forward = self.feed_forward if layer.feed_forward is None else layer.feed_forward
-        return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), self._residual)
+        attended = self._branch_residual() if layer.branch_norm else self._attention_residual()
+        fed = self._branch_residual() if layer.branch_norm else self._feed_forward_residual(feed_forward)
+        residuals = iter([attended, fed])
+        return TransformerBlock(attention, feed_forward.make(self.dim, self.dropout), residuals.__next__)
+
+    def make_stream(self) -> ResidualStream:
+        """Build what goes from block to block."""
+        return PlainStream() if self.stream is None else self.stream.make(self)
+
+    def _attention_residual(self) -> Residual:
+        if self.laurel_rank is None:
+            return self._residual()
+        return LaurelNorm(self.dim, self.laurel_rank, self.norm.make, self.dropout)
+
+    def _branch_residual(self) -> Residual:
+        return BranchNorm(self.norm.make(self.dim), self.dropout)
+
+    def _feed_forward_residual(self, feed_forward: AnyFeedForwardConfig) -> Residual:
+        if not isinstance(feed_forward, DenseAndExpertsConfig):
+            return self._residual()
+        if not self.sandwich:
+            raise ConfigurationError("a DenseAndExpertsConfig has the norms of its input itself: set sandwich=True")
+        return OutputNorm(self.norm.make(self.dim), self.dropout)
 
     def _residual(self) -> Residual:
         norm = self.norm.make(self.dim)
@@ -506,26 +769,44 @@ CONFIG_JSON = DataclassJSON(
     {
         kind.__name__: kind
         for kind in (
+            AlternatingUpdatesConfig,
             AttentionConfig,
+            BonusRule,
+            DecoupledDeltaRule,
+            DeltaRule,
+            DenseAndExpertsConfig,
             DynamicNTK,
             ExpertsConfig,
+            FeatureDecay,
             FeedForwardConfig,
             GatedExpertsConfig,
             GatedFeedForwardConfig,
             IndexerConfig,
+            GatedInputStreamConfig,
+            HeadDecay,
             LanguageModelConfig,
             LatentAttentionConfig,
             LayerConfig,
+            LayerInputsConfig,
             LayerNormConfig,
             LinearAttentionConfig,
+            LinearHeadsConfig,
             LinearScaling,
             Llama3,
             LongRoPE,
             NTK,
             NormalizerConfig,
+            OutputGateConfig,
+            Proportional,
             RMSNormConfig,
             Rotary,
             RouterConfig,
+            ShortConvolutionConfig,
+            SoftplusDecay,
+            SoftplusFeatureDecay,
+            StateSpaceRule,
+            SumRule,
+            TokenShiftConfig,
             YaRN,
         )
     },

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, prefix
 from ...utils.numbers import whole_number
-from .language_model_cache import Steps
+from .language_model_cache import LanguageModelCache, Steps
 from .next_tokens import CapturedStep, NextTokens
 
 PROMPT_CHUNK = 1024
@@ -80,6 +80,7 @@ def generated(
     generator: torch.Generator | None = None,
     chunk: int | None,
     captured: bool = False,
+    cache: LanguageModelCache | None = None,
 ) -> Iterator[Tensor]:
     """Generate tokens as `LanguageModel.generate`; arguments are checked before the first token is computed."""
     if tokens.ndim != 2 or not tokens.shape[1]:
@@ -91,13 +92,16 @@ def generated(
     size = tokens.shape[1] if chunk is None else whole_number("chunk", chunk)
     stops = torch.tensor(stop, dtype=tokens.dtype, device="cpu").to(tokens.device, non_blocking=True)
     mask, positions = _left_padded(tokens, lengths)
+    start = model.make_cache() if cache is None else cache
+    if start.is_used:
+        mask = _mask_of_continued(start, positions)
     choose = _choosing(sampling, generator)
 
     def stream() -> Iterator[Tensor]:
         if not count:
             return
         with torch.no_grad():
-            features, cache = tokens.new_zeros(0), model.make_cache()
+            features, cache = tokens.new_zeros(0), start
             for begin in range(0, tokens.shape[1], size):
                 here = None if positions is None else positions[:, begin : begin + size]
                 part = tokens[:, begin : begin + size]
@@ -151,6 +155,20 @@ def _left_padded(tokens: Tensor, lengths: Tensor | Sequence[int] | None) -> tupl
             stacklevel=4,
         )
     return ~prefix(0), positions
+
+
+def _mask_of_continued(cache: LanguageModelCache, positions: Tensor | None) -> Mask | None:
+    """The mask for tokens that continue the text of a cache, whose padding is below position 0.
+
+    Raises:
+        ConfigurationError: the tokens have padding of their own.
+    """
+    if positions is not None:
+        raise ConfigurationError(
+            "lengths are of texts from their beginning, but the cache holds a text that the tokens continue: pass "
+            "sequences of one length with it"
+        )
+    return ~prefix(0) if isinstance(cache.next_position, Tensor) else None
 
 
 def _looks_padded_right(tokens: Tensor, positions: Tensor) -> bool:

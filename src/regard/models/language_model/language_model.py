@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +15,21 @@ from ...attention import Observation
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens
 from ...masks import Mask
-from ...nn import BlockCache, TransformerBlock
-from ...nn.attention_layer import CallKwargs
+from ...nn import BlockCache, ProjectedMemory, TransformerBlock, WeighedCache, WeightPolicy
+from ...nn.attention_layer import SharedCallKwargs
 from ...nn.input_checks import probability
 from ...nn.linear import Linear, linear
 from ...nn.projections import init_xavier
-from ...positions import Rotary, Rotation
+from ...positions import Rotary
 from ...utils.numbers import whole_number
 from . import saved_model
+from .block_passes import BlockPass, ObservedPass, ObservedStepPass, SequencePass, StepPass
 from .chosen_keys import new_selections
 from .config import LanguageModelConfig
 from .generation import PROMPT_CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
 from .language_model_cache import LanguageModelCache
 from .token_inputs import check_cache, check_tokens, shared_rotations, stop_tokens, token_positions
-
-BlockStep: TypeAlias = tuple[Tensor, BlockCache]
-"""The output of a step of a block, and its extended cache."""
 
 
 class LanguageModel(nn.Module):
@@ -77,6 +75,9 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=dim**-0.5)
         self.dropout = nn.Dropout(probability("dropout", config.dropout))
         self.blocks = nn.ModuleList(config.make_block(layer) for layer in config.layers)
+        self.stream = config.make_stream()
+        self._key_sources = config.key_sources
+        self._owners = [number for number, layer in enumerate(config.layers) if layer.keys_from is None]
         self.norm = config.norm.make(dim)
         self.output = None if config.tied else Linear(dim, size, bias=False)
         if self.output is not None:
@@ -112,10 +113,7 @@ class LanguageModel(nn.Module):
         the activations of blocks again in the backward pass; without it `block(x, **arguments)`. Other arguments and
         errors are those of `forward`.
         """
-        x, rotations = self._embed(tokens, positions)
-        for block, call in zip(self._blocks(), self._calls(mask, positions, rotations), strict=True):
-            x = block(x, **call) if call_block is None else call_block(block, x, **call)
-        return self.norm(x)
+        return self._through_blocks(SequencePass(call_block), tokens, mask, positions)
 
     def logits(self, features: Tensor) -> Tensor:
         """The output layer: (..., dim) to (..., vocabulary_size)."""
@@ -127,20 +125,32 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, *lenses: Lens, mask: Mask | Tensor | None = None, positions: Tensor | None = None
     ) -> LanguageModelObservation:
         """`forward`, and the lenses' results for every layer: `seen.logits`, `seen[lens]`, a tensor per layer."""
-        x, rotations = self._embed(tokens, positions)
-        layers: list[Observation] = []
-        for block, call in zip(self._blocks(), self._calls(mask, positions, rotations), strict=True):
-            seen = block.observe(x, *lenses, **call)
-            x = seen.output
-            layers.append(seen.attention)
-        return LanguageModelObservation(self.logits(self.norm(x)), tuple(layers))
+        observed = ObservedPass(lenses)
+        features = self._through_blocks(observed, tokens, mask, positions)
+        return LanguageModelObservation(self.logits(features), tuple(observed.seen))
 
-    def make_cache(self, max_length: int | None = None) -> LanguageModelCache:
+    def make_cache(self, max_length: int | None = None, *, eviction: WeightPolicy | None = None) -> LanguageModelCache:
         """An empty cache, each layer's as long as its own mask needs; `max_length` as in `regard.nn.KVCache.rolling`.
 
-        A layer with a window takes memory for the window, however long the text.
+        A layer with a window takes memory for the window, however long the text; one that reads the keys of another
+        layer (`LayerConfig.keys_from`) has no cache.
+
+        With `eviction`, `H2O`, `SnapKV` or `TOVA` of `regard.nn`, layers that attend to all tokens before have a
+        `regard.nn.WeighedCache` of it, so that the memory of these is constant too: the outputs are then those of
+        attention to what is kept. `generate(tokens, count, cache=model.make_cache(eviction=TOVA(512)))` uses it.
+
+        Raises:
+            ConfigurationError: eviction of keys that several layers read, or of a model with no layer for it.
         """
-        return LanguageModelCache(tuple(block.make_cache(max_length=max_length) for block in self._blocks()))
+        weighed = () if eviction is None else self._layers_without_limit()
+
+        def layer_cache(number: int) -> BlockCache:
+            block: TransformerBlock = self.blocks[number]  # type: ignore[assignment]
+            if eviction is not None and number in weighed:
+                return BlockCache(WeighedCache(eviction))
+            return block.make_cache(max_length=max_length)
+
+        return LanguageModelCache(tuple(layer_cache(number) for number in self._owners))
 
     def step(
         self,
@@ -170,11 +180,10 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[Tensor, LanguageModelCache]:
         """The inputs of the output layer for the next tokens, and the cache; see `features` and `step`."""
-
-        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, call: CallKwargs) -> BlockStep:
-            return block.step(x, cache, **call)
-
-        return self._step_blocks(tokens, mask, positions, cache, block_step)
+        check_cache(cache, len(self._owners))
+        step = StepPass(self._owners, cache.layers)
+        features = self._through_blocks(step, tokens, mask, positions, cache)
+        return features, LanguageModelCache(step.extended())
 
     def observe_step(
         self,
@@ -185,15 +194,10 @@ class LanguageModel(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[LanguageModelObservation, LanguageModelCache]:
         """`step`, and the lenses' results; the columns of a layer are the keys that its cache has."""
-        layers: list[Observation] = []
-
-        def block_step(block: TransformerBlock, x: Tensor, cache: BlockCache, call: CallKwargs) -> BlockStep:
-            seen, cache = block.observe_step(x, cache, *lenses, **call)
-            layers.append(seen.attention)
-            return seen.output, cache
-
-        features, cache = self._step_blocks(tokens, mask, positions, cache, block_step)
-        return LanguageModelObservation(self.logits(features), tuple(layers)), cache
+        check_cache(cache, len(self._owners))
+        step = ObservedStepPass(self._owners, cache.layers, lenses)
+        features = self._through_blocks(step, tokens, mask, positions, cache)
+        return LanguageModelObservation(self.logits(features), tuple(step.seen)), LanguageModelCache(step.extended())
 
     def generate(
         self,
@@ -206,6 +210,7 @@ class LanguageModel(nn.Module):
         generator: torch.Generator | None = None,
         chunk: int | None = None,
         captured: bool = False,
+        cache: LanguageModelCache | None = None,
     ) -> Iterator[Tensor]:
         """Generate tokens, (batch,) at a time, each yielded as soon as it is computed.
 
@@ -228,11 +233,14 @@ class LanguageModel(nn.Module):
             captured: each step is the same calls over memory for `max_new_tokens`, which is allocated at once; on CUDA
                 they are captured as a graph, so that a token takes one launch. The tokens are the same. Where one model
                 serves many such calls, each captures a graph of its own.
+            cache: `make_cache()`, with an eviction for instance, or the cache of a text that the tokens continue; it
+                stays as it is.
 
         Raises:
             ShapeError: no tokens to go on from, lengths that do not fit.
             ConfigurationError: numbers out of their range, a token to stop at that is none of the vocabulary; captured
-                steps of linear attention, or of a rotary whose frequencies depend on the length.
+                steps of linear attention, of a rotary whose frequencies depend on the length, or with an eviction;
+                lengths of tokens that continue a text.
 
         >>> from regard.models import language_model as lm
         >>> attention, feed_forward = lm.AttentionConfig(num_heads=2), lm.FeedForwardConfig(16)
@@ -243,6 +251,8 @@ class LanguageModel(nn.Module):
         """
         if captured:
             self._check_steps_are_alike()
+        if cache is not None:
+            check_cache(cache, len(self._owners))
         return generated(
             self,
             tokens,
@@ -253,6 +263,7 @@ class LanguageModel(nn.Module):
             generator=generator,
             chunk=self._chunk() if chunk is None else chunk,
             captured=captured,
+            cache=cache,
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -286,9 +297,10 @@ class LanguageModel(nn.Module):
         """Load a model of transformers from a local folder with config.json and safetensors, in evaluation mode.
 
         Architectures, by the `model_type` in config.json, whatever the release is called: `llama` (Llama 1 to 3),
-        `mistral`, `mixtral`, `gemma2`, `gemma3_text`, `qwen2` (Qwen 1.5 to 2.5), `qwen2_moe`, `qwen3`, `qwen3_moe`,
-        `phi3`, and `gpt_oss`, also with its experts in MXFP4, which become plain numbers; of latent attention
-        `deepseek_v2`, `deepseek_v3`, `deepseek_v32`, `glm4_moe_lite`, `glm_moe_dsa` and `youtu`. transformers itself is
+        `mistral`, `mixtral`, `gemma2`, `gemma3_text`, `gemma3n_text`, `gemma4_text`, `gemma4_unified_text`, `qwen2`
+        (Qwen 1.5 to 2.5), `qwen2_moe`, `qwen3`, `qwen3_moe`, `qwen3_next`, `qwen3_5_text`, `olmo_hybrid`, `phi3`, and
+        `gpt_oss`, also with its experts in MXFP4, which become plain numbers; of latent attention `deepseek_v2`,
+        `deepseek_v3`, `deepseek_v32`, `glm4_moe_lite`, `glm_moe_dsa`, `kimi_linear` and `youtu`. transformers itself is
         not needed. Layers after the last one, which predict further tokens, are left out: no logit depends on them.
 
         Results are those of transformers, but for one case: a Phi 3 with LongRoPE whose text outgrows
@@ -318,35 +330,47 @@ class LanguageModel(nn.Module):
         with torch.device("meta"):
             return cls(config)
 
-    def _step_blocks(
+    def _through_blocks(
         self,
+        way: BlockPass,
         tokens: Tensor,
         mask: Mask | Tensor | None,
         positions: Tensor | None,
-        cache: LanguageModelCache,
-        step: Callable[[TransformerBlock, Tensor, BlockCache, CallKwargs], BlockStep],
-    ) -> tuple[Tensor, LanguageModelCache]:
-        """The inputs of the output layer for the next tokens, and the extended cache, by a step of each block."""
-        check_cache(cache, len(self.blocks))
-        x, rotations = self._embed(tokens, positions, cache)
-        layers: list[BlockCache] = []
-        calls = self._calls(mask, positions, rotations)
-        for block, call, layer in zip(self._blocks(), calls, cache.layers, strict=True):
-            x, extended = step(block, x, layer, call)
-            layers.append(extended)
-        return self.norm(x), LanguageModelCache(tuple(layers))
-
-    def _embed(
-        self, tokens: Tensor, positions: Tensor | None, cache: LanguageModelCache | None = None
-    ) -> tuple[Tensor, list[Rotation | None]]:
-        """Embedded tokens, and the rotation of each layer, computed once for layers with equal rotaries."""
+        cache: LanguageModelCache | None = None,
+    ) -> Tensor:
+        """The inputs of the output layer, by a pass through all blocks; `cache` is that before the tokens."""
         check_tokens(tokens, self.config.vocabulary_size, self.embedding.weight.device)
+        at, embedded = token_positions(tokens, positions, cache), self._embed(tokens)
+        rotations = shared_rotations(self._rotaries(), at, embedded.dtype)
+        x, inputs = self.stream.begin(tokens, embedded)
+        shared: dict[int, ProjectedMemory] = {}
+        selections = new_selections(self.config.layers)
+
+        def output(number: int, x: Tensor) -> Tensor:
+            block: TransformerBlock = self.blocks[number]  # type: ignore[assignment]
+            call: SharedCallKwargs = {"mask": mask, "positions": positions, "rotation": rotations[number]}
+            source = self._key_sources[number]
+            if source is not None:
+                if source == number:
+                    shared[number] = way.keys(number, block, x, call)
+                # Positions 0..N-1 are the default, which has faster kernels.
+                call["positions"] = None if shared[source].positions is None else at
+                call["keys"] = shared[source]
+            if (selection := selections[number]) is not None:
+                call["selection"] = selection
+            return way.output(number, block, x, call)
+
+        for number in range(len(self.blocks)):
+            x = self.stream.around(number, x, inputs, partial(output, number))
+        return self.norm(self.stream.end(x))
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings of tokens, scaled, with dropout: (batch, length, dim)."""
         embedded = self.embedding(tokens)
         if self.config.embedding_scale is not None:
             # Rounded to the dtype of the weights before it multiplies, as Gemma was trained.
             embedded = embedded * embedded.new_tensor(self.config.embedding_scale)
-        rotations = shared_rotations(self._rotaries(), token_positions(tokens, positions, cache), embedded.dtype)
-        return self.dropout(embedded), rotations
+        return self.dropout(embedded)
 
     def _chunk(self) -> int | None:
         """The prompt tokens per forward pass that leave the result unchanged; None where all have to be in one."""
@@ -365,16 +389,32 @@ class LanguageModel(nn.Module):
                 "leave captured out"
             )
 
-    def _calls(
-        self, mask: Mask | Tensor | None, positions: Tensor | None, rotations: Sequence[Rotation | None]
-    ) -> list[CallKwargs]:
-        """The arguments of each block in one pass."""
-        calls: list[CallKwargs] = []
-        for rotation, selection in zip(rotations, new_selections(self.config.layers), strict=True):
-            calls.append({"mask": mask, "positions": positions, "rotation": rotation})
-            if selection is not None:
-                calls[-1]["selection"] = selection
-        return calls
+    def _layers_without_limit(self) -> list[int]:
+        """The layers of softmax attention to all tokens before, whose keys an eviction by weight can choose from.
+
+        Raises:
+            ConfigurationError: there are none; other layers read the keys of one of them, or those that it has chosen.
+        """
+        layers = self.config.layers
+        reader = next((number for number, layer in enumerate(layers) if layer.chosen_by is not None), None)
+        if reader is not None:
+            raise ConfigurationError(
+                f"layer {reader} attends to the keys that layer {layers[reader].chosen_by} has chosen by columns, "
+                "which differ where each layer evicts by weights of its own: leave eviction out"
+            )
+        found = [number for number in self._owners if layers[number].before is None and layers[number].linear is None]
+        shared = next((number for number in found if self._key_sources[number] is not None), None)
+        if shared is not None:
+            raise ConfigurationError(
+                f"other layers read the keys of layer {shared}, which cannot be evicted by the weights of one of them: "
+                "leave eviction out"
+            )
+        if not found:
+            raise ConfigurationError(
+                "no layer of this model attends to all tokens before, so that caches have a limit already: leave "
+                "eviction out"
+            )
+        return found
 
     def _rotaries(self) -> list[Rotary | None]:
         """The rotary embedding of each layer."""

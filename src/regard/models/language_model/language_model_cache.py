@@ -16,6 +16,8 @@ from ...nn import BlockCache
 class LanguageModelCache:
     """The cache of every layer: keys and values, as many as its mask needs, or the state of its linear attention.
 
+    A layer that reads the keys of another one stores nothing and has none: `layers` are those of the others, in order.
+
     A value, as `regard.nn.KVCache` is: a step returns another one, and the old one stays as it was.
     """
 
@@ -25,6 +27,11 @@ class LanguageModelCache:
     def next_position(self) -> int | Tensor:
         """The default position of the next token: a number, or one for each sequence, (batch,)."""
         return self.layers[0].attention.next_position
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there are tokens in it, or were."""
+        return isinstance(self.next_position, Tensor) or self.next_position > 0
 
     @property
     def nbytes(self) -> int:

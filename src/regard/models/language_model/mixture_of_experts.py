@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
         self.num_experts, self.chosen = whole_number("num_experts", num_experts), whole_number("chosen", chosen)
-        _check_chosen(chosen, num_experts)
+        check_chosen(chosen, num_experts)
         if not limit > 0:
             raise ConfigurationError(f"limit is {limit}; it needs a number above 0")
         self.alpha, self.limit = alpha, limit
@@ -59,7 +59,7 @@ class MixtureOfExperts(nn.Module):
         check_input("input", inputs, self.dim, self)
         tokens = inputs.flatten(0, 1)  # [T, dim]
         logits, experts = self.router(tokens).topk(self.chosen, dim=-1)  # [T, chosen]
-        return _mixed(self._expert, tokens, experts, logits.softmax(-1), self.num_experts).view_as(inputs)
+        return mixed(self._expert, tokens, experts, logits.softmax(-1), self.num_experts).view_as(inputs)
 
     def _expert(self, expert: int, tokens: Tensor) -> Tensor:
         both = tokens @ self.gate_up[expert] + self.gate_up_bias[expert]
@@ -126,23 +126,28 @@ class GatedMixtureOfExperts(nn.Module):
         check_input("input", inputs, self.dim, self)
         tokens = inputs.flatten(0, 1)  # [T, dim]
         shares, experts = self.router(tokens)  # [T, chosen]
-        mixed = _mixed(self._expert, tokens, experts, shares.to(tokens.dtype), self.num_experts).view_as(inputs)
+        routed = mixed(self._expert, tokens, experts, shares.to(tokens.dtype), self.num_experts).view_as(inputs)
         if self.shared is None:
-            return mixed
+            return routed
         shared = self.shared(inputs)
-        return mixed + (shared if self.shared_gate is None else self.shared_gate(inputs).sigmoid() * shared)
+        return routed + (shared if self.shared_gate is None else self.shared_gate(inputs).sigmoid() * shared)
 
     def _expert(self, expert: int, tokens: Tensor) -> Tensor:
         gate, up = (tokens @ self.gate_up[expert]).chunk(2, dim=-1)
         return (self.activation(gate) * up) @ self.down[expert]
 
 
-def _check_chosen(chosen: int, num_experts: int) -> None:
+def check_chosen(chosen: int, num_experts: int) -> None:
+    """Check that no more experts are chosen than there are.
+
+    Raises:
+        ConfigurationError: more are.
+    """
     if chosen > num_experts:
         raise ConfigurationError(f"chosen is {chosen} of num_experts={num_experts}: it needs that many or fewer")
 
 
-def _mixed(
+def mixed(
     expert_output: Callable[[int, Tensor], Tensor], tokens: Tensor, experts: Tensor, shares: Tensor, num_experts: int
 ) -> Tensor:
     """The outputs of each token's experts, summed with their shares: (T, dim); `experts` and `shares` (T, chosen)."""
@@ -155,7 +160,7 @@ def _mixed(
         for expert, (selected, share) in enumerate(zip(rows.split(counts), shares.split(counts), strict=True))
         if len(selected)
     ]
-    mixed = tokens.new_zeros(tokens.shape)
+    total = tokens.new_zeros(tokens.shape)
     if outputs:
-        mixed = mixed.index_add(0, rows, torch.cat(outputs).to(mixed.dtype))
-    return mixed
+        total = total.index_add(0, rows, torch.cat(outputs).to(total.dtype))
+    return total

@@ -61,9 +61,7 @@ class CapturedStep:
     """
 
     def __init__(self, state: NextTokens, count: int, generator: torch.Generator | None) -> None:
-        state.cache = LanguageModelCache(
-            tuple(_in_place(number, layer, count) for number, layer in enumerate(state.cache.layers))
-        )
+        state.cache = LanguageModelCache(tuple(_in_place(layer, count) for layer in state.cache.layers))
         self.state, self.generator = state, generator
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -104,11 +102,11 @@ class CapturedStep:
         return [self.state.tokens, self.state.done, *lengths, *(cache.positions for cache in caches)]
 
 
-def _in_place(number: int, layer: BlockCache, spare: int) -> BlockCache:
+def _in_place(layer: BlockCache, spare: int) -> BlockCache:
     """The cache of a layer in memory for `spare` more tokens."""
     if not isinstance(layer.attention, KVCache):
         raise ConfigurationError(
-            f"layer {number} has a {type(layer.attention).__name__}, and captured steps need a KVCache in each layer: "
+            f"a layer has a {type(layer.attention).__name__}, and captured steps need a KVCache in each layer: "
             "leave captured out"
         )
     return BlockCache(InPlaceCache.after(layer.attention, spare), layer.memory)

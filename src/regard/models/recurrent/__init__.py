@@ -3,11 +3,14 @@
 from .decoders import BahdanauDecoder as BahdanauDecoder
 from .decoders import LuongDecoder as LuongDecoder
 from .encoder import BidirectionalEncoder as BidirectionalEncoder
+from .pointer import PointerGenerator as PointerGenerator
 from .recurrent_state import ObservedRecurrentStep as ObservedRecurrentStep
 from .recurrent_state import RecurrentMemory as RecurrentMemory
 from .recurrent_state import RecurrentState as RecurrentState
 from .recurrent_state import RecurrentStep as RecurrentStep
 from .recurrent_translator import RecurrentTranslator as RecurrentTranslator
+from .source_attention import Covered as Covered
+from .source_attention import Fertility as Fertility
 from .source_attention import GlobalWindow as GlobalWindow
 from .source_attention import MonotonicWindow as MonotonicWindow
 from .source_attention import PredictiveWindow as PredictiveWindow
@@ -15,10 +18,13 @@ from .source_attention import PredictiveWindow as PredictiveWindow
 __all__ = [
     "BahdanauDecoder",
     "BidirectionalEncoder",
+    "Covered",
+    "Fertility",
     "GlobalWindow",
     "LuongDecoder",
     "MonotonicWindow",
     "ObservedRecurrentStep",
+    "PointerGenerator",
     "PredictiveWindow",
     "RecurrentMemory",
     "RecurrentState",

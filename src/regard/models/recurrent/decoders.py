@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from ...scores import Score
 from .encoder import Bridge, make_cell, run
 from .native_steps import native_decoder, packed_weights, run_steps
-from .recurrent_state import Encoded, RecurrentMemory, RecurrentState, Unrolled
-from .source_attention import SourceAttention
+from .recurrent_state import Encoded, RecurrentMemory, RecurrentState, Unrolled, add_weights, join_steps
+from .source_attention import Covered, SourceAttention
 
 
 class BahdanauDecoder(nn.Module):
     """c_t = attention(s_{t-1}), s_t = cell([E y_{t-1}; c_t], s_{t-1}), and a maxout layer over s_t, E y_{t-1}, c_t.
 
-    Shapes: embedded target words [B, T, E] give features [B, T, readout_dim].
+    Shapes: embedded target words [B, T, E] give features [B, T, readout_dim]. With `coverage`, of the same score, the
+    score reads the weights of earlier steps.
 
     Source: Bahdanau et al. 2015 (arXiv 1409.0473), sections 3.1 and A.2.2. We differ in two points: the reset gate of
     torch's GRU multiplies U s + b where the paper's multiplies s before U; and the readout reads s_t, as the paper's
@@ -28,11 +29,19 @@ class BahdanauDecoder(nn.Module):
     """
 
     def __init__(
-        self, embedding_dim: int, annotation_dim: int, hidden_dim: int, *, score: Score, cell: str, readout_dim: int
+        self,
+        embedding_dim: int,
+        annotation_dim: int,
+        hidden_dim: int,
+        *,
+        score: Score,
+        cell: str,
+        readout_dim: int,
+        coverage: Covered | None = None,
     ) -> None:
         super().__init__()
         self.feature_dim = readout_dim
-        self.attend = SourceAttention(score)
+        self.attend = SourceAttention(score, coverage=coverage)
         self.cell = make_cell(cell, embedding_dim + annotation_dim, hidden_dim)
         self.bridge = Bridge(annotation_dim // 2, self.cell)
         self.readout = nn.Linear(hidden_dim + embedding_dim + annotation_dim, 2 * readout_dim)
@@ -44,7 +53,7 @@ class BahdanauDecoder(nn.Module):
     def start(self, memory: RecurrentMemory) -> RecurrentState:
         """s_0 = tanh(W ←h_1), from the backward encoder's last state, at the first word."""
         backward = memory.encoded.last.chunk(2, dim=-1)[1]
-        return RecurrentState(self.bridge(backward))
+        return RecurrentState(self.bridge(backward), coverage=self.attend.start(memory))
 
     def unroll(self, embedded: Tensor, memory: RecurrentMemory) -> Unrolled:
         """All steps for a known target; the query of each is the state after the previous one."""
@@ -54,43 +63,51 @@ class BahdanauDecoder(nn.Module):
         if native is not None and embedded.shape[1]:
             output, context = run_steps(native, memory.packed, embedded, first)
             queries = torch.cat([_query(state), output[:, :-1]], 1)
-            return Unrolled(queries, self._features(output, embedded, context))
-        queries, contexts, outputs = [], [], []
-        for word in embedded.unbind(1):
-            query = _query(state)
-            context = self.attend(query, memory)
-            output, hidden = run(self.cell, torch.cat([word.unsqueeze(1), context], dim=-1), state.hidden)
-            state = RecurrentState(hidden, step=state.step + 1)
-            queries.append(query)
+            return Unrolled(queries, context, output, self._features(output, embedded, context))
+        queries, contexts, outputs, weights = [], [], [], []
+        for word in embedded.split(1, 1):
+            queries.append(_query(state))
+            context, row = self.attend.look(queries[-1], memory, state)
+            output, state = self._advance(word, state, context, row)
             contexts.append(context)
             outputs.append(output)
-        features = self._features(torch.cat(outputs, 1), embedded, torch.cat(contexts, 1))
-        return Unrolled(torch.cat(queries, 1), features)
+            weights.append(row)
+        context, output = torch.cat(contexts, 1), torch.cat(outputs, 1)
+        features = self._features(output, embedded, context)
+        return Unrolled(torch.cat(queries, 1), context, output, features, join_steps(weights))
 
-    def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
-        """Features [B, F] and state after one embedded word [B, E]."""
+    def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Unrolled, RecurrentState]:
+        """One step after an embedded word [B, 1, E], and the state after it."""
         query = _query(state)
         before = query.squeeze(1)
-        native = native_decoder(self.cell, self.attend, memory, word, before, attends_after=False)
+        native = native_decoder(self.cell, self.attend, memory, word.squeeze(1), before, attends_after=False)
         if native is None:
-            return self._advance(word, state, self.attend(query, memory))
-        output, context = run_steps(native, memory.packed, word.unsqueeze(1), before)
-        features = self._features(output, word.unsqueeze(1), context).squeeze(1)
-        return features, RecurrentState((output,), step=state.step + 1)
+            return self._read(word, state, query, *self.attend.look(query, memory, state))
+        output, context = run_steps(native, memory.packed, word, before)
+        seen = Unrolled(query, context, output, self._features(output, word, context))
+        return seen, RecurrentState((output,), step=state.step + 1)
 
     def observe_step(
         self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
-    ) -> tuple[Tensor, RecurrentState, Tensor]:
-        """`step`, and the attention weights [B, S]."""
-        context, weights = self.attend.with_weights(_query(state), memory)
-        return *self._advance(word, state, context), weights.squeeze(1)
+    ) -> tuple[Unrolled, RecurrentState, Tensor]:
+        """`step`, and the attention weights [B, 1, S]."""
+        query = _query(state)
+        context, weights = self.attend.with_weights(query, memory, first=state.step, coverage=state.coverage)
+        return *self._read(word, state, query, context, weights), weights
 
-    def _advance(self, word: Tensor, state: RecurrentState, context: Tensor) -> tuple[Tensor, RecurrentState]:
-        """The cell and the features for one word and its context [B, 1, A]."""
-        word = word.unsqueeze(1)
+    def _read(
+        self, word: Tensor, state: RecurrentState, query: Tensor, context: Tensor, weights: Tensor | None
+    ) -> tuple[Unrolled, RecurrentState]:
+        """One step from `state`, of a query with its context, and the state after it."""
+        output, after = self._advance(word, state, context, weights)
+        return Unrolled(query, context, output, self._features(output, word, context), weights), after
+
+    def _advance(
+        self, word: Tensor, state: RecurrentState, context: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, RecurrentState]:
+        """Run the cell for one word and its context, [B, 1, ·]: s_t [B, 1, H], and the state after it."""
         output, hidden = run(self.cell, torch.cat([word, context], dim=-1), state.hidden)
-        features = self._features(output, word, context)
-        return features.squeeze(1), RecurrentState(hidden, step=state.step + 1)
+        return output, RecurrentState(hidden, step=state.step + 1, coverage=add_weights(state.coverage, weights))
 
     def _features(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
         """Maxout (Goodfellow et al. 2013) over pairs: [B, T, 2F] to [B, T, F]."""
@@ -171,53 +188,62 @@ class LuongDecoder(nn.Module):
         """The first state, from both ends of the encoder; the attentional vector that input feeding reads is 0."""
         last = memory.encoded.last
         attentional = last.new_zeros(last.shape[0], self.feature_dim) if self.input_feeding else None
-        return RecurrentState(self.bridge(last), attentional)
+        return RecurrentState(self.bridge(last), attentional, coverage=self.attend.start(memory))
 
     def unroll(self, embedded: Tensor, memory: RecurrentMemory) -> Unrolled:
         """All steps for a known target: at once, or one by one with input feeding."""
         state = self.start(memory)
         if not self.input_feeding:
             queries, _ = run(self.cell, embedded, state.hidden)
-            return Unrolled(queries, self.readout(self.attend(queries, memory), queries))
-        queries, features = [], []
-        for word in embedded.unbind(1):
+            context, weights = self.attend.look(queries, memory, state)
+            return Unrolled(queries, context, queries, self.readout(context, queries), weights)
+        steps = []
+        for word in embedded.split(1, 1):
             query, hidden = self._advance(word, state)
-            feature = self.readout(self.attend(query, memory, first=state.step), query)
-            state = RecurrentState(hidden, feature.squeeze(1), state.step + 1)
-            queries.append(query)
-            features.append(feature)
-        return Unrolled(torch.cat(queries, 1), torch.cat(features, 1))
+            seen, state = self._read(query, hidden, state, *self.attend.look(query, memory, state))
+            steps.append(seen)
+        queries, contexts, features = (
+            torch.cat(parts, 1)
+            for parts in zip(*((seen.queries, seen.contexts, seen.features) for seen in steps), strict=True)
+        )
+        return Unrolled(queries, contexts, queries, features, join_steps([seen.weights for seen in steps]))
 
-    def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Tensor, RecurrentState]:
-        """Features [B, F] and state after one embedded word [B, E]."""
+    def step(self, word: Tensor, state: RecurrentState, memory: RecurrentMemory) -> tuple[Unrolled, RecurrentState]:
+        """One step after an embedded word [B, 1, E], and the state after it."""
         inputs, before = self._inputs(word, state), _query(state).squeeze(1)
-        native = native_decoder(self.cell, self.attend, memory, inputs, before, attends_after=True)
+        native = native_decoder(self.cell, self.attend, memory, inputs.squeeze(1), before, attends_after=True)
         if native is not None:
-            query, context = run_steps(native, memory.packed, inputs.unsqueeze(1), before)
+            query, context = run_steps(native, memory.packed, inputs, before)
             return self._read(query, (query,), state, context)
-        query, hidden = run(self.cell, inputs.unsqueeze(1), state.hidden)
-        return self._read(query, hidden, state, self.attend(query, memory, first=state.step))
+        query, hidden = run(self.cell, inputs, state.hidden)
+        return self._read(query, hidden, state, *self.attend.look(query, memory, state))
 
     def observe_step(
         self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
-    ) -> tuple[Tensor, RecurrentState, Tensor]:
-        """`step`, and the attention weights [B, S]."""
+    ) -> tuple[Unrolled, RecurrentState, Tensor]:
+        """`step`, and the attention weights [B, 1, S]."""
         query, hidden = self._advance(word, state)
-        context, weights = self.attend.with_weights(query, memory, first=state.step)
-        return *self._read(query, hidden, state, context), weights.squeeze(1)
+        context, weights = self.attend.with_weights(query, memory, first=state.step, coverage=state.coverage)
+        return *self._read(query, hidden, state, context, weights), weights
 
     def _read(
-        self, query: Tensor, hidden: tuple[Tensor, ...], state: RecurrentState, context: Tensor
-    ) -> tuple[Tensor, RecurrentState]:
-        """Features and state after a step from `state`, from h_t and its context, both [B, 1, ·]."""
-        features = self.readout(context, query).squeeze(1)
-        attentional = features if self.input_feeding else None
-        return features, RecurrentState(hidden, attentional, state.step + 1)
+        self,
+        query: Tensor,
+        hidden: tuple[Tensor, ...],
+        state: RecurrentState,
+        context: Tensor,
+        weights: Tensor | None = None,
+    ) -> tuple[Unrolled, RecurrentState]:
+        """One step from `state`, from h_t and its context, both [B, 1, ·], and the state after it."""
+        features = self.readout(context, query)
+        attentional = features.squeeze(1) if self.input_feeding else None
+        after = RecurrentState(hidden, attentional, state.step + 1, add_weights(state.coverage, weights))
+        return Unrolled(query, context, query, features, weights), after
 
     def _advance(self, word: Tensor, state: RecurrentState) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run the cell for one word: h_t [B, 1, H], and the recurrent state after it."""
-        return run(self.cell, self._inputs(word, state).unsqueeze(1), state.hidden)
+        """Run the cell for one word [B, 1, E]: h_t [B, 1, H], and the recurrent state after it."""
+        return run(self.cell, self._inputs(word, state), state.hidden)
 
     def _inputs(self, word: Tensor, state: RecurrentState) -> Tensor:
         """The inputs of the cell: the embedded word, and with input feeding the attentional vector."""
-        return word if state.attentional is None else torch.cat([word, state.attentional], dim=-1)
+        return word if state.attentional is None else torch.cat([word, state.attentional.unsqueeze(1)], dim=-1)

@@ -5,9 +5,11 @@ Letters: B sentences, S source positions, T target positions, V target vocabular
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from ...backends.cpu.gru_decoder import PackedWeights
@@ -28,17 +30,29 @@ class Encoded:
 class RecurrentMemory:
     """The source for the decoder's attention: annotations, and keys [B, S, ·] projected for the score.
 
-    packed: the decoder's weights for steps in native code, without gradients.
+    packed: the decoder's weights for steps in native code, without gradients. tokens: the source [B, S] itself, of a
+    translator that copies from it.
     """
 
     encoded: Encoded
     keys: Tensor
     packed: PackedWeights | None = None
+    tokens: Tensor | None = None
 
     @cached_property
     def mask(self) -> Mask:
         """The mask of the batch's padding, by the lengths."""
         return padding(lengths=self.lengths)
+
+    @cached_property
+    def present_keys(self) -> Tensor:
+        """The keys with zeros behind the end of each source, where anything may stand: NaN times 0 would be NaN."""
+        return self._present(self.keys)
+
+    @cached_property
+    def present_values(self) -> Tensor:
+        """The annotations, likewise."""
+        return self._present(self.values)
 
     @property
     def values(self) -> Tensor:
@@ -50,6 +64,10 @@ class RecurrentMemory:
         """Source lengths, [B]."""
         return self.encoded.lengths
 
+    def _present(self, tensor: Tensor) -> Tensor:
+        absent = torch.arange(tensor.shape[1], device=tensor.device) >= self.lengths.unsqueeze(1)  # [B, S]
+        return tensor.masked_fill(absent.unsqueeze(-1), 0.0)
+
     def reorder(self, rows: Tensor) -> RecurrentMemory:
         """The memory for these rows of the batch, in this order; rows may repeat.
 
@@ -59,7 +77,8 @@ class RecurrentMemory:
         check_rows(rows, len(self.lengths))
         encoded = self.encoded
         chosen = Encoded(encoded.annotations[rows], encoded.lengths[rows], encoded.last[rows])
-        return RecurrentMemory(chosen, self.keys[rows], self.packed)
+        tokens = None if self.tokens is None else self.tokens[rows]
+        return RecurrentMemory(chosen, self.keys[rows], self.packed, tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +87,13 @@ class RecurrentState:
 
     `hidden` is the recurrent state, batch first: (h,) of a GRU, (h, c) of an LSTM, each [B, layers, H]. `attentional`
     is the attentional vector [B, F] of input feeding, which the next step reads. `step` counts the target words so far.
+    `coverage` is the sum of the attention weights [B, S] of all steps so far, where the score reads it.
     """
 
     hidden: tuple[Tensor, ...]
     attentional: Tensor | None = None
     step: int = 0
+    coverage: Tensor | None = None
 
     def reorder(self, rows: Tensor) -> RecurrentState:
         """The state for these rows of the batch, in this order; rows may repeat.
@@ -81,8 +102,9 @@ class RecurrentState:
             ShapeError, DtypeError: rows are not rows of the batch.
         """
         check_rows(rows, len(self.hidden[0]))
-        attentional = None if self.attentional is None else self.attentional[rows]
-        return replace(self, hidden=tuple(part[rows] for part in self.hidden), attentional=attentional)
+        attentional, coverage = (None if part is None else part[rows] for part in (self.attentional, self.coverage))
+        hidden = tuple(part[rows] for part in self.hidden)
+        return replace(self, hidden=hidden, attentional=attentional, coverage=coverage)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +128,25 @@ class ObservedRecurrentStep:
 
 @dataclass(frozen=True, eq=False)
 class Unrolled:
-    """The decoder over a whole target: queries [B, T, H] of its attention, and features [B, T, F] of each word."""
+    """The decoder over T words of a target, or over one: of each the query of its attention, and what follows.
+
+    Shapes: queries [B, T, H], contexts [B, T, A], outputs of the cell [B, T, H], features [B, T, F] that predict the
+    word; weights [B, T, S] where they were computed.
+    """
 
     queries: Tensor
+    contexts: Tensor
+    outputs: Tensor
     features: Tensor
+    weights: Tensor | None = None
+
+
+def join_steps(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The tensors [B, 1, ...] of T steps as one, [B, T, ...]; None if there is none at the first."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present, 1) if present else None
+
+
+def add_weights(coverage: Tensor | None, weights: Tensor | None) -> Tensor | None:
+    """The coverage [B, S] with the weights [B, 1, S] of one more step; None where no score reads it."""
+    return None if coverage is None or weights is None else coverage + weights.squeeze(1)

@@ -1,7 +1,7 @@
-"""Attention of a recurrent decoder to the source: global, or local in a window around a centre.
+"""Attention of a recurrent decoder to the source: global, local in a window, with or without coverage.
 
 Source: Luong et al. 2015 (arXiv 1508.04025), section 3.2, local attention. Windows are closed intervals
-[centre - radius, centre + radius] of source positions, counted from 0.
+[centre - radius, centre + radius] of source positions, counted from 0. For coverage see `Covered`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ...attention import attention, observe
 from ...biases import Bias, gaussian
+from ...errors import ConfigurationError
 from ...lenses import Weights
 from ...masks import Mask, where
-from ...scores import Score
-from .recurrent_state import Encoded, RecurrentMemory
+from ...scores import Additive, Concat, Score
+from .recurrent_state import Encoded, RecurrentMemory, RecurrentState
 
 
 class SourceWindow(Protocol):
@@ -84,26 +85,124 @@ def _near(centre: Tensor, memory: RecurrentMemory, radius: int) -> Tensor:
     return (positions - centre.unsqueeze(-1)).abs() <= radius
 
 
-class SourceAttention(nn.Module):
-    """context_t = attention(query_t, keys, annotations): any score, within a window."""
+class Fertility(nn.Module):
+    """Φ_j = N σ(u · h_j): to how many target words source word j is expected to give weight, at most N.
 
-    def __init__(self, score: Score, window: nn.Module | None = None) -> None:
+    Source: Tu et al. 2016 (arXiv 1601.04811), section 3.1.1, which sets N to 2.
+    """
+
+    def __init__(self, annotation_dim: int, most: float = 2.0) -> None:
+        super().__init__()
+        if not most > 0:
+            raise ConfigurationError(f"most is {most}; a fertility needs a number above 0, such as 2.0")
+        self.most = most
+        self.project = nn.Linear(annotation_dim, 1, bias=False)
+
+    def forward(self, annotations: Tensor) -> Tensor:
+        """Φ [B, S] of annotations [B, S, A]."""
+        return self.most * torch.sigmoid(self.project(annotations)).squeeze(-1)
+
+    def extra_repr(self) -> str:
+        return f"most={self.most}"
+
+
+class Covered(nn.Module):
+    """An additive score that reads how much weight each source position has had: vᵀ tanh(W s_t + U h_j + u c_tj).
+
+    c_tj = Σ_{t' < t} a_t'j is the coverage, the sum of the attention weights of all steps before t, 0 at the first; u
+    has the width of the tanh. With a fertility the score reads c_tj / Φ_j. It is computed as what coverage adds to the
+    score without it,
+
+        b_tj = vᵀ tanh(W s_t + U h_j + u c_tj) - vᵀ tanh(W s_t + U h_j),
+
+    a bias of the attention: so records and lenses have one set of keys for all steps, and show what coverage did.
+
+    Raises:
+        ConfigurationError: the score is not additive.
+
+    Source: See et al. 2017 (arXiv 1704.04368), Eq. 10 and 11, without their offset; with a fertility the linguistic
+    coverage of Tu et al. 2016 (arXiv 1601.04811), section 3.1.1.
+    """
+
+    def __init__(self, score: Score, fertility: Fertility | None = None) -> None:
+        super().__init__()
+        if not isinstance(score, Additive | Concat):
+            raise ConfigurationError(
+                f"coverage is read by the hidden layer of a score, and {type(score).__name__} has none: take Additive "
+                "or Concat"
+            )
+        self.weight = nn.Parameter(torch.empty(score.hidden_dim))
+        nn.init.normal_(self.weight, std=max(score.hidden_dim, 1) ** -0.5)
+        self.fertility = fertility
+
+    def forward(self, score: Score, query: Tensor, memory: RecurrentMemory, coverage: Tensor) -> Tensor:
+        """The bias b [B, 1, S] of one query [B, 1, H] over a source, for the coverage [B, S]."""
+        projected, keys = score.project_query(query), memory.present_keys
+        if self.fertility is not None:
+            coverage = coverage / self.fertility(memory.present_values)
+        covered = keys + (coverage.unsqueeze(-1) * self.weight).to(keys.dtype)
+        return score.form(projected, covered).scores() - score.form(projected, keys).scores()
+
+
+class SourceAttention(nn.Module):
+    """context_t = attention(query_t, keys, annotations): any score, within a window.
+
+    Args:
+        score: of a query and an annotation.
+        window: the part of the source that a query attends to; without one, all of it.
+        coverage: the term of earlier weights, `Covered(score)`; steps then wait for one another.
+    """
+
+    def __init__(self, score: Score, window: nn.Module | None = None, *, coverage: Covered | None = None) -> None:
         super().__init__()
         self.score = score
         self.window = window if window is not None else GlobalWindow()
+        self.coverage = coverage
 
     def project_memory(self, encoded: Encoded) -> RecurrentMemory:
         """The source with its keys projected for the score, once for all steps."""
         return RecurrentMemory(encoded, self.score.project_key(encoded.annotations))
 
+    def start(self, memory: RecurrentMemory) -> Tensor | None:
+        """The coverage before the first step, zeros [B, S]; None where the score does not read it."""
+        return None if self.coverage is None else memory.values.new_zeros(memory.values.shape[:2])
+
+    def look(self, query: Tensor, memory: RecurrentMemory, state: RecurrentState) -> tuple[Tensor, Tensor | None]:
+        """The contexts of the next queries after a state, and their weights where the steps after them read these."""
+        if self.coverage is None:
+            return self(query, memory, first=state.step), None
+        return self.with_weights(query, memory, first=state.step, coverage=state.coverage)
+
     def forward(self, query: Tensor, memory: RecurrentMemory, *, first: int = 0) -> Tensor:
-        """The contexts [B, T, A] of queries [B, T, H]; the first query is at target step `first`."""
+        """The contexts [B, T, A] of queries [B, T, H]; the first query is at target step `first`.
+
+        With coverage nothing is covered before the first query.
+        """
+        if self.coverage is not None:
+            return self.with_weights(query, memory, first=first)[0]
         return attention(query, memory.keys, memory.values, **self._options(query, memory, first))
 
-    def with_weights(self, query: Tensor, memory: RecurrentMemory, *, first: int = 0) -> tuple[Tensor, Tensor]:
-        """The contexts, and the attention weights [B, T, S]."""
+    def with_weights(
+        self, query: Tensor, memory: RecurrentMemory, *, first: int = 0, coverage: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The contexts, and the attention weights [B, T, S]; `coverage` [B, S] is that before the first query."""
+        if self.coverage is None:
+            return self._observe(query, memory, self._options(query, memory, first))
+        covered = memory.values.new_zeros(memory.values.shape[:2]) if coverage is None else coverage
+        contexts, weights = [], []
+        for step, one in enumerate(query.split(1, 1), start=first):
+            options = self._options(one, memory, step)
+            term = self.coverage(self.score, one, memory, covered)
+            options["bias"] = term if options["bias"] is None else options["bias"] + term
+            context, row = self._observe(one, memory, options)
+            covered = covered + row.squeeze(1)
+            contexts.append(context)
+            weights.append(row)
+        return torch.cat(contexts, 1), torch.cat(weights, 1)
+
+    def _observe(self, query: Tensor, memory: RecurrentMemory, options: dict) -> tuple[Tensor, Tensor]:
         lens = Weights()
-        seen = observe(query, memory.keys, memory.values, lens, **self._options(query, memory, first))
+        seen = observe(query, memory.keys, memory.values, lens, **options)
         return seen.output, seen[lens]
 
     def _options(self, query: Tensor, memory: RecurrentMemory, first: int) -> dict:

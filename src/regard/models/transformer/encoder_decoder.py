@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from ...attention import Observation
 from ...errors import ConfigurationError
 from ...lenses import Lens
 from ...masks import Mask
@@ -95,6 +96,21 @@ class Decoder(nn.Module):
             x = seen[-1].output
         return self.norm(x), tuple(seen)
 
+    def observe_layer(
+        self, layer: int, x: Tensor, memory: tuple[ProjectedMemory, ...], *lenses: Lens, mask: Mask | None = None
+    ) -> tuple[Tensor, Observation]:
+        """`forward`, and the lenses' results for the cross-attention of one block."""
+        seen = None
+        for number, (block, projected) in enumerate(zip(self._blocks, memory, strict=True)):
+            if number == layer:
+                looked = block.observe(x, *lenses, memory=projected, memory_mask=mask)
+                x, seen = looked.output, looked.cross_attention
+            else:
+                x = block(x, projected, memory_mask=mask)
+        if seen is None:
+            raise ConfigurationError(f"there is no layer {layer} of {len(self.blocks)}: they are counted from 0")
+        return self.norm(x), seen
+
     def step(
         self, x: Tensor, caches: tuple[Cache, ...], memory: tuple[ProjectedMemory, ...], mask: Mask | None = None
     ) -> tuple[Tensor, tuple[Cache, ...]]:
@@ -121,6 +137,11 @@ class Decoder(nn.Module):
             seen.append(looked)
             after.append(grown.attention)
         return self.norm(x), tuple(seen), tuple(after)
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the cross-attention of each block."""
+        return self._blocks[0].cross_attention.projections.num_heads  # type: ignore[union-attr]
 
     @property
     def _blocks(self) -> list[TransformerBlock]:

@@ -15,6 +15,7 @@ from ...lenses import Lens, Weights
 from ...masks import Mask, padding
 from ...nn import BlockObservation, Cache, ProjectedMemory
 from ...nn.caches.base import check_rows
+from ..decoded_target import DecodedTarget, SourceHead
 from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
 
 
@@ -164,9 +165,25 @@ class Transformer(nn.Module):
 
     def features(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """The inputs of the output layer: [B, T, dim]."""
+        return self.decode_target(source, source_lengths, target).features
+
+    def decode_target(
+        self, source: Tensor, source_lengths: Tensor, target: Tensor, *, observe: SourceHead | None = None
+    ) -> DecodedTarget:
+        """What predicts each token of a known target, with the weights of one head's cross-attention if observed.
+
+        The weights have gradients; of the other layers none are computed.
+
+        Raises:
+            ConfigurationError: a layer or head that is not there.
+        """
         _check(source, source_lengths, target)
-        memory = self.encode(source, source_lengths)
-        return self.decoder(self.target_embedding(target), memory.layers, memory.mask)
+        memory, x = self.encode(source, source_lengths), self.target_embedding(target)
+        if observe is None:
+            return DecodedTarget(self.decoder(x, memory.layers, memory.mask))
+        layer, head = self._checked_place(observe)
+        features, seen = self.decoder.observe_layer(layer, x, memory.layers, WEIGHTS, mask=memory.mask)
+        return DecodedTarget(features, seen[WEIGHTS][:, head])
 
     def observe(self, source: Tensor, source_lengths: Tensor, target: Tensor, *lenses: Lens) -> TransformerObservation:
         """`forward`, and each lens's results for each attention: `seen.decoder[layer].cross_attention[lens]`."""
@@ -183,6 +200,16 @@ class Transformer(nn.Module):
         memory = self.encode(source, source_lengths)
         _, decoder = self.decoder.observe(self.target_embedding(target), memory.layers, WEIGHTS, mask=memory.mask)
         return _cross(decoder).permute(0, 3, 1, 2, 4)
+
+    def _checked_place(self, observe: SourceHead) -> tuple[int, int]:
+        """Layer and head of the decoder's attention to the source."""
+        layers = len(self.decoder.blocks)
+        layer = max(layers - 2, 0) if observe.layer is None else observe.layer
+        heads = self.decoder.num_heads
+        for name, number, count in (("layer", layer, layers), ("head", observe.head, heads)):
+            if not 0 <= number < count:
+                raise ConfigurationError(f"there is no {name} {number}: the decoder has {count}, 0 to {count - 1}")
+        return layer, observe.head
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> TransformerMemory:
         """Encode the source and project the keys and values of the decoder's cross-attention, once for all steps."""

@@ -6,5 +6,22 @@ from .in_place_cache import InPlaceCache as InPlaceCache
 from .kv_cache import KVCache as KVCache
 from .kv_cache import ProjectedMemory as ProjectedMemory
 from .linear_cache import LinearCache as LinearCache
+from .weighed_cache import WeighedCache as WeighedCache
+from .weight_policies import H2O as H2O
+from .weight_policies import TOVA as TOVA
+from .weight_policies import SnapKV as SnapKV
+from .weight_policies import WeightPolicy as WeightPolicy
 
-__all__ = ["Cache", "InPlaceCache", "KVCache", "KeyValueStore", "LinearCache", "ProjectedMemory"]
+__all__ = [
+    "H2O",
+    "TOVA",
+    "Cache",
+    "InPlaceCache",
+    "KVCache",
+    "KeyValueStore",
+    "LinearCache",
+    "ProjectedMemory",
+    "SnapKV",
+    "WeighedCache",
+    "WeightPolicy",
+]

@@ -15,7 +15,7 @@ from ...errors import ConfigurationError, ShapeError
 from ...masks import Mask, as_mask
 from ...utils.numbers import whole_number
 from ..input_checks import check_positions
-from .base import Cache, check_rows
+from .base import Cache, KeyValueStore, check_rows
 from .buffers import Buffers, check_fits
 from .eviction import keys_to_retain
 
@@ -322,6 +322,11 @@ class ProjectedMemory:
     keys: Tensor
     values: Tensor
     positions: Tensor | None = None
+
+    @classmethod
+    def of_cache(cls, cache: KeyValueStore) -> ProjectedMemory:
+        """What a cache holds now: views, which change where the cache is written in place."""
+        return cls(cache.keys, cache.values, None if cache.has_default_positions else cache.positions)
 
     def __len__(self) -> int:
         return self.values.shape[2]

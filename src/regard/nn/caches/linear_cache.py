@@ -22,6 +22,8 @@ class LinearCache(Cache):
         normalize: whether weights are divided by their sum, for which the state has a total.
         state: None before the first token.
         next_position: default position of the next token, one number or (batch,).
+        tail: of a layer with a convolution, the last rows that the next ones read, (batch, width - 1, features).
+        last: of a layer with a token shift, the last token, (batch, 1, dim).
 
     >>> import torch, regard
     >>> cache = regard.nn.LinearCache()
@@ -35,14 +37,16 @@ class LinearCache(Cache):
     normalize: bool = True
     state: LinearState | None = field(default=None, repr=False)
     next_position: int | Tensor = 0  # type: ignore[assignment]  # a property of the protocol
+    tail: Tensor | None = field(default=None, repr=False)
+    last: Tensor | None = field(default=None, repr=False)
 
     def __bool__(self) -> bool:
         return True
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state; 0 before the first token."""
-        return 0 if self.state is None else self.state.nbytes
+        """Bytes of the state, the tail and the last token; 0 before the first token."""
+        return sum(part.nbytes for part in (self.state, self.tail, self.last) if part is not None)
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> LinearCache:
         """The cache after M more tokens, at the next positions or at the given ones.
@@ -61,12 +65,16 @@ class LinearCache(Cache):
         keys: Tensor,
         values: Tensor,
         positions: Tensor | None = None,
+        *,
+        tail: Tensor | None = None,
+        last: Tensor | None = None,
         **options: Unpack[LinearOptions],
     ) -> tuple[Tensor, LinearCache]:
         """Causal linear attention of M more tokens to themselves and all before, and the cache after them.
 
         Shapes: as `append`, and queries (batch, heads, M, key dim); the output is (batch, heads, M, value dim).
-        `options` are those of `regard.linear_attention` for these tokens: decay, beta, mask and scale.
+        tail, last: of the cache after them. `options` are those of `regard.linear_attention` for these tokens, such as
+        decay, beta and mask.
         """
         added = keys.shape[2]
         next_position = self.next_position + added
@@ -79,7 +87,12 @@ class LinearCache(Cache):
         output, state = linear_attention_with_state(queries, keys, values, **options)
         after = object.__new__(LinearCache)  # the __init__ of a frozen dataclass takes three times as long
         vars(after).update(
-            feature_map=self.feature_map, normalize=self.normalize, state=state, next_position=next_position
+            feature_map=self.feature_map,
+            normalize=self.normalize,
+            state=state,
+            next_position=next_position,
+            tail=tail,
+            last=last,
         )
         return output, after
 
@@ -101,4 +114,5 @@ class LinearCache(Cache):
         next_position = self.next_position
         if isinstance(next_position, Tensor) and next_position.ndim:
             next_position = next_position[rows]
-        return replace(self, state=self.state.reorder(rows), next_position=next_position)
+        tail, last = (None if part is None else part[rows] for part in (self.tail, self.last))
+        return replace(self, state=self.state.reorder(rows), next_position=next_position, tail=tail, last=last)

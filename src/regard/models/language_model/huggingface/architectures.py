@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....errors import CheckpointError, RegardError
 from ....positions.rotary import Layout
 from ..config import (
+    AlternatingUpdatesConfig,
     AttentionConfig,
+    DenseAndExpertsConfig,
     ExpertsConfig,
     GatedExpertsConfig,
     GatedFeedForwardConfig,
+    GatedInputStreamConfig,
     LanguageModelConfig,
     LatentAttentionConfig,
     LayerConfig,
+    LayerInputsConfig,
     RMSNormConfig,
 )
-from .config_reader import ModelSettings, phi3_rotary, rotaries_by_kind, rotary_of
+from .config_reader import ModelSettings, partial_rotary_of, phi3_rotary, rotaries_by_kind, rotary_of
 from .latent_settings import (
     always_interleaved,
     chosen_layout,
@@ -29,6 +33,17 @@ from .latent_settings import (
     lightning_indexer,
     routed_experts,
     shared_choices,
+)
+from .layer_settings import FULL, key_layers, layer_heads, layer_kinds, layer_sparsities
+from .linear_settings import (
+    ATTENTION_GATE,
+    OLMO_HYBRID,
+    QWEN3_5,
+    QWEN3_NEXT,
+    delta_net,
+    hybrid_layers,
+    kimi_delta,
+    kimi_kinds,
 )
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -48,7 +63,7 @@ def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> Lan
             "Others run with regard inside through regard.huggingface.swap(model)"
         )
     architecture = ARCHITECTURES[str(name)]
-    settings = ModelSettings(given, architecture.defaults)
+    settings = ModelSettings(_renamed(given, architecture.names), architecture.defaults)
     try:
         settings.only("is_causal", True, default=True)  # of each: transformers attends both ways else, also for null
         config = architecture.read(settings)
@@ -62,10 +77,29 @@ def configuration(given: Mapping[str, Any], ignore: Collection[str] = ()) -> Lan
 
 @dataclass(frozen=True)
 class Architecture:
-    """The mapping of an architecture's settings to a configuration, and its defaults for missing settings."""
+    """The mapping of an architecture's settings to a configuration, and its defaults for missing settings.
+
+    names: those of settings in config.json that other architectures have by another name.
+    """
 
     read: Callable[[ModelSettings], LanguageModelConfig]
     defaults: Mapping[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def _renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Settings by the names that they have in other architectures.
+
+    Raises:
+        CheckpointError: a setting has both names, and another value under each.
+    """
+    for name, other in names.items():
+        if name in given and other in given and given[name] != given[other]:
+            raise CheckpointError(
+                f"config.json says {name}={given[name]!r} and {other}={given[other]!r}, which are one setting: leave "
+                "one of them out"
+            )
+    return {names.get(name, name): value for name, value in given.items()}
 
 
 def _llama(settings: ModelSettings) -> LanguageModelConfig:
@@ -155,6 +189,70 @@ def _qwen3_moe(settings: ModelSettings) -> LanguageModelConfig:
     layers = _with_dense_layers(settings, [layer] * settings.need("num_hidden_layers"))
     attention = _attention(settings, head_dim, norm=_norm(settings))
     return _plain(settings, layers, attention, _qwen_experts(settings, count))
+
+
+def _qwen3_next(settings: ModelSettings) -> LanguageModelConfig:
+    experts = _qwen_experts(
+        settings, settings.need("num_experts"), shared_dim=settings.need("shared_expert_intermediate_size")
+    )
+    return _qwen_hybrid(settings, _with_dense_layers(settings, _qwen_hybrid_layers(settings)), experts)
+
+
+def _qwen3_5(settings: ModelSettings) -> LanguageModelConfig:
+    return _qwen_hybrid(settings, _qwen_hybrid_layers(settings), _gated(settings))
+
+
+def _qwen_hybrid_layers(settings: ModelSettings) -> list[LayerConfig]:
+    full = LayerConfig(rotary=partial_rotary_of(settings, _head_dim(settings), 0.25))
+    linear = LayerConfig(linear=delta_net(settings, norm_eps=settings.need("rms_norm_eps")))
+    every = settings.get("full_attention_interval", 4)
+    return hybrid_layers(settings, linear, full, lambda number: (number + 1) % every == 0)
+
+
+def _qwen_hybrid(
+    settings: ModelSettings, layers: list[LayerConfig], feed_forward: GatedExpertsConfig | GatedFeedForwardConfig
+) -> LanguageModelConfig:
+    """The configuration of Qwen3-Next and Qwen3.5."""
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"), offset=1.0)
+    return LanguageModelConfig(
+        **_common(settings, layers),
+        attention=_attention(settings, _head_dim(settings), norm=norm, gate=ATTENTION_GATE),
+        feed_forward=feed_forward,
+        norm=norm,
+    )
+
+
+def _olmo_hybrid(settings: ModelSettings) -> LanguageModelConfig:
+    head_dim = _head_dim(settings)
+    for name in ("attention_bias", "mlp_bias"):
+        settings.only(name, False, None)
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling")
+    rotated = rope is not None and rope.get("rope_theta") is not None
+    full = LayerConfig(rotary=rotary_of(settings, head_dim) if rotated else None, branch_norm=True)
+    heads = settings.need("num_attention_heads")
+    features = int(0.75 * settings.need("hidden_size") / (settings.get("linear_num_key_heads") or heads))
+    linear = delta_net(
+        settings,
+        norm_eps=1e-5,
+        largest=2.0 if settings.get("linear_allow_neg_eigval") else 1.0,
+        defaults={
+            "linear_num_key_heads": heads,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": features,
+            "linear_value_head_dim": 2 * (settings.get("linear_key_head_dim") or features),
+        },
+    )
+    last = settings.need("num_hidden_layers") - 1
+    layers = hybrid_layers(
+        settings,
+        LayerConfig(linear=linear),
+        full,
+        lambda number: number % 4 == 3 or (last < 3 and number == last),
+    )
+    attention = _attention(settings, head_dim, norm=_norm(settings), whole_norm=True)
+    return _plain(settings, layers, attention)
 
 
 def _qwen_experts(settings: ModelSettings, num_experts: int, shared_dim: int | None = None) -> GatedExpertsConfig:
@@ -264,6 +362,110 @@ def _gemma(
     )
 
 
+def _gemma4(settings: ModelSettings) -> LanguageModelConfig:
+    # "vision" is of image tokens alone.
+    settings.only("use_bidirectional_attention", None, False, "vision")
+    settings.get("vocab_size_per_layer_input")  # of no effect without inputs of layers
+    kinds = [*layer_kinds(settings, every=6)[:-1], FULL]  # transformers makes the last layer full, whatever is said
+    heads, readers = layer_heads(settings, kinds), key_layers(settings, kinds)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"))
+    tied = bool(settings.get("attention_k_eq_v"))
+    attention = _attention(settings, heads[0][1], norm=norm, scale=1.0, value_norm=RMSNormConfig(norm.eps, gain=False))
+    feed_forward = GatedFeedForwardConfig(
+        settings.need("intermediate_size"), _activation(settings, "hidden_activation")
+    )
+    wide = replace(feed_forward, hidden_dim=2 * feed_forward.hidden_dim)
+    doubled, with_experts = bool(settings.get("use_double_wide_mlp")), _gemma4_experts(settings, norm)
+    window, layers = _window(settings), []
+    for kind, (kv_heads, dim), source in zip(kinds, heads, readers, strict=True):
+        near, far = rotaries_by_kind(settings, dim, dim)
+        full = kind == FULL
+        layers.append(
+            LayerConfig(
+                None if full else window,
+                rotary=far if full else near,
+                attention=replace(attention, num_kv_heads=kv_heads, head_dim=dim, tied_values=tied and full),
+                feed_forward=with_experts(wide) if doubled and source is not None else None,
+                keys_from=source,
+            )
+        )
+    inputs = None if settings.is_off("hidden_size_per_layer_input") else _layer_inputs(settings)
+    return LanguageModelConfig(
+        **_common(settings, layers),
+        attention=attention,
+        feed_forward=with_experts(feed_forward),
+        norm=norm,
+        sandwich=True,
+        embedding_scale=settings.need("hidden_size") ** 0.5,
+        logit_softcap=settings.get("final_logit_softcapping"),
+        stream=GatedInputStreamConfig(inputs),
+    )
+
+
+def _gemma4_experts(
+    settings: ModelSettings, norm: RMSNormConfig
+) -> Callable[[GatedFeedForwardConfig], GatedFeedForwardConfig | DenseAndExpertsConfig]:
+    """What puts experts beside a feed-forward network, where `enable_moe_block` says so."""
+    names = "moe_intermediate_size", "num_experts", "top_k_experts"
+    if settings.is_off("enable_moe_block"):
+        for name in names:
+            settings.get(name)
+        return lambda dense: dense
+    settings.get("enable_moe_block")
+    hidden_dim, num_experts, chosen = (settings.need(name) for name in names)
+    return lambda dense: DenseAndExpertsConfig(dense, hidden_dim, num_experts, chosen, dense.activation, norm)
+
+
+def _gemma3n(settings: ModelSettings) -> LanguageModelConfig:
+    kinds = layer_kinds(settings, every=5)
+    count, head_dim, activation = len(kinds), _head_dim(settings), _activation(settings, "hidden_activation")
+    near, far = rotaries_by_kind(settings, head_dim)
+    norm = RMSNormConfig(settings.need("rms_norm_eps"))
+    feed_forwards = [
+        GatedFeedForwardConfig(size, activation, sparsity=sparsity)
+        for size, sparsity in zip(
+            settings.of_layers("intermediate_size", count), layer_sparsities(settings, count), strict=True
+        )
+    ]
+    window = _window(settings)
+    layers = [
+        LayerConfig(
+            None if kind == FULL else window,
+            rotary=far if kind == FULL else near,
+            feed_forward=feed_forward,
+            keys_from=source,
+        )
+        for kind, feed_forward, source in zip(kinds, feed_forwards, key_layers(settings, kinds), strict=True)
+    ]
+    stream = AlternatingUpdatesConfig(
+        _layer_inputs(settings),
+        copies=settings.need("altup_num_inputs"),
+        active=settings.need("altup_active_idx"),
+        limit=settings.get("altup_coef_clip"),
+        scaled=bool(settings.get("altup_correct_scale")),
+    )
+    return LanguageModelConfig(
+        **_common(settings, layers),
+        attention=_attention(settings, head_dim, norm=norm, scale=1.0, value_norm=RMSNormConfig(norm.eps, gain=False)),
+        feed_forward=feed_forwards[0],
+        norm=norm,
+        sandwich=True,
+        embedding_scale=settings.need("hidden_size") ** 0.5,
+        logit_softcap=settings.get("final_logit_softcapping"),
+        laurel_rank=settings.need("laurel_rank"),
+        stream=stream,
+    )
+
+
+def _layer_inputs(settings: ModelSettings) -> LayerInputsConfig:
+    """The inputs of layers of Gemma 3n and 4."""
+    return LayerInputsConfig(
+        settings.need("hidden_size_per_layer_input"),
+        settings.need("vocab_size_per_layer_input"),
+        _activation(settings, "hidden_activation"),
+    )
+
+
 def _deepseek_v2(settings: ModelSettings) -> LanguageModelConfig:
     for name in ("mlp_bias", "norm_topk_prob"):  # transformers divides no shares by their sum, whatever is said
         settings.only(name, False, None)
@@ -297,6 +499,22 @@ def _youtu(settings: ModelSettings) -> LanguageModelConfig:
     settings.get("embedding_initializer_range")  # of training
     layer = LayerConfig(rotary=latent_rotary(settings, chosen_layout(settings)))
     return _plain(settings, [layer] * settings.need("num_hidden_layers"), latent_attention(settings))
+
+
+def _kimi_linear(settings: ModelSettings) -> LanguageModelConfig:
+    for name in ("head_dim", "rope_theta", "rope_parameters"):  # of no effect without rotary positions
+        settings.get(name)
+    settings.only("rope_scaling", None)
+    settings.only("mla_use_nope", True, None)
+    settings.only("moe_router_activation_func", "sigmoid", None)
+    settings.only("use_grouped_topk", True, None)
+    kinds, linear = kimi_kinds(settings), kimi_delta(settings)
+    layers = dense_by_type(settings, LayerConfig(), _gated(settings))
+    layers = [
+        replace(layer, linear=linear) if kind == "linear_attention" else layer
+        for layer, kind in zip(layers, kinds, strict=True)
+    ]
+    return _plain(settings, layers, latent_attention(settings, rotated=False), _sigmoid_experts(settings))
 
 
 def _deepseek_v32(settings: ModelSettings) -> LanguageModelConfig:
@@ -429,6 +647,24 @@ GEMMA = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+GEMMA_LATER = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 256,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": 262_144,
+}
+GEMMA_4 = {
+    **GEMMA_LATER,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 4,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
 QWEN_MOE = {
     "decoder_sparse_step": 1,
     "hidden_act": "silu",
@@ -479,6 +715,18 @@ ARCHITECTURES = {
         GEMMA | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0} | {"attn_logit_softcapping": 50.0},
     ),
     "gemma3_text": Architecture(_gemma3, GEMMA | {"max_position_embeddings": 131072}),
+    "gemma3n_text": Architecture(
+        _gemma3n,
+        GEMMA_LATER
+        | {"altup_active_idx": 0, "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_num_inputs": 4}
+        | {"final_logit_softcapping": 30.0, "intermediate_size": 16384, "laurel_rank": 64}
+        | {"max_position_embeddings": 32768, "num_key_value_heads": 2, "num_kv_shared_layers": 15},
+    ),
+    "gemma4_text": Architecture(_gemma4, GEMMA_4),
+    "gemma4_unified_text": Architecture(
+        _gemma4,
+        GEMMA_4 | {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024},
+    ),
     "glm4_moe_lite": Architecture(
         _glm4_moe_lite,
         DEEPSEEK
@@ -513,6 +761,21 @@ ARCHITECTURES = {
             "tie_word_embeddings": False,
         },
     ),
+    "kimi_linear": Architecture(
+        _kimi_linear,
+        DEEPSEEK
+        | {"first_k_dense_replace": 1, "linear_conv_kernel_dim": 4, "linear_head_dim": 128, "linear_num_heads": 32}
+        | {"moe_intermediate_size": 1024, "n_group": 1, "q_lora_rank": None, "rms_norm_eps": 1e-5, "topk_group": 1}
+        | {"routed_scaling_factor": 2.446, "num_attention_heads": 32, "num_key_value_heads": 32},
+        {
+            "model_max_length": "max_position_embeddings",
+            "moe_renormalize": "norm_topk_prob",
+            "num_expert_group": "n_group",
+            "num_experts": "n_routed_experts",
+            "num_experts_per_token": "num_experts_per_tok",
+            "num_shared_experts": "n_shared_experts",
+        },
+    ),
     "llama": Architecture(_llama, LLAMA | {"max_position_embeddings": 2048}),
     "mistral": Architecture(
         _mistral,
@@ -531,6 +794,7 @@ ARCHITECTURES = {
             "tie_word_embeddings": False,
         },
     ),
+    "olmo_hybrid": Architecture(_olmo_hybrid, OLMO_HYBRID),
     "phi3": Architecture(
         _phi3,
         {
@@ -560,6 +824,8 @@ ARCHITECTURES = {
         | {"head_dim": 128, "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 4096}
         | {"num_key_value_heads": 32},
     ),
+    "qwen3_5_text": Architecture(_qwen3_5, LLAMA | QWEN3_5),
+    "qwen3_next": Architecture(_qwen3_next, QWEN_MOE | QWEN3_NEXT),
     "qwen3_moe": Architecture(
         _qwen3_moe,
         QWEN_MOE

@@ -9,7 +9,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ....errors import CheckpointError
-from ....positions import DynamicNTK, LinearScaling, Llama3, LongRoPE, Rotary, Scaling, YaRN, yarn_attention_factor
+from ....positions import (
+    DynamicNTK,
+    LinearScaling,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Rotary,
+    Scaling,
+    YaRN,
+    yarn_attention_factor,
+)
+from ....utils.numbers import lies_between
 
 # Settings of transformers that say nothing of what a model computes from tokens: where it came from, how it was
 # initialised and trained, what its tokenizer marks, what a call returns.
@@ -67,14 +78,25 @@ OFF_BY_DEFAULT = {
 
 
 LARGEST_SIZES = {
+    "altup_num_inputs": 2**10,
     "decoder_sparse_step": 2**12,
+    "global_head_dim": 2**16,
     "head_dim": 2**16,
     "index_head_dim": 2**16,
     "index_n_heads": 2**16,
     "index_topk": 2**26,
     "hidden_size": 2**20,
+    "hidden_size_per_layer_input": 2**20,
     "intermediate_size": 2**24,
     "kv_lora_rank": 2**20,
+    "laurel_rank": 2**20,
+    "linear_conv_kernel_dim": 2**12,
+    "linear_head_dim": 2**16,
+    "linear_key_head_dim": 2**16,
+    "linear_num_heads": 2**16,
+    "linear_num_key_heads": 2**16,
+    "linear_num_value_heads": 2**16,
+    "linear_value_head_dim": 2**16,
     "moe_intermediate_size": 2**24,
     "n_group": 2**14,
     "n_routed_experts": 2**14,
@@ -82,6 +104,7 @@ LARGEST_SIZES = {
     "num_attention_heads": 2**16,
     "num_experts": 2**14,
     "num_experts_per_tok": 2**14,
+    "num_global_key_value_heads": 2**16,
     "num_hidden_layers": 2**12,
     "num_key_value_heads": 2**16,
     "num_local_experts": 2**14,
@@ -89,9 +112,11 @@ LARGEST_SIZES = {
     "qk_nope_head_dim": 2**16,
     "qk_rope_head_dim": 2**16,
     "shared_expert_intermediate_size": 2**24,
+    "top_k_experts": 2**14,
     "topk_group": 2**14,
     "v_head_dim": 2**16,
     "vocab_size": 2**26,
+    "vocab_size_per_layer_input": 2**26,
 }
 """The largest sizes that are read, far above those of any model: the sizes of all parameters fit into 64 bits."""
 
@@ -125,6 +150,30 @@ class ModelSettings:
         if value is None:
             raise CheckpointError(f"config.json says nothing of {name!r}, which a {self.model_type} model needs")
         return value
+
+    def is_off(self, name: str) -> bool:
+        """Whether a setting is 0, False or null, which is then read; else `get` reads it."""
+        if self.values.get(name, self.defaults.get(name)):
+            return False
+        self.read.add(name)
+        return True
+
+    def of_layers(self, name: str, count: int) -> list[Any]:
+        """Read a required setting that is a list with a value for each layer, or one value for all.
+
+        Raises:
+            CheckpointError: it is not; another number of layers; a size that is out of range.
+        """
+        self.read.add(name)
+        given = self.values.get(name, self.defaults.get(name))
+        values = given if isinstance(given, list) else [self.need(name)] * count
+        if len(values) != count:
+            raise CheckpointError(
+                f"config.json's {name} has {len(values)} values; it needs one for each of the {count} layers"
+            )
+        for value in values if name in LARGEST_SIZES else ():
+            _check_size(name, value)
+        return values
 
     def only(self, name: str, *supported: Any, default: Any = None) -> Any:
         """Read a setting of which only some values are supported.
@@ -172,8 +221,13 @@ READ = {
     | {"original_max_position_embeddings"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"},
+    "proportional": {"factor"},
 }
 ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+
+
+MROPE = ("mrope_section", "mrope_interleaved")
+"""How three positions of a token share the features, which are one position for text."""
 
 
 def _check_size(name: str, value: Any) -> None:
@@ -198,6 +252,19 @@ def yarn_score_factor(settings: ModelSettings) -> float:
     return yarn_attention_factor(_needed("yarn", rope, "factor"), float(weight)) ** 2
 
 
+def partial_rotary_of(settings: ModelSettings, head_dim: int, share: float) -> Rotary:
+    """The rotary of all layers, of the first `partial_rotary_factor` of each head's features; without it this share."""
+    rope = _rotary_settings(settings)
+    for name in MROPE:
+        rope.pop(name, None)
+    own = rope.pop("partial_rotary_factor", None)
+    share = settings.get("partial_rotary_factor", share) if own is None else own
+    if not lies_between(0, share, 1) and share != 1:
+        raise CheckpointError(f"config.json says partial_rotary_factor={share!r}; it needs a number above 0, at most 1")
+    base, longest = settings.get("rope_theta", 10000.0), settings.get("max_position_embeddings")
+    return _rotary(rope, base, int(head_dim * share), longest)
+
+
 def phi3_rotary(settings: ModelSettings, head_dim: int) -> Rotary:
     """The rotary of Phi 3: its original length is a setting of its own, and "su" is an older name of "longrope"."""
     rope, original = _rotary_settings(settings), settings.get("original_max_position_embeddings")
@@ -208,8 +275,11 @@ def phi3_rotary(settings: ModelSettings, head_dim: int) -> Rotary:
     return _rotary(rope, settings.get("rope_theta", 10000.0), head_dim, settings.get("max_position_embeddings"))
 
 
-def rotaries_by_kind(settings: ModelSettings, head_dim: int) -> tuple[Rotary, Rotary]:
-    """The rotaries of window layers and of full layers: `rope_parameters` by kind, or the settings of Gemma 3."""
+def rotaries_by_kind(settings: ModelSettings, head_dim: int, full_head_dim: int | None = None) -> tuple[Rotary, Rotary]:
+    """The rotaries of window layers and of full layers: `rope_parameters` by kind, or the settings of Gemma 3.
+
+    full_head_dim: of the full layers, where it differs.
+    """
     rope, longest = _rotary_settings(settings), settings.get("max_position_embeddings")
     local, base = settings.get("rope_local_base_freq", 10_000.0), settings.get("rope_theta", 1_000_000.0)
     kinds = "sliding_attention", "full_attention"
@@ -220,7 +290,8 @@ def rotaries_by_kind(settings: ModelSettings, head_dim: int) -> tuple[Rotary, Ro
         near, far = ({**(rope.get(kind) or {})} for kind in kinds)
     else:
         near, far = {}, rope
-    return _rotary(near, local, head_dim, longest), _rotary(far, base, head_dim, longest)
+    full_head_dim = head_dim if full_head_dim is None else full_head_dim
+    return _rotary(near, local, head_dim, longest), _rotary(far, base, full_head_dim, longest)
 
 
 def _rotary_settings(settings: ModelSettings) -> dict[str, Any]:
@@ -242,7 +313,7 @@ def _rotary(rope: Mapping[str, Any], base: float, head_dim: int, longest: int | 
             f"config.json has settings of a {kind!r} rotary that are unknown here: "
             + ", ".join(f"{name}={rope[name]!r}" for name in unknown)
         )
-    if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+    if kind != "proportional" and rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
         raise CheckpointError(
             f"config.json says partial_rotary_factor={rope['partial_rotary_factor']!r}, which changes what the model "
             "computes and is not supported here"
@@ -257,6 +328,8 @@ def _scaling(kind: str, rope: Mapping[str, Any], longest: int | None) -> Scaling
             return None
         case "linear":
             return LinearScaling(_needed(kind, rope, "factor"))
+        case "proportional":
+            return Proportional(rope.get("partial_rotary_factor", 1.0), rope.get("factor", 1.0))
         case "dynamic":
             return DynamicNTK(_needed(kind, rope, "factor"), _length(kind, longest))
         case "yarn":

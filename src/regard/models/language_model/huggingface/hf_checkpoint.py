@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,31 @@ from torch import Tensor
 
 from ....errors import CheckpointError
 from ....utils.safetensors_files import TensorFile
-from ..config import LanguageModelConfig, LatentAttentionConfig
+from ..config import GatedExpertsConfig, LanguageModelConfig, LatentAttentionConfig, LayerConfig
 from ..saved_model import EXTRA, check_same, read_json
 from .architectures import configuration
-from .stored_tensors import MXFP4, StoredTensor, packed_shapes, split_fused, stack_experts, unpacked
+from .linear_tensors import without_fused_heads
+from .stored_tensors import (
+    MXFP4,
+    StoredTensor,
+    packed_shapes,
+    split_fused,
+    stack_experts,
+    unpacked,
+    without_unread_keys,
+)
 
 EDGES = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "stream.inputs.norm.weight": "model.per_layer_projection_norm.weight",
+    "stream.inputs.projection.weight": "model.per_layer_model_projection.weight",
+    "stream.inputs.table.weight": "model.embed_tokens_per_layer.weight",
 }
-# Within a block: blocks.0.* here, model.layers.0.* there.
+COPIES = {"enter": "altup_projections", "leave": "altup_unembed_projections"}
+"""The maps of the copies of a token in alternating updates, stream.enter.0.* here."""
+# Of a layer: blocks.0.* here, and what is around the block in stream.NAME.0.*; model.layers.0.* there.
 PARTS = {
     "attention.projections.query.": "self_attn.q_proj.",
     "attention.projections.key.": "self_attn.k_proj.",
@@ -33,6 +47,15 @@ PARTS = {
     "attention.projections.query_norm.": "self_attn.q_norm.",
     "attention.projections.key_norm.": "self_attn.k_norm.",
     "attention.sinks": "self_attn.sinks",
+    "attention_residual.laurel_norm.": "laurel.post_laurel_norm.",
+    "attention_residual.left.": "laurel.linear_left.",
+    "attention_residual.right.": "laurel.linear_right.",
+    "attention.gate.gate.": "self_attn.gate_proj.",
+    "attention.gate.norm.": "self_attn.gate_norm.",
+    "attention.convolution.": "self_attn.conv1d.",
+    "attention.beta_gate.": "self_attn.b_proj.",
+    "attention.decay_gate.": "self_attn.a_proj.",
+    "attention.log_decay_rates": "self_attn.A_log",
     "attention_residual.norm.": "input_layernorm.",
     "attention_residual.norm_before.": "input_layernorm.",
     "attention_residual.norm_after.": "post_attention_layernorm.",
@@ -51,7 +74,29 @@ PARTS = {
     "feed_forward.shared.up.": "mlp.shared_expert.up_proj.",
     "feed_forward.shared.down.": "mlp.shared_expert.down_proj.",
     "feed_forward.shared_gate.": "mlp.shared_expert_gate.",
+    "feed_forward.dense.gate.": "mlp.gate_proj.",
+    "feed_forward.dense.up.": "mlp.up_proj.",
+    "feed_forward.dense.down.": "mlp.down_proj.",
+    "feed_forward.dense_norm.": "post_feedforward_layernorm_1.",
+    "feed_forward.experts.down": "experts.down_proj",
+    "feed_forward.experts.expert_scale": "router.per_expert_scale",
+    "feed_forward.experts.gate_up": "experts.gate_up_proj",
+    "feed_forward.experts.norm.": "pre_feedforward_layernorm_2.",
+    "feed_forward.experts.router.": "router.proj.",
+    "feed_forward.experts.router_scale": "router.scale",
+    "feed_forward.experts_norm.": "post_feedforward_layernorm_2.",
+    "feed_forward.norm_before.": "pre_feedforward_layernorm.",
+    "stream.inputs.gates.gate.": "per_layer_input_gate.",
+    "stream.inputs.gates.norm.": "post_per_layer_input_norm.",
+    "stream.inputs.gates.projection.": "per_layer_projection.",
+    "stream.scales.scale": "layer_scalar",
+    "stream.updates.corrections.": "altup.correction_coefs.",
+    "stream.updates.norm.": "altup.router_norm.",
+    "stream.updates.predictions.": "altup.prediction_coefs.",
+    "stream.updates.router.": "altup.modality_router.",
+    "stream.updates.scale": "altup.correct_output_scale",
 }
+OF_LAYER = re.compile(r"(?:blocks\.|(stream\.(?:inputs\.gates|scales|updates)\.))(\d+)\.(.+)")
 # Of latent attention, in place of those of the same name, and beside them. Without a latent, queries are q_proj's.
 LATENT = {
     "attention.projections.query_down.": "self_attn.q_a_proj.",
@@ -65,6 +110,9 @@ LATENT = {
     "attention.indexer.key.": "self_attn.indexer.wk.",
     "attention.indexer.key_norm.": "self_attn.indexer.k_norm.",
     "attention.indexer.weights.": "self_attn.indexer.weights_proj.",
+}
+# Of experts whose shared network has no gate.
+UNGATED = {
     "feed_forward.router.correction": "mlp.gate.e_score_correction_bias",
     "feed_forward.shared.gate.": "mlp.shared_experts.gate_proj.",
     "feed_forward.shared.up.": "mlp.shared_experts.up_proj.",
@@ -75,33 +123,39 @@ IN_FLOAT32 = "feed_forward.router.correction"
 """What stays in float32, whatever the dtype of the others, as in transformers."""
 
 
-def parts_of(config: LanguageModelConfig) -> dict[str, str]:
-    """The names of the parts of a block in checkpoints of transformers; a parameter takes the first that fits it.
+def parts_of(config: LanguageModelConfig, layer: LayerConfig) -> dict[str, str]:
+    """The names of the parts of a layer in checkpoints of transformers; a parameter takes the first that fits it.
 
     >>> from regard.models import language_model as lm
     >>> attention, feed_forward = lm.LatentAttentionConfig(2, latent_dim=4, rotary_dim=2), lm.GatedFeedForwardConfig(8)
-    >>> parts = parts_of(lm.LanguageModelConfig(9, 8, (lm.LayerConfig(),), attention, feed_forward))
+    >>> layer = lm.LayerConfig()
+    >>> parts = parts_of(lm.LanguageModelConfig(9, 8, (layer,), attention, feed_forward), layer)
     >>> parts["attention.projections.query."], parts["attention.projections.key."]
     ('self_attn.q_proj.', 'self_attn.k_b_proj.')
     """
-    if not isinstance(config.attention, LatentAttentionConfig):
-        return PARTS
-    latent = LATENT if config.attention.query_latent_dim else LATENT | {QUERY: PARTS[QUERY]}
-    return latent | {ours: theirs for ours, theirs in PARTS.items() if ours not in latent}
+    attention, others = config.attention_of(layer), {}
+    if isinstance(attention, LatentAttentionConfig) and layer.linear is None:
+        others |= LATENT if attention.query_latent_dim else LATENT | {QUERY: PARTS[QUERY]}
+    if isinstance(config.feed_forward, GatedExpertsConfig) and not config.feed_forward.shared_gate:
+        others |= UNGATED
+    return others | {ours: theirs for ours, theirs in PARTS.items() if ours not in others}
 
 
-def their_name(name: str, parts: Mapping[str, str] = PARTS) -> str:
-    """The name of a parameter in checkpoints of transformers, by those of the parts of a block.
+def their_name(name: str, parts: Sequence[Mapping[str, str]] = ()) -> str:
+    """The name of a parameter in checkpoints of transformers, by those of the parts of each layer.
 
     >>> their_name("blocks.3.attention.projections.query.weight")
     'model.layers.3.self_attn.q_proj.weight'
     """
     if name in EDGES:
         return EDGES[name]
-    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-    number, rest = (block[1], block[2]) if block else ("", name)
-    ours = next(part for part in parts if rest == part or (part.endswith(".") and rest.startswith(part)))
-    return f"model.layers.{number}.{parts[ours]}{rest.removeprefix(ours)}"
+    if copy := re.fullmatch(r"stream\.(enter|leave)\.(.+)", name):
+        return f"model.{COPIES[copy[1]]}.{copy[2]}"
+    layer = OF_LAYER.fullmatch(name)
+    number, rest = (layer[2], (layer[1] or "") + layer[3]) if layer else ("", name)
+    known = parts[int(number)] if parts and number else PARTS
+    ours = next(part for part in known if rest == part or (part.endswith(".") and rest.startswith(part)))
+    return f"model.layers.{number}.{known[ours]}{rest.removeprefix(ours)}"
 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -124,7 +178,7 @@ class Checkpoint:
         Raises:
             CheckpointError: tensors that are missing, extra or of another shape.
         """
-        parts = parts_of(self.config)
+        parts = [parts_of(self.config, layer) for layer in self.config.layers]
         theirs = {their_name(name, parts): tensor for name, tensor in needed.items()}
         shapes = packed_shapes({name: tensor.shape for name, tensor in self.tensors.items()})
         tied = "lm_head.weight" in shapes and "lm_head.weight" not in theirs
@@ -178,6 +232,7 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
         raise CheckpointError(f"{folder / 'config.json'} names no model_type, so transformers did not save it{hint}")
     config = configuration(given, ignore)
     tensors = _without_predictors(_tensors(folder), config, given.get("num_nextn_predict_layers") or 0)
+    tensors = without_fused_heads(without_unread_keys(tensors, config), config)
     return Checkpoint(folder, config, stack_experts(split_fused(tensors, config), config))
 
 

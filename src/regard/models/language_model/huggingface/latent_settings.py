@@ -28,15 +28,21 @@ OF_NO_EFFECT = (
 )
 
 
-def latent_attention(settings: ModelSettings, indexer: IndexerConfig | None = None) -> LatentAttentionConfig:
-    """The latent attention of all layers; the norms of latents have the eps 1e-6 there, whatever `rms_norm_eps` is."""
+def latent_attention(
+    settings: ModelSettings, indexer: IndexerConfig | None = None, *, rotated: bool = True
+) -> LatentAttentionConfig:
+    """The latent attention of all layers; the norms of latents have the eps 1e-6 there, whatever `rms_norm_eps` is.
+
+    rotated: whether the model has rotary positions, whose dim transformers takes from `head_dim`.
+    """
     for name in OF_NO_EFFECT:
         settings.get(name)
     settings.only("pretraining_tp", 1, None)
     heads = settings.need("num_attention_heads")
     settings.only("num_key_value_heads", heads, None)
     head_dim, rotary_dim = settings.need("qk_nope_head_dim"), settings.need("qk_rope_head_dim")
-    settings.only("head_dim", rotary_dim, None)
+    if rotated:
+        settings.only("head_dim", rotary_dim, None)
     settings.only("qk_head_dim", head_dim + rotary_dim, None)
     return LatentAttentionConfig(
         heads,
@@ -46,7 +52,7 @@ def latent_attention(settings: ModelSettings, indexer: IndexerConfig | None = No
         settings.need("v_head_dim"),
         settings.get("q_lora_rank"),
         bias=bool(settings.get("attention_bias")),
-        scale=(head_dim + rotary_dim) ** -0.5 * yarn_score_factor(settings),
+        scale=(head_dim + rotary_dim) ** -0.5 * (yarn_score_factor(settings) if rotated else 1.0),
         indexer=indexer,
         dropout=settings.get("attention_dropout") or 0.0,
     )

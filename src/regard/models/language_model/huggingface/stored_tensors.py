@@ -19,7 +19,7 @@ from ..config import GatedExpertsConfig, LanguageModelConfig, LatentAttentionCon
 
 FUSED_ATTENTION, FUSED_GATE = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
 FUSED_LATENT = "self_attn.kv_b_proj.weight"
-EXPERT = re.compile(r"(.+)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)\.weight")
+EXPERT = re.compile(r"(.+)\.mlp\.experts\.(\d+)\.(\w+)\.weight")
 GATE, UP, DOWN = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")
 """The matrices of an expert, by their names in Mixtral and in the mixtures of Qwen 2 and 3."""
 
@@ -30,6 +30,17 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
+
+
+def without_unread_keys(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig) -> dict[str, StoredTensor]:
+    """The tensors without key and value projections of layers that read those of another, which some files hold."""
+    readers = [number for number, layer in enumerate(config.layers) if layer.keys_from is not None]
+    unread = tuple(
+        f"model.layers.{number}.self_attn.{part}."
+        for number in readers
+        for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(unread)}
 
 
 def split_fused(tensors: Mapping[str, StoredTensor], config: LanguageModelConfig) -> dict[str, StoredTensor]:
@@ -91,10 +102,11 @@ def stack_experts(tensors: Mapping[str, StoredTensor], config: LanguageModelConf
         return dict(tensors)
     found: dict[str, StoredTensor] = {}
     layers: dict[str, dict[tuple[int, str], str]] = {}
-    for name, tensor in tensors.items():
+    for stored, tensor in tensors.items():
+        name = stored.replace(".block_sparse_moe.", ".mlp.")  # of Mixtral, and of all layers of Kimi Linear
         if match := EXPERT.fullmatch(name):
             layers.setdefault(match[1], {})[int(match[2]), match[3]] = name
-        found[re.sub(r"\.(?:block_sparse_moe|mlp)\.gate\.weight$", ".mlp.router.weight", name)] = tensor
+        found[re.sub(r"\.mlp\.gate\.weight$", ".mlp.router.weight", name)] = tensor
     wide, tall = (experts.hidden_dim, config.dim), (config.dim, experts.hidden_dim)
     for layer, names in layers.items():
         gates, ups, downs = (

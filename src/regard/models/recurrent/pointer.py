@@ -1,0 +1,51 @@
+"""The pointer-generator: a translator that says a word of its vocabulary, or copies one of the source."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...core.score_forms import at_least_float32
+
+
+class PointerGenerator(nn.Module):
+    """P(w) = p_gen · softmax(logits)_w + (1 - p_gen) · Σ_{j: x_j = w} a_j, with p_gen = σ(W [c_t; s_t; E y_{t-1}] + b).
+
+    a_j are the attention weights over the source tokens x_j, c_t the context, s_t the state of the decoder, and E y the
+    embedded word before. Source and target have one vocabulary, so that x_j is a word that can be said.
+
+    Args:
+        context_dim: of a context.
+        state_dim: of a state of the decoder.
+        embedding_dim: of an embedded target word.
+
+    Source: See et al. 2017 (arXiv 1704.04368), Eq. 8 and 9. There words that the vocabulary lacks get numbers of their
+    own for each source, so that they can be copied; here they stay unknown: subwords and characters spell any word.
+
+    >>> gate, weights = torch.tensor([[[0.0]]]), torch.tensor([[[0.75, 0.25]]])  # p_gen = σ(0) = 1/2
+    >>> source = torch.tensor([[3, 1]])
+    >>> PointerGenerator.mix(torch.zeros(1, 1, 4), gate, weights, source).exp()
+    tensor([[[0.1250, 0.2500, 0.1250, 0.5000]]])
+    """
+
+    def __init__(self, context_dim: int, state_dim: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(context_dim + state_dim + embedding_dim, 1)
+
+    def forward(self, context: Tensor, state: Tensor, embedded: Tensor) -> Tensor:
+        """The logit log p_gen / (1 - p_gen), [B, T, 1], of context, state and the word before, [B, T, ·]."""
+        return self.gate(torch.cat([context, state, embedded], dim=-1))
+
+    @staticmethod
+    def mix(logits: Tensor, gate: Tensor, weights: Tensor, source: Tensor) -> Tensor:
+        """All log P(w), [B, T, V], of logits [B, T, V], the gate [B, T, 1], weights [B, T, S], source tokens [B, S].
+
+        In float32 at least. The smallest normal number is added to each share, so that its logarithm is finite.
+        """
+        logits, gate, weights = (at_least_float32(tensor) for tensor in (logits, gate, weights))
+        said = functional.logsigmoid(gate) + logits.log_softmax(-1)
+        index = source.unsqueeze(-2).expand(weights.shape)
+        shares = torch.zeros_like(said).scatter_add(-1, index, weights.to(said.dtype))
+        copied = functional.logsigmoid(-gate) + (shares + torch.finfo(said.dtype).tiny).log()
+        return torch.logaddexp(said, copied)
