@@ -5,7 +5,7 @@ import pytest
 import regard.ring
 from regard.errors import ConfigurationError
 from regard.language.language_experiment import LanguageExperiment, language_reference, load_experiment
-from regard.models.language_model import LayerConfig, LinearAttentionConfig
+from regard.models.language_model import AttentionConfig, LayerConfig, LinearAttentionConfig
 from regard.positions import Rotary
 from regard.translation.config_errors import sections_of
 from regard.translation.experiment import Experiment, field_docstrings
@@ -59,12 +59,13 @@ def test_layers_by_name_and_with_keys():
         LayerConfig(before=255, prefix=4, rotary=rotary),
         LayerConfig(linear=LinearAttentionConfig()),
     )
+    assert isinstance(config.attention, AttentionConfig)
     assert config.attention.sinks
 
 
 def test_a_normalizer_by_name_and_with_its_number():
-    configs = [
-        experiment(model={"normalizer": given}).model.config().attention.normalizer
+    attentions = [
+        experiment(model={"normalizer": given}).model.config().attention
         for given in (
             "softmax",
             "sparsemax",
@@ -73,6 +74,7 @@ def test_a_normalizer_by_name_and_with_its_number():
             {"kind": "relu", "number": 2},
         )
     ]
+    configs = [attention.normalizer for attention in attentions if isinstance(attention, AttentionConfig)]
     made = [None if config is None else repr(config.make()) for config in configs]
     assert made == [None, "Sparsemax()", "Entmax(alpha=1.5)", "Entmax(alpha=1.25)", "ReLU(power=2)"]
 
