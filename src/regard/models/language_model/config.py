@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -307,24 +307,9 @@ class AttentionConfig:
 
     def _projections(self, dim: int) -> Projections:
         if self.whole_norm:
-            return WholeNormProjections(
-                dim,
-                self.num_heads,
-                num_kv_heads=self.num_kv_heads,
-                head_dim=self.head_dim,
-                bias=self.bias,
-                norm=None if self.norm is None else self.norm.make,
-            )
-        return Projections(
-            dim,
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            bias=self.bias,
-            norm=None if self.norm is None else self.norm.make,
-            value_norm=None if self.value_norm is None else self.value_norm.make,
-            tied_values=self.tied_values,
-        )
+            return WholeNormProjections(dim, self.num_heads, **self._heads())
+        value_norm = None if self.value_norm is None else self.value_norm.make
+        return Projections(dim, self.num_heads, value_norm=value_norm, tied_values=self.tied_values, **self._heads())
 
     def _query_projections(self, dim: int) -> QueryProjections:
         """Those of a layer that reads the keys and values of another.
@@ -337,14 +322,12 @@ class AttentionConfig:
                 "a layer with keys_from norms the queries of each head, but whole_norm is of all heads together: leave "
                 "one of them out"
             )
-        return QueryProjections(
-            dim,
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            bias=self.bias,
-            norm=None if self.norm is None else self.norm.make,
-        )
+        return QueryProjections(dim, self.num_heads, **self._heads())
+
+    def _heads(self) -> dict[str, Any]:
+        """The arguments that all projections have."""
+        norm = None if self.norm is None else self.norm.make
+        return {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim, "bias": self.bias, "norm": norm}
 
 
 @dataclass(frozen=True)
