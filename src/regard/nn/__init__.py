@@ -10,6 +10,8 @@ from .caches import ProjectedMemory as ProjectedMemory
 from .caches import SnapKV as SnapKV
 from .caches import WeighedCache as WeighedCache
 from .caches import WeightPolicy as WeightPolicy
+from .differential_layer import DifferentialAttention as DifferentialAttention
+from .differential_layer import DifferentialAttentionV2 as DifferentialAttentionV2
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
 from .feedforward import RMSNorm as RMSNorm
@@ -61,6 +63,8 @@ __all__ = [
     "Cache",
     "CrossBlock",
     "EarlierIndexer",
+    "DifferentialAttention",
+    "DifferentialAttentionV2",
     "FeedForward",
     "GatedFeedForward",
     "GatedGroupNorm",
