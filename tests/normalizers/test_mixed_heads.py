@@ -197,6 +197,36 @@ def test_a_sink_is_one_more_score_of_each_head():
     same(torch.autograd.grad(found, leaves, above), torch.autograd.grad(expected, leaves, above))
 
 
+def test_a_layer_learns_the_matrices_and_decodes():
+    layer = regard.nn.Attention(
+        regard.nn.Projections(12, num_heads=HEADS),
+        mask=masks.causal(),
+        normalizer=normalizers.TalkingHeads.learned(HEADS),
+    ).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    with torch.no_grad():
+        cache, outputs = layer.make_cache(), []
+        for part in x.split([4, 1, 1, 3], dim=1):
+            output, cache = layer.step(part, cache)
+            outputs.append(output)
+    same([torch.cat(outputs, 1)], [layer(x).detach()])
+    layer(x).sum().backward()
+    mixing = [parameter for name, parameter in layer.named_parameters() if "normalizer" in name]
+    assert [tuple(parameter.shape) for parameter in mixing] == [(HEADS, HEADS)] * 2
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in mixing)
+
+
+def test_a_step_without_the_queries_before_is_refused():
+    normalizer = normalizers.MultiToken.learned(HEADS, queries=3, keys=5)
+    layer = regard.nn.Attention(regard.nn.Projections(12, num_heads=HEADS), normalizer=normalizer)
+    with pytest.raises(
+        ConfigurationError, match=r"a step has none of the queries before its own, and weights of MultiT"
+    ):
+        layer.step(torch.zeros(1, 1, 12), layer.make_cache())
+
+
 @every
 def test_identities_are_softmax_attention(kind):
     normalizer = (

@@ -45,7 +45,7 @@ class MixedHeadsKernel:
             bytes=0.0,
             passes=RESULT * numbers,
             moved=bytes_read(problem),
-            calls=20.0 * OPERATOR,
+            calls=4.0 * OPERATOR,
         )
 
     def gradients(self, problem: Problem) -> frozenset[str]:

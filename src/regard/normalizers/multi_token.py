@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
-from ..core.normalizer import INFINITY, Normalizer, quotients
+from ..core.normalizer import Normalizer
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
 from ..utils.numbers import whole_number
 from .parameters import check_head_matrix, check_tensor, with_shapes
-from .talking_heads import existing_pairs, mixed
+from .talking_heads import existing_pairs, mixed, softmax_of_pairs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,8 +103,7 @@ class MultiToken(Normalizer):
         """The weights, and the log-sum-exp of the softmax."""
         exists = existing_pairs(scores)
         logits = mixed(self.heads_before, convolved(self.before, torch.where(exists, scores, 0.0)))
-        logits = logits.masked_fill(~exists, -INFINITY)
-        weights, lse = quotients(logits, logits)
+        weights, lse = softmax_of_pairs(logits, exists)
         if self.after is not None:
             weights = torch.where(exists, convolved(self.after, weights), 0.0)
         return mixed(self.heads_after, weights), lse

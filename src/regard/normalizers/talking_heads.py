@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..core.normalizer import INFINITY, Normalizer, quotients
+from ..core.normalizer import INFINITY, Normalizer
 from ..core.problem import Problem
 from ..utils.numbers import whole_number
 from .parameters import check_head_matrix, with_shapes
@@ -104,13 +104,20 @@ class TalkingHeads(Normalizer):
         """The softmax of mixed scores, its log-sum-exp, and the scores with 0 where a pair does not exist."""
         exists = existing_pairs(scores)
         finite = torch.where(exists, scores, 0.0)
-        logits = mixed(self.before, finite).masked_fill(~exists, -INFINITY)
-        return *quotients(logits, logits), finite
+        return *softmax_of_pairs(mixed(self.before, finite), exists), finite
 
 
 def existing_pairs(scores: Tensor) -> Tensor:
     """Which pairs all heads may attend to, (..., 1, M, n), by their scores (..., heads, M, n)."""
     return scores.detach().amin(-3, keepdim=True) != -INFINITY
+
+
+def softmax_of_pairs(logits: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax of rows over the pairs that exist, 0 for the others, and its log-sum-exp; 0 and -inf of empty rows."""
+    hidden = ~exists
+    logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min / 2)  # of -inf, an empty row would be NaN
+    weights = logits.softmax(-1).masked_fill(hidden, 0.0)
+    return weights, logits.detach().logsumexp(-1).masked_fill(hidden.all(-1), -INFINITY)
 
 
 def mixed(matrix: Tensor | None, pairs: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def _padded_matrices(batched: BatchedProblem) -> tuple[Tensor | None, Tensor | N
     if not isinstance(normalizer, TalkingHeads):
         raise AssertionError("this code computes talking heads")
     before, after = (
-        None if each is None else pad(each.detach().float(), (0, missing, 0, missing)).contiguous()
+        None if each is None else _enlarged(each.detach().float(), missing, missing).contiguous()
         for each in (normalizer.before, normalizer.after)
     )
     return before, after
@@ -148,7 +148,8 @@ def backward(
     work, _held = _arguments(part, before, after, batch * parts, fields, packed)
     work.row_parts = parts
     run_units(library.current().mixed_heads_backward, work, threads)
-    key, value = (each.unflatten(0, (parts, batch)).sum(0) for each in (key, value))
+    if parts > 1:
+        key, value = (each.unflatten(0, (parts, batch)).sum(0) for each in (key, value))
     gradients = (
         query[:, :, :rows, :dim] * part.scale,
         key[:, :, :columns, :dim] * LN_2,
@@ -187,6 +188,11 @@ def _arguments(
     return work, [held, packed]
 
 
+def _enlarged(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """The tensor with so many more rows and columns of 0."""
+    return pad(tensor, (0, columns, 0, rows)) if rows or columns else tensor
+
+
 def _padded(dim: int) -> int:
     return -(-dim // PAIR) * PAIR
 
@@ -200,11 +206,10 @@ def _rows(tensor: Tensor, factor: float = 1.0) -> Tensor:
     """Rows times a factor in float32, with 0 up to whole blocks and pairs of vectors: (B, H, M', D')."""
     length, dim = tensor.shape[-2:]
     rows = tensor.detach().float()
-    rows = pad(rows if factor == 1.0 else rows * factor, (0, _padded(dim) - dim, 0, -length % BLOCK))
-    return rows.contiguous()
+    return _enlarged(rows if factor == 1.0 else rows * factor, -length % BLOCK, _padded(dim) - dim).contiguous()
 
 
 def _columns(tensor: Tensor) -> Tensor:
     """Rows in float32 as the columns of blocks, with 0 up to whole blocks: (B, H, blocks, D, BLOCK)."""
-    rows = pad(tensor.detach().float(), (0, 0, 0, -tensor.shape[-2] % BLOCK))
+    rows = _enlarged(tensor.detach().float(), -tensor.shape[-2] % BLOCK, 0)
     return rows.unflatten(-2, (-1, BLOCK)).mT.contiguous()
