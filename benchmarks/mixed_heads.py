@@ -1,8 +1,8 @@
 """Talking heads, multi-token and differential attention beside their formulas and plain attention, 16 to 4,096 tokens.
 
-Peers: the formula as written, with all weights in memory, and causal softmax attention of the same heads. Goals: talking
-heads at 4,096 tokens at most twice plain attention, forward and backward; differential attention at most the time of
-its two calls; nothing slower than the formula at any length.
+Peers: the formula as written, with all weights in memory, and causal softmax attention of the same heads. Goals:
+talking heads at 4,096 tokens at most twice plain attention, forward and backward; differential attention at most the
+time of its two calls; nothing slower than the formula at any length.
 
     python benchmarks/mixed_heads.py [--quick]
 """

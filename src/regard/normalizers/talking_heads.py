@@ -113,7 +113,7 @@ def existing_pairs(scores: Tensor) -> Tensor:
 
 
 def softmax_of_pairs(logits: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
-    """The softmax of rows over the pairs that exist, 0 for the others, and its log-sum-exp; 0 and -inf of empty rows."""
+    """The softmax of rows over the pairs that exist, and its log-sum-exp; 0 and -inf of rows without any."""
     hidden = ~exists
     logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min / 2)  # of -inf, an empty row would be NaN
     weights = logits.softmax(-1).masked_fill(hidden, 0.0)
