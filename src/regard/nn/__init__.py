@@ -26,6 +26,7 @@ from .linear import Linear as Linear
 from .linear_attention_layer import LinearAttention as LinearAttention
 from .linformer import LengthProjection as LengthProjection
 from .linformer import LinformerAttention as LinformerAttention
+from .multi_token_layer import MultiTokenAttention as MultiTokenAttention
 from .multihead import MultiheadAttention as MultiheadAttention
 from .output_gate import GatedGroupNorm as GatedGroupNorm
 from .output_gate import OutputGate as OutputGate
@@ -81,6 +82,7 @@ __all__ = [
     "LinearAttention",
     "LinearCache",
     "LinformerAttention",
+    "MultiTokenAttention",
     "MultiheadAttention",
     "OutputGate",
     "PerceiverEncoder",

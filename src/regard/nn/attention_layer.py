@@ -416,7 +416,7 @@ class Attention(CachedAttention):
         if self.normalizer is not None and self.normalizer.template.rows_before != 0:
             raise ConfigurationError(
                 f"a step has none of the queries before its own, and weights of {self.normalizer.template!r} follow "
-                "from these: call forward on the whole sequence"
+                "from these: call forward on the whole sequence, or take MultiTokenAttention"
             )
         queries = self.projections.queries(query)
         keys, values = self.projections.keys_and_values(query)

@@ -15,7 +15,7 @@ from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
 from ..utils.numbers import whole_number
 from .parameters import check_head_matrix, check_tensor, with_shapes
-from .talking_heads import existing_pairs, mixed, softmax_of_pairs
+from .talking_heads import existing_pairs, mixed, products_of_heads, softmax_of_pairs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +30,7 @@ class MultiToken(Normalizer):
 
     Neighbours are those of the call: rows one after another, keys one after another. Documents packed into one sequence
     would reach into each other, so give each document a call of its own; a decoding step needs the c_q - 1 queries
-    before its own, which a cache of keys does not have.
+    before its own, which the cache of `nn.MultiTokenAttention` has.
 
     Source: Golovneva et al. 2025 (arXiv 2504.00927), Eq. 3 to 5 and sections 3.1 to 3.3, heads in groups being
     matrices of blocks; the norm of heads behind it (section 3.4) belongs to a layer.
@@ -108,6 +108,28 @@ class MultiToken(Normalizer):
             weights = torch.where(exists, convolved(self.after, weights), 0.0)
         return mixed(self.heads_after, weights), lse
 
+    def backward(self, scores: Tensor, weights: Tensor, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The steps of `normalize` back to front; the gradient of a kernel takes autograd several times as long."""
+        exists = existing_pairs(scores)
+        finite = torch.where(exists, scores, 0.0)
+        near = convolved(self.before, finite)
+        softmax, _ = softmax_of_pairs(mixed(self.heads_before, near), exists)
+        spread = softmax if self.after is None else torch.where(exists, convolved(self.after, softmax), 0.0)
+        of_spread = mixed(_transposed(self.heads_after), upstream)
+        if self.after is not None:
+            of_spread = torch.where(exists, of_spread, 0.0)
+        shares = softmax * scattered(self.after, of_spread)
+        of_logits = shares.sub_(softmax * shares.sum(-1, keepdim=True))
+        of_near = mixed(_transposed(self.heads_before), of_logits)
+        of_scores = torch.where(exists, scattered(self.before, of_near), 0.0)
+        gradients = (
+            None if self.before is None else kernel_gradient(self.before, of_near, finite),
+            None if self.after is None else kernel_gradient(self.after, of_spread, softmax),
+            None if self.heads_before is None else products_of_heads(of_logits, near),
+            None if self.heads_after is None else products_of_heads(upstream, spread),
+        )
+        return of_scores, tuple(each for each in gradients if each is not None)
+
     def for_problem(self, problem: Problem) -> Problem:
         """The problem with this normalizer."""
         heads = problem.pairs.query.shape[-3] if problem.heads else 1
@@ -132,7 +154,39 @@ def convolved(kernel: Tensor | None, pairs: Tensor) -> Tensor:
     """Each head of pairs (..., heads, M, n) convolved with its kernel (heads, c_q, c_k); as they are without one."""
     if kernel is None or not pairs.numel():
         return pairs
-    heads, queries, keys = kernel.shape
-    padded = pad(pairs, (keys // 2, keys // 2, queries - 1, 0))
-    found = conv2d(padded.reshape(-1, heads, *padded.shape[-2:]), kernel.to(pairs.dtype).unsqueeze(1), groups=heads)
-    return found.view(pairs.shape)
+    return _summed(kernel, _padded(kernel, pairs))
+
+
+def scattered(kernel: Tensor | None, gradients: Tensor) -> Tensor:
+    """The gradients of the pairs that `convolved` got, from those of what it returned."""
+    if kernel is None or not gradients.numel():
+        return gradients
+    across, back = kernel.shape[-1] // 2, kernel.shape[-2] - 1
+    return _summed(kernel.flip(-2, -1), pad(gradients, (across, across, 0, back)))
+
+
+def kernel_gradient(kernel: Tensor, gradients: Tensor, pairs: Tensor) -> Tensor:
+    """The gradient of the kernel of `convolved`: Σ gradients · pairs, shifted against each other, over all pairs."""
+    padded, (rows, columns) = _padded(kernel, pairs), pairs.shape[-2:]
+    result = pairs.new_zeros(kernel.shape)
+    for a in range(kernel.shape[-2]):
+        for b in range(kernel.shape[-1]):
+            products = gradients * padded[..., a : a + rows, b : b + columns]
+            result[:, a, b] = products.sum((-2, -1)).reshape(-1, kernel.shape[0]).sum(0)
+    return result
+
+
+def _padded(kernel: Tensor, pairs: Tensor) -> Tensor:
+    across, back = kernel.shape[-1] // 2, kernel.shape[-2] - 1
+    return pad(pairs, (across, across, back, 0))
+
+
+def _summed(kernel: Tensor, padded: Tensor) -> Tensor:
+    """The sums over each place of a kernel, smaller than what is padded by its size less 1."""
+    heads = kernel.shape[0]
+    found = conv2d(padded.reshape(-1, heads, *padded.shape[-2:]), kernel.to(padded.dtype).unsqueeze(1), groups=heads)
+    return found.view(*padded.shape[:-2], *found.shape[-2:])
+
+
+def _transposed(matrix: Tensor | None) -> Tensor | None:
+    return None if matrix is None else matrix.mT
