@@ -1,5 +1,7 @@
 """Talking heads and multi-token attention against their formulas in float64, and what each gets beside its output."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -225,6 +227,26 @@ def test_a_step_without_the_queries_before_is_refused():
         ConfigurationError, match=r"a step has none of the queries before its own, and weights of MultiT"
     ):
         layer.step(torch.zeros(1, 1, 12), layer.make_cache())
+
+
+PEAK = """
+import resource, sys, torch, regard
+from regard import masks, normalizers
+normalizer = eval(sys.argv[1])
+q, k, v = (torch.randn(1, 2, 16384, 8, requires_grad=True) for _ in range(3))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+mask = masks.causal() & masks.window(before=300)
+regard.attention(q, k, v, mask=mask, normalizer=normalizer).sum().backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux alone")
+@pytest.mark.parametrize("made", ["TalkingHeads.learned(2)", "MultiToken.learned(2, 3, 5)"])
+def test_no_weights_of_all_pairs_are_in_memory(made):
+    """They would take 2 GiB."""
+    command = [sys.executable, "-c", PEAK, f"normalizers.{made}"]
+    assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) < 256
 
 
 @every

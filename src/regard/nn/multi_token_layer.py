@@ -117,7 +117,7 @@ class MultiTokenAttention(nn.Module):
         if not isinstance(normalizer, MultiToken) or projections.memory_dim is not None:
             raise ConfigurationError(
                 f"this layer needs a normalizers.MultiToken and projections of one sequence; it was given "
-                f"{normalizer!r} and memory_dim={projections.memory_dim}: Attention takes other normalizers, and a memory"
+                f"{normalizer!r} and memory_dim={projections.memory_dim}: Attention takes others, and a memory"
             )
         self.projections, self.normalizer = projections, NormalizerModule(normalizer)
         self.mask = None if mask is None else as_mask(mask)
