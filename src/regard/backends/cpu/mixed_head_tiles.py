@@ -33,6 +33,8 @@ from .threads import run_units, thread_count
 GROUP, PAIR = 8, 32
 """Heads are whole groups in C; dims are whole pairs of vectors in each variant of it: see microkernel.h."""
 LN_2 = math.log(2.0)
+MOST_SUMS = 2**30
+"""The most bytes of gradients of keys and values that parts of the rows sum up, each on its own."""
 
 
 class MixedHeadsStruct(ctypes.Structure):
@@ -126,8 +128,10 @@ def backward(
     Beside them those of the matrices that there are, (padded heads, padded heads).
     """
     (batch, heads, rows, dim), (shared, columns, value_dim) = part.query.shape, part.value.shape[1:]
-    threads, blocks = thread_count(part.flops(), LEAST_WORK), max(-(-rows // BLOCK), 1)
-    parts = min(blocks, -(-2 * threads // max(batch, 1))) if batch < threads else 1
+    threads = thread_count(part.flops(), LEAST_WORK)
+    size = 4 * max(batch * shared * columns, 1) * (_padded(dim) + _padded(value_dim))
+    # Parts of the rows each sum up gradients of all keys: as many as there are threads for, and memory.
+    parts = max(min(-(-rows // BLOCK), -(-threads // max(batch, 1)), MOST_SUMS // size), 1)
     query = _zeros(batch, heads, rows, dim)
     key, value = (_zeros(parts * batch, shared, columns, size) for size in (dim, value_dim))
     line = torch.zeros(batch, heads, parts, max(rows + columns - 1, 0)) if saved.needs_bias_grad else None

@@ -24,7 +24,7 @@ struct mixed_heads {
     const float *value_rows;      /* forward: (batch, key heads, padded columns, padded value dim) */
     const float *value_columns;   /* backward: (batch, key heads, blocks, value dim, BLOCK) */
     const float *grad_output;     /* backward: (batch, heads, padded rows, padded value dim), over keep_probability */
-    int64_t row_parts;            /* backward: parts that the blocks of rows are cut in, each a unit with its own sums */
+    int64_t row_parts;            /* backward: every so many blocks of rows are a unit with its own sums */
     float *grad_query;            /* as query; of products with keys as they are */
     float *grad_key, *grad_value; /* (parts, batch, key heads, padded columns, padded dim or value dim), 0 before; the
                                      former of products with the packed query */
