@@ -2,7 +2,7 @@
 
 Goals, at n = 4,096: 256 scattered keys a query, of the causal ones, in at most 0.4 of the time of causal attention
 where each head has lists of its own, and in 0.2 where a group of eight heads shares them; blocks of 64 chosen per head
-in at most 1.3 times the share of the pairs that they have.
+in at most 1.3 times the share of the pairs that they have; of mixed heads those of mixed_heads.py.
 
     python benchmarks/every_mechanism.py [--quick]
 """
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import _timing
 import delta_rules
 import latent_decode
+import mixed_heads
 import torch
 from _report import agree, gradients, met, milliseconds, table, times
 from torch import Tensor
@@ -132,3 +133,4 @@ if __name__ == "__main__":
     selections(length)
     delta_rules.main()
     latent_decode.main(quick="--quick" in sys.argv)
+    mixed_heads.main(quick="--quick" in sys.argv)

@@ -26,7 +26,7 @@ LAYERS = (
     ("regard.nn",),
     ("regard.testing",),
     ("regard",),
-    ("regard.advisor", "regard.approximations", "regard.ring", "regard.selection"),
+    ("regard.advisor", "regard.approximations", "regard.differential", "regard.ring", "regard.selection"),
     ("regard.linear",),
     ("regard.attention",),
     ("regard.jagged", "regard.small_calls"),

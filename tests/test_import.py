@@ -15,11 +15,13 @@ FUNCTIONS = {
         "approximation",
         "attention",
         "attention_with_lse",
+        "differential_attention",
         "explain",
         "linear_attention",
         "linear_attention_with_state",
     ),
-    *("merge", "model_approximation", "observe", "observe_linear_attention", "scaled_dot_product_attention"),
+    *("merge", "model_approximation", "observe", "observe_differential_attention", "observe_linear_attention"),
+    "scaled_dot_product_attention",
 }
 SUBMODULES = {"biases", "lenses", "masks", "normalizers", "plots", "positions", "scores"}
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .advisor import advise as advise
     from .approximations import approximation as approximation
     from .approximations import model_approximation as model_approximation
+    from .differential import differential_attention as differential_attention
+    from .differential import observe_differential_attention as observe_differential_attention
     from .linear import linear_attention as linear_attention
     from .linear import linear_attention_with_state as linear_attention_with_state
     from .linear import observe_linear_attention as observe_linear_attention
@@ -31,6 +33,7 @@ __all__ = [
     "attention",
     "attention_with_lse",
     "biases",
+    "differential_attention",
     "explain",
     "lenses",
     "linear_attention",
@@ -40,6 +43,7 @@ __all__ = [
     "model_approximation",
     "normalizers",
     "observe",
+    "observe_differential_attention",
     "observe_linear_attention",
     "plots",
     "positions",
@@ -56,9 +60,11 @@ _LAZY_SUBPACKAGES = (
 _LAZY_FUNCTIONS = {
     "advise": "advisor",
     "approximation": "approximations",
+    "differential_attention": "differential",
     "linear_attention": "linear",
     "linear_attention_with_state": "linear",
     "model_approximation": "approximations",
+    "observe_differential_attention": "differential",
     "observe_linear_attention": "linear",
 }
 

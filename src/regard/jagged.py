@@ -95,6 +95,12 @@ def attend_jagged(
         raise MaskError(f"over jagged tensors a bias is by distance, such as biases.alibi(heads); {PADDED}")
     if query_positions is not None or key_positions is not None:
         raise ConfigurationError(f"sequences of a jagged tensor have the positions from 0 on: for others {PADDED}")
+    normalizer = options.get("normalizer")
+    if normalizer is not None and normalizer.rows_before != 0:
+        raise ConfigurationError(
+            f"weights of {normalizer.name} follow from neighbouring queries, which in packed sequences are those of "
+            f"another one: {PADDED}"
+        )
     queries, keys, values = (
         PackedSequences.from_jagged(name, tensor) for name, tensor in (("query", query), ("key", key), ("value", value))
     )

@@ -21,6 +21,32 @@ def softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
+def mixed(matrix: Tensor, pairs: Tensor) -> Tensor:
+    """Σ_h matrix_gh pairs_h, over the heads."""
+    return torch.einsum("gh,bhij->bgij", matrix, pairs)
+
+
+def convolved(kernel: Tensor, pairs: Tensor) -> Tensor:
+    """Σ_ab kernel_ab pairs_{i + a - c_q + 1, j + b - (c_k - 1) / 2}, 0 where there is none, number by number."""
+    _, queries, keys = kernel.shape
+    result = torch.zeros_like(pairs)
+    for i, j in itertools.product(range(pairs.shape[-2]), range(pairs.shape[-1])):
+        for a, b in itertools.product(range(queries), range(keys)):
+            row, column = i + a - queries + 1, j + b - keys // 2
+            if row >= 0 and 0 <= column < pairs.shape[-1]:
+                result[..., i, j] += kernel[:, a, b] * pairs[..., row, column]
+    return result
+
+
+def multi_token(
+    scores: Tensor, keep: Tensor, kernels: tuple[Tensor, Tensor], matrices: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Scores convolved and mixed, their softmax, and its weights convolved and mixed."""
+    near = mixed(matrices[0], convolved(kernels[0], scores.masked_fill(~keep, 0.0)))
+    weights = convolved(kernels[1], softmax(hide(near, keep))).masked_fill(~keep, 0.0)
+    return mixed(matrices[1], weights)
+
+
 def additive_scores(query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     """Σ_f weight_f tanh(query_if + key_jf)."""
     return (query.unsqueeze(-2) + key.unsqueeze(-3)).tanh() @ weight

@@ -44,6 +44,8 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"attending": nn.Attention(nn.Projections(WIDTH, HEADS), mask=masks.causal())}
     names |= {"reading": nn.Attention(nn.QueryProjections(WIDTH, HEADS), mask=masks.causal())}
     names |= {"favor": linear.FavorPlus(DIM, 32, seed=0), "taylor": taylor, "in_steps": in_steps}
+    names |= {"mixing": (drawn(HEADS, HEADS), drawn(HEADS, HEADS))}
+    names |= {"convolving": (drawn(HEADS, 3, 5) / 4, drawn(HEADS, 2, 3) / 4)}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
             module.to(dtype)

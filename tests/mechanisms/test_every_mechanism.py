@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = tomllib.loads((ROOT / "recipes" / "every_mechanism.toml").read_text(encoding="utf-8"))["mechanism"]
 RECIPE = runpy.run_path(str(ROOT / "recipes" / "every_mechanism.py"))
 HERE = [row for row in ROWS if "check" in row]
-NATIVE = {"additive", "cpu_flash", "decode", "short", "threshold"}
+NATIVE = {"additive", "cpu_flash", "decode", "mixed_heads", "short", "threshold"}
 EXACT, ROUNDINGS = 1e-10, 64
 """The error of results in float64, as a share of the largest number; in float32 so many roundings of it."""
 

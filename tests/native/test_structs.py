@@ -28,6 +28,7 @@ SHARED = (
     "gathered.h",
     "gemv.h",
     "gru_decoder.h",
+    "mixed_heads.h",
     "recurrence.h",
     "reductions.h",
     "short.h",

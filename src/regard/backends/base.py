@@ -435,6 +435,26 @@ class ThresholdTiles(Protocol):
         ...
 
 
+class MixedHeadTiles(Protocol):
+    """Attention whose scores and weights are mixed over the heads, over the tiles that a mask leaves."""
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Reasons against a problem; never by the values of its tensors."""
+        ...
+
+    def visited_pairs(self, problem: Problem) -> float:
+        """The pairs whose scores are computed."""
+        ...
+
+    def forward(self, batched: BatchedProblem) -> Rows:
+        """Output, and the log-sum-exp of the softmax."""
+        ...
+
+    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
+        """The gradients of query, key and value, of a bias, and of the matrices that mix the heads."""
+        ...
+
+
 class Backend(Protocol):
     """A maker of what kernels describe. A group that it does not have is None."""
 
@@ -470,6 +490,8 @@ class Backend(Protocol):
 
     @property
     def thresholds(self) -> ThresholdTiles | None: ...
+    @property
+    def mixed_heads(self) -> MixedHeadTiles | None: ...
 
     @property
     def timed_flash(self) -> TimedFlash | None: ...

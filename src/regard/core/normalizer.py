@@ -28,9 +28,8 @@ class Normalizer(ABC):
     are quotients is a `RatioNormalizer`, whose rows are computed tile by tile and merged by their log-sum-exp.
 
     name: the word that plans, messages and records have for it. sums_to_one: whether the weights of every row with keys
-    sum to 1. by_row: whether a row's weights follow from its own scores; else `normalize` gets all rows in their order,
-    and all weights are in memory. refuses: the arguments of attention that have no meaning for it ("sinks",
-    "dropout_p"), and why. kernels: those that compute it, in place of those that compute any.
+    sum to 1. signed: whether weights may be below 0. refuses: the arguments of attention that have no meaning for it
+    ("sinks", "dropout_p"), and why. kernels: those that compute it, in place of those that compute any.
 
     >>> class Uniform(Normalizer):
     ...     '''Each key that a row attends to has the same weight.'''
@@ -50,17 +49,27 @@ class Normalizer(ABC):
     name: ClassVar[str]
     has_lse: ClassVar[bool] = False
     sums_to_one: ClassVar[bool] = True
-    by_row: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
     refuses: ClassVar[Mapping[str, str]] = MappingProxyType({})
     kernels: ClassVar[tuple[Kernel, ...] | None] = None
+
+    @property
+    def rows_before(self) -> int | None:
+        """The rows before its own from whose scores the weights of a row follow as well; None for all of them.
+
+        Where there are some, `normalize` gets rows in their order, the earlier ones too, over keys that are neighbours.
+        None: it gets all rows, and all weights are in memory.
+        """
+        return 0
 
     @abstractmethod
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of whole rows, and a number for each row; both are differentiable, twice where that is needed.
 
-        Shapes: scores and weights (..., heads, M, n), of n keys, in the order of the keys; numbers (..., heads, M). A
-        score of -inf, of a masked pair, has weight 0. A row of such scores alone has weights 0 and the number -inf;
-        other numbers mean what the normalizer wants: lenses read from them which rows attend to something.
+        Shapes: scores and weights (..., heads, M, n), of all heads and of n keys, in the order of the keys; numbers
+        (..., heads, M). A score of -inf, of a masked pair, has weight 0. A row of such scores alone has weights 0 and
+        the number -inf; other numbers mean what the normalizer wants: lenses read from them which rows attend to
+        something.
         """
 
     def backward(self, scores: Tensor, weights: Tensor, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -73,6 +82,10 @@ class Normalizer(ABC):
             found = self.with_parameters(leaves[1:]).normalize(leaves[0])[0]
         of_scores, *others = torch.autograd.grad(found, leaves, upstream, allow_unused=True, materialize_grads=True)
         return of_scores.masked_fill_(scores == -INFINITY, 0.0), tuple(others)
+
+    def affected(self, rows: Tensor) -> Tensor:
+        """The rows whose weights depend on the scores of a marked one, (..., heads, M, ·) bool; here these alone."""
+        return rows
 
     def refused(self, problem: Problem) -> str | None:
         """The first argument of a problem that has no meaning for this normalizer; None where all have one."""

@@ -203,9 +203,22 @@ class Problem:
         """The normalizer's weights of some rows over all keys, (..., heads, m, N), and its numbers, (..., heads, m)."""
         if self.normalizer is None:
             raise AssertionError("softmax attention has no normalizer")
-        if rows != WHOLE and not self.normalizer.by_row:
-            weights, numbers = self.normalized()
-            return weights[..., rows, :], numbers[..., rows]
+        if rows != WHOLE and self.normalizer.rows_before != 0:
+            return self._normalized_with_others(range(self.queries)[rows], self.normalizer.rows_before)
+        return self._normalized_alone(rows)
+
+    def _normalized_with_others(self, rows: range, before: int | None) -> tuple[Tensor, Tensor]:
+        """`normalized` where the scores of so many rows before are needed too, or of all."""
+        scored = slice(0, self.queries)
+        if before is not None and rows:
+            scored = slice(max(rows[0] - before, 0), rows[-1] + 1)
+        weights, numbers = self._normalized_alone(scored)
+        own = slice(rows.start - scored.start, rows.stop - scored.start, rows.step)
+        return weights[..., own, :], numbers[..., own]
+
+    def _normalized_alone(self, rows: slice) -> tuple[Tensor, Tensor]:
+        if self.normalizer is None:
+            raise AssertionError("softmax attention has no normalizer")
         scores = self.scores(rows, WHOLE)
         whole = scores if self.heads else scores.unsqueeze(-3)  # of one head
         if self.sinks is not None:  # one more score in each row

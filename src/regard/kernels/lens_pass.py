@@ -44,7 +44,22 @@ def start_lenses(problem: Problem, lenses: Iterable[Lens]) -> dict[Lens, LensSta
             raise ConfigurationError(f"observe needs lenses from regard.lenses, such as Entropy(); one is {lens!r}")
         if lens not in looks:
             looks[lens] = lens.start(problem)
+            if problem.normalizer is not None and problem.normalizer.signed:
+                _refuse_logarithms(lens, looks[lens], problem)
     return looks
+
+
+def _refuse_logarithms(lens: Lens, look: LensState[Any], problem: Problem) -> None:
+    """Raise where a lens takes logarithms of weights that may be below 0.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    if any(reduction.needs_entropy_terms for reduction in look.reductions):
+        raise ConfigurationError(
+            f"{lens!r} takes logarithms of weights, and weights of {problem.normalizer_name} may be below 0: show "
+            "them by lenses.Weights, or look at sums of them"
+        )
 
 
 def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction]) -> None:

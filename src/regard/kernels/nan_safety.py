@@ -100,11 +100,20 @@ def _run_on_finite_inputs(problem: Problem, clean: Problem, compute: Compute) ->
     sees_key = _attends_to(clean, bad_key, compute)
     sees_value = _attends_to(clean, bad_key | ~value.isfinite(), compute)
     sees_any = _attends_to(clean, torch.ones_like(bad_key), compute)
-    output = result.output.masked_fill(sees_value | (bad_query & sees_any), float("nan"))
+    bad_row = _affected(problem, sees_key | (bad_query & sees_any))
+    output = result.output.masked_fill(sees_value | bad_row, float("nan"))
     if result.lse is None:
         return Result(output)
-    bad_row = (sees_key | (bad_query & sees_any)).squeeze(-1)
-    return Result(output, result.lse.masked_fill(bad_row, float("nan")))
+    return Result(output, result.lse.masked_fill(bad_row.squeeze(-1), float("nan")))
+
+
+def _affected(problem: Problem, rows: Tensor) -> Tensor:
+    """The rows (..., heads, M, 1) whose weights depend on the scores of some rows."""
+    if problem.normalizer is None:
+        return rows
+    if problem.heads:
+        return problem.normalizer.affected(rows)
+    return problem.normalizer.affected(rows.unsqueeze(-3)).squeeze(-3)
 
 
 def zero_nonfinite_inputs(problem: Problem) -> Problem:

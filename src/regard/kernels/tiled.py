@@ -30,7 +30,7 @@ class TiledKernel:
 
     def why_not(self, problem: Problem) -> list[str]:
         """Normalizers whose rows depend on one another; it computes every other problem."""
-        if problem.normalizer is not None and not problem.normalizer.by_row:
+        if problem.normalizer is not None and problem.normalizer.rows_before is None:
             return [f"it computes some rows at a time, and those of {problem.normalizer_name} attention depend on all"]
         return []
 

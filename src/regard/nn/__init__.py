@@ -10,6 +10,8 @@ from .caches import ProjectedMemory as ProjectedMemory
 from .caches import SnapKV as SnapKV
 from .caches import WeighedCache as WeighedCache
 from .caches import WeightPolicy as WeightPolicy
+from .differential_layer import DifferentialAttention as DifferentialAttention
+from .differential_layer import DifferentialAttentionV2 as DifferentialAttentionV2
 from .feedforward import FeedForward as FeedForward
 from .feedforward import GatedFeedForward as GatedFeedForward
 from .feedforward import RMSNorm as RMSNorm
@@ -24,6 +26,7 @@ from .linear import Linear as Linear
 from .linear_attention_layer import LinearAttention as LinearAttention
 from .linformer import LengthProjection as LengthProjection
 from .linformer import LinformerAttention as LinformerAttention
+from .multi_token_layer import MultiTokenAttention as MultiTokenAttention
 from .multihead import MultiheadAttention as MultiheadAttention
 from .output_gate import GatedGroupNorm as GatedGroupNorm
 from .output_gate import OutputGate as OutputGate
@@ -60,6 +63,8 @@ __all__ = [
     "BranchNorm",
     "Cache",
     "CrossBlock",
+    "DifferentialAttention",
+    "DifferentialAttentionV2",
     "EarlierIndexer",
     "FeedForward",
     "GatedFeedForward",
@@ -77,6 +82,7 @@ __all__ = [
     "LinearAttention",
     "LinearCache",
     "LinformerAttention",
+    "MultiTokenAttention",
     "MultiheadAttention",
     "OutputGate",
     "PerceiverEncoder",

@@ -196,7 +196,8 @@ class Attention(CachedAttention):
         gate: an `OutputGate` of what each head reads, before the output projection, as in Qwen3-Next.
         dropout: probability of dropping a weight in training.
         normalizer: what takes the place of softmax, from `regard.normalizers`; its `nn.Parameter`s are parameters of
-            the layer. `step` needs `Sigmoid` with a bias of its own: the default depends on the number of keys.
+            the layer. `step` needs `Sigmoid` with a bias of its own: the default depends on the number of keys; it
+            refuses normalizers of several rows, as `MultiToken`.
 
     Raises:
         ConfigurationError: an argument of the wrong kind, or out of range.
@@ -412,6 +413,11 @@ class Attention(CachedAttention):
         """Arguments of `regard.attention` for the tokens after a cache, and the cache extended by them."""
         self._check_self_attention("step")
         check_cache(cache, self.mask)
+        if self.normalizer is not None and self.normalizer.template.rows_before != 0:
+            raise ConfigurationError(
+                f"a step has none of the queries before its own, and weights of {self.normalizer.template!r} follow "
+                "from these: call forward on the whole sequence, or take MultiTokenAttention"
+            )
         queries = self.projections.queries(query)
         keys, values = self.projections.keys_and_values(query)
         new = self._step_positions(query, cache, call)

@@ -14,6 +14,8 @@ Each turns the scores s_ij of a row, over the keys j that query i attends to, in
 | `StickBreaking` | σ(s_j) Π_{k>j} (1 - σ(s_k)) | at most 1 | no |
 | `TopScores` | softmax over the k largest | 1 | no |
 | `Hard` | 1 for the largest | 1 | no |
+| `TalkingHeads` | softmax of mixed scores, mixed: Σ_h A_gh softmax(Σ_e B_he s_e) | any | no |
+| `MultiToken` | the same, with convolutions over neighbouring queries and keys | any | no |
 | `Monotonic`, `MoChA` | the probability of stopping at key j, from where the query before did | at most 1 | no |
 """
 
@@ -24,11 +26,13 @@ from .entmax import Sparsemax as Sparsemax
 from .hard import Hard as Hard
 from .monotonic import MoChA as MoChA
 from .monotonic import Monotonic as Monotonic
+from .multi_token import MultiToken as MultiToken
 from .ratios import ReLU as ReLU
 from .ratios import Softmax1 as Softmax1
 from .ratios import Softpick as Softpick
 from .sigmoid import Sigmoid as Sigmoid
 from .stick_breaking import StickBreaking as StickBreaking
+from .talking_heads import TalkingHeads as TalkingHeads
 from .top_scores import TopScores as TopScores
 
 __all__ = [
@@ -36,6 +40,7 @@ __all__ = [
     "Hard",
     "MoChA",
     "Monotonic",
+    "MultiToken",
     "Normalizer",
     "RatioNormalizer",
     "ReLU",
@@ -44,5 +49,6 @@ __all__ = [
     "Softpick",
     "Sparsemax",
     "StickBreaking",
+    "TalkingHeads",
     "TopScores",
 ]

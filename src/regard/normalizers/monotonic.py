@@ -45,11 +45,15 @@ class Monotonic(Normalizer):
 
     name = "monotonic"
     sums_to_one = False
-    by_row = False
     refuses: ClassVar[Mapping[str, str]] = {
         "sinks": "a query that stops nowhere has no weight already",
         "dropout_p": "the next row goes on from the weights of the one before",
     }
+
+    @property
+    def rows_before(self) -> None:
+        """All rows: each follows from the one before."""
+        return
 
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of all rows, and the logarithm of their sums."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from typing import Any
 
 from torch import Tensor
 
+from ..biases.base import describe_tensor
 from ..core.problem import Problem
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
 from ..utils.numbers import lies_between
@@ -26,6 +29,13 @@ def sum_over_heads(parameter: Tensor, gradient: Tensor) -> Tensor:
     return gradient.flatten(0, -4).sum((0, -2, -1)) if gradient.ndim > 3 else gradient.sum((-2, -1))
 
 
+def with_shapes(parameters: Any) -> str:
+    """The name of a dataclass of tensors, with the shapes of those that it has."""
+    named = ((each.name, getattr(parameters, each.name)) for each in fields(parameters))
+    shown = (f"{name}={describe_tensor(tensor)}" for name, tensor in named if tensor is not None)
+    return f"{type(parameters).__name__}({', '.join(shown)})"
+
+
 def check_parameter(name: str, parameter: Tensor | float | None, problem: Problem) -> None:
     """Check that a parameter is a finite number, a tensor () or (heads,), or None.
 
@@ -39,12 +49,38 @@ def check_parameter(name: str, parameter: Tensor | float | None, problem: Proble
             raise ConfigurationError(f"{name} is {parameter!r}; it needs a finite number, or a tensor")
         return
     heads = problem.pairs.query.shape[-3] if problem.heads else 1
-    if not parameter.is_floating_point():
-        raise DtypeError(f"{name} needs floating-point numbers; it is {parameter.dtype}: call .float()")
+    check_tensor(name, parameter, problem)
     if tuple(parameter.shape) not in ((), (heads,)):
         raise ShapeError(
             f"{name} is {tuple(parameter.shape)}; it needs one number, (), or one for each head, ({heads},)"
         )
+
+
+def check_head_matrix(name: str, matrix: Tensor | None, problem: Problem) -> None:
+    """Check that a matrix has one number for each two heads, or is None.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: it has not.
+    """
+    heads = problem.pairs.query.shape[-3] if problem.heads else 1
+    check_tensor(name, matrix, problem)
+    if matrix is not None and tuple(matrix.shape) != (heads, heads):
+        raise ShapeError(
+            f"{name} is {tuple(matrix.shape)}; of {heads} heads of queries it needs ({heads}, {heads}), a number for "
+            "each two of them"
+        )
+
+
+def check_tensor(name: str, parameter: Tensor | None, problem: Problem) -> None:
+    """Check that a parameter has floating-point numbers on the device of a problem, or is None.
+
+    Raises:
+        DtypeError, DeviceError: it has not.
+    """
+    if parameter is None:
+        return
+    if not parameter.is_floating_point():
+        raise DtypeError(f"{name} needs floating-point numbers; it is {parameter.dtype}: call .float()")
     if parameter.device != problem.value.device:
         raise DeviceError(
             f"{name} is on {parameter.device}, but query, key and value are on {problem.value.device}: move it with "

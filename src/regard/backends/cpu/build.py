@@ -53,6 +53,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "flash_weights.c",
     "gru_decoder_backward.c",
     "gru_decoder_forward.c",
+    "mixed_heads.c",
     "pair_products.c",
     "recurrence_backward.c",
     "recurrence_forward.c",

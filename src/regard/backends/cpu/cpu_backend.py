@@ -11,6 +11,7 @@ from .few_queries import FewQueriesInC
 from .flash_tiles import FlashInC
 from .gathered_lists import GatheredInC
 from .linear_recurrence import RecurrencesInC
+from .mixed_head_tiles import MixedHeadsInC
 from .short_rows import ShortInC
 from .threshold_tiles import ThresholdsInC
 from .timed_flash import TimedFlashInC
@@ -29,6 +30,7 @@ class CpuBackend:
         self.gathered, self.additive = GatheredInC(), AdditiveInC()
         self.weights, self.recurrences = WeightsInC(), RecurrencesInC()
         self.timed_flash, self.thresholds = TimedFlashInC(), ThresholdsInC()
+        self.mixed_heads = MixedHeadsInC()
 
     def arithmetic(self, dtype: torch.dtype) -> str | None:
         """The variant in use, and how it multiplies numbers of 16 bits."""

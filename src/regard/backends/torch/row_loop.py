@@ -92,23 +92,38 @@ class WholeRows:
 
     def pieces(self, rows: tuple[BlockRow, ...]) -> Iterator[BlockRow]:
         """The block rows, cut to the height of rows that are computed at once; or all rows as one."""
-        if not self.normalizer.by_row:
+        before = self.normalizer.rows_before
+        if before is None:
             yield BlockRow(slice(0, self.queries), (Run(slice(0, self.keys), True),))
             return
         for row in rows:
-            for part in split_slice(row.rows, self.height):
-                yield BlockRow(part, row.runs)
+            for part in split_slice(row.rows, max(self.height, 2 * before)):
+                yield BlockRow(part, self._joined_runs(rows, part, before) if before else row.runs)
+
+    def _joined_runs(self, rows: tuple[BlockRow, ...], part: slice, before: int) -> tuple[Run, ...]:
+        """One run with all columns that some rows, and those before them, attend to, and what lies between."""
+        near = [row for row in rows if row.rows.stop > part.start - before and row.rows.start < part.stop]
+        columns = [run.columns for row in near for run in row.runs]
+        if not columns:
+            return ()
+        joined = slice(min(each.start for each in columns), max(each.stop for each in columns))
+        return (Run(joined, self.batched.problem.mask is not None),)
 
 
 class RowTile:
-    """Some whole rows: their scores over the runs of columns that they attend to, side by side, and a last sink."""
+    """Some whole rows: their scores over the runs of columns that they attend to, side by side, and a last sink.
+
+    scored: these rows, behind those before them that a normalizer needs too.
+    """
 
     def __init__(self, whole: WholeRows, row: BlockRow) -> None:
         self.whole, self.row, problem = whole, row, whole.batched.problem
-        found = [whole.tiles.scores(row.rows, run.columns, run.masked) for run in row.runs]
+        self.scored = slice(max(row.rows.start - (whole.normalizer.rows_before or 0), 0), row.rows.stop)
+        self.own = slice(row.rows.start - self.scored.start, None)
+        found = [whole.tiles.scores(self.scored, run.columns, run.masked) for run in row.runs]
         parts, self.slopes = [scores for scores, _ in found], [slope for _, slope in found]
         batch, heads, _, _ = whole.batched.shape
-        sizes = batch, heads, row.rows.stop - row.rows.start
+        sizes = batch, heads, self.scored.stop - self.scored.start
         dtype = torch.promote_types(problem.value.dtype, torch.float32)
         if problem.sinks is not None:
             parts.append(problem.sinks.to(dtype)[:, None, None].expand(*sizes, 1))
@@ -118,7 +133,8 @@ class RowTile:
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """The weights, with that of the sink, and what the normalizer says of the rows."""
-        return self.whole.normalizer.normalize(self.scores)
+        weights, numbers = self.whole.normalizer.normalize(self.scores)
+        return weights[..., self.own, :], numbers[..., self.own]
 
     def by_run(self, pairs: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The columns of each run, and the part of `pairs` over them."""
@@ -136,17 +152,18 @@ class RowTile:
 
     def add_gradients(self, value: Tensor, asked: Tensor, into: ProblemGradients) -> None:
         """Add the gradients of all tensors; asked: that of the output over the probability of keeping a weight."""
-        weights, upstream = self.weights()[0], torch.zeros_like(self.scores)
-        for columns, own in self.by_run(upstream):
+        weights, upstream = self.whole.normalizer.normalize(self.scores)[0], torch.zeros_like(self.scores)
+        for columns, own in self.by_run(upstream[..., self.own, :]):
             own.copy_(per_head(partial(_product, shared=value[:, :, columns].mT), asked, value))
-        self.drop_(upstream)
+        self.drop_(upstream[..., self.own, :])
         of_scores, of_parameters = self.whole.normalizer.backward(self.scores, weights, upstream)
+        weights = weights[..., self.own, :]
         self.drop_(weights)
         for (columns, own), (_, above), slope in zip(
             self.by_run(weights), self.by_run(of_scores), self.slopes, strict=True
         ):
             into.value[:, :, columns] += per_key_head(own, asked, value)
-            self.whole.tiles.add_gradients(self.row.rows, columns, above, slope, into)
+            self.whole.tiles.add_gradients(self.scored, columns, above, slope, into)
         for total, found in zip(into.normalizer, of_parameters, strict=False):
             total += found
         if into.sinks is not None:

@@ -19,6 +19,7 @@ class TorchBackend:
     short = None
     additive = None
     thresholds = None
+    mixed_heads = None
     recurrences = None  # torch's operators compute them in linear/chunks.py, where gradients have gradients too
 
     def __init__(self) -> None:

@@ -29,6 +29,7 @@ class TritonBackend:
     short = None
     gathered = None
     thresholds = None
+    mixed_heads = None
 
     def __init__(self) -> None:
         # Kernels look at these for tensors of any device, while torch.compile traces them too: they are attributes.

@@ -34,10 +34,15 @@ def write_normalizer(normalizer: Normalizer | None, store: Callable[[Tensor], st
     """The entries of a record for a normalizer: its name as "operator", and its numbers where it is the library's own.
 
     Raises:
-        AtlasError: a normalizer of one's own that is not registered.
+        AtlasError: a normalizer of one's own that is not registered, or whose weights may be below 0.
     """
     if normalizer is None:
         return {"operator": "softmax"}
+    if normalizer.signed:
+        raise AtlasError(
+            f"the weights of {normalizer!r} may be below 0, and an atlas shows weights from 0 on: look at them by "
+            "regard.observe with lenses.Weights"
+        )
     if type(normalizer) in NORMALIZERS.values():
         return {"operator": normalizer.name, "normalizer": NORMALIZER_JSON.encode(normalizer, store)}
     try:

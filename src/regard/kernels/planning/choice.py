@@ -30,6 +30,7 @@ from ..decomposed import DecomposedKernel
 from ..flash import FlashKernel
 from ..flex import FlexKernel
 from ..gathered import GatheredKernel
+from ..mixed_heads import MixedHeadsKernel
 from ..reference import ReferenceKernel
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
@@ -62,7 +63,7 @@ KERNELS: tuple[Kernel, ...] = (
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
 of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
 
-ROW_KERNELS: tuple[Kernel, ...] = (FLASH, ThresholdKernel(), TILED, REFERENCE)
+ROW_KERNELS: tuple[Kernel, ...] = (FLASH, ThresholdKernel(), MixedHeadsKernel(), TILED, REFERENCE)
 """The kernels of every other normalizer, unless it names its own."""
 
 MAX_UNCOMPARED_LENGTH = 256
