@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import regard
-from regard import biases, lenses, masks, normalizers
+from regard import biases, lenses, masks, nn, normalizers
 from regard.core.normalizer import Normalizer
 from regard.errors import ConfigurationError, DtypeError, KernelError, ShapeError
 from regard.explorer import Atlas, record
@@ -468,3 +468,25 @@ def test_derivatives_of_rows_in_order(normalizer):
         regard.attention(*inputs(), normalizer=normalizer, kernel="tiled")
     with pytest.raises(ConfigurationError, match="dropout_p has no meaning"):
         regard.attention(*inputs(), normalizer=normalizer, dropout_p=0.1)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        normalizers.Sparsemax(),
+        normalizers.Sigmoid(torch.nn.Parameter(torch.full((4,), -2.0))),
+        normalizers.Entmax(torch.nn.Parameter(torch.tensor(1.3))),
+        normalizers.TalkingHeads(torch.nn.Parameter(torch.eye(4)), torch.nn.Parameter(torch.ones(4, 4) / 4)),
+    ],
+    ids=lambda normalizer: normalizer.name,
+)
+def test_a_layer_with_learned_numbers_is_compiled_as_a_whole(normalizer):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    layer = nn.Attention(nn.Projections(16, num_heads=4), mask=masks.causal(), normalizer=normalizer)
+    x = torch.randn(2, 11, 16)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    outputs = [each(x) for each in (layer, compiled)]
+    gradients = [torch.autograd.grad(output.square().sum(), [*layer.parameters()]) for output in outputs]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, nearest
-from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
+from ..utils.pytree import tree_replace, tree_tensors
 
 if TYPE_CHECKING:
     from ..kernels.base import Kernel
@@ -120,7 +120,7 @@ class Normalizer(ABC):
 
     def with_parameters(self, tensors: Sequence[Tensor]) -> Self:
         """A copy with other tensors as parameters, in the order of `parameters`."""
-        return tree_unflatten(tree_flatten(self)[1], tensors) if tensors else self
+        return tree_replace(self, tensors) if tensors else self
 
 
 class RatioNormalizer(Normalizer):

@@ -75,6 +75,27 @@ def tree_unflatten(spec: str, tensors: Sequence[Tensor]) -> Any:
     return _builder(spec)(tensors)
 
 
+def tree_replace(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """A value with other tensors, in the order of `tree_tensors`; torch.compile traces it.
+
+    >>> import torch
+    >>> tree_replace((torch.zeros(2), None, 0.5), [torch.ones(1)])
+    (tensor([1.]), None, 0.5)
+    """
+    left = list(tensors)
+    return _replaced(value, left)
+
+
+def _replaced(value: Any, left: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return left.pop(0)
+    if isinstance(value, tuple):
+        return tuple(_replaced(part, left) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(*[_replaced(getattr(value, field.name), left) for field in fields(value) if field.init])
+    return value
+
+
 def _spec(value: Any, tensors: list[Tensor]) -> str:
     if isinstance(value, Tensor):
         tensors.append(value)
