@@ -97,6 +97,23 @@ def test_only_exact_mechanisms_are_recommended_unless_others_are_wanted():
     assert sorted(names(exact)) == sorted(names(other))
 
 
+def test_chosen_blocks_cost_a_window_and_keep_all_keys():
+    advice = advise(task="decode", tokens=65_536, layers=2, heads=4, head_dim=64)
+    found = {each.name: each.price for each in advice.mechanisms}
+    chosen, near = found["blocks of 64 chosen by content, 4,096 keys"], found["window of 4,096, 4 sinks"]
+    assert chosen.seconds == near.seconds
+    assert chosen.cache == found["multi-head"].cache == 16 * near.cache
+    assert chosen.memory - chosen.cache == near.memory - near.cache
+    assert "blocks" not in " ".join(names(advise(task="decode", tokens=4096)))
+
+
+def test_gated_delta_nets_have_the_state_of_linear_attention():
+    for task, ratio in (("decode", 1.0), ("prefill", 1.6)):
+        found = {each.name: each.price for each in advise(task=task, tokens=8192).mechanisms}
+        assert found["Gated DeltaNet"].cache == found["linear attention"].cache
+        assert found["Gated DeltaNet"].seconds == pytest.approx(ratio * found["linear attention"].seconds)
+
+
 def test_the_nearest_feasible_is_said():
     small = {"task": "decode", "memory": "4MB", "layers": 16, "heads": 8, "head_dim": 64}
     advice = advise(tokens=500_000, **small)

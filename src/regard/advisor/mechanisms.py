@@ -17,6 +17,10 @@ from .workload import DTYPES, Workload
 
 WINDOW = 4096
 """Positions of the window that is compared, as of Mistral 7B."""
+BLOCK = 64
+"""Keys of a block that is chosen."""
+DELTA_RULE = 1.6
+"""Time of the gated delta rule over that of linear attention, measured at 1,024 and 4,096 tokens (Zen 5, AVX-512)."""
 SINKS = 4
 """First positions that all later ones attend to beside the window (Xiao et al. 2024, arXiv 2309.17453)."""
 GROUP = 8
@@ -109,7 +113,11 @@ def _all(workload: Workload) -> Iterator[Mechanism]:
     else:
         if workload.window is None and workload.keys > WINDOW:
             yield _windowed(workload, key_heads)
+            if workload.architecture == "decoder":
+                yield _chosen_blocks(workload, key_heads)
         yield _linear(workload, key_heads)
+        if workload.architecture == "decoder":
+            yield _gated_delta(workload, key_heads)
         yield _performer(workload, key_heads)
 
 
@@ -229,6 +237,38 @@ def _windowed(workload: Workload, key_heads: int) -> Mechanism:
         f"{workload.layers * WINDOW:,} tokens",
         "Beltagy et al. 2020, arXiv 2004.05150; sinks: Xiao et al. 2024, arXiv 2309.17453",
         f"mask=causal() & (window(before={WINDOW - 1}) | prefix({SINKS}))",
+    )
+
+
+def _chosen_blocks(workload: Workload, key_heads: int) -> Mechanism:
+    """The pairs of a window, wherever they are, so that all keys stay in the cache."""
+    mask, keys = attended_keys(workload, WINDOW)
+    price = softmax_price(workload, key_heads, keys, mask=mask)
+    if workload.task == "decode":
+        stored = workload.bytes_of_keys(key_heads, workload.keys)
+        price = replace(price, cache=stored, memory=price.memory - price.cache + stored)
+    return Mechanism(
+        f"blocks of {BLOCK} chosen by content, {WINDOW:,} keys",
+        Change.FEWER_PAIRS,
+        price,
+        "each query attends to the blocks whose mean key it likes best, however far: a window's time, all keys kept",
+        "close to full attention in its papers, if trained so",
+        "Lu et al. 2025 (MoBA), arXiv 2502.13189; Yuan et al. 2025 (NSA), arXiv 2502.11089",
+        f"causal() & blocks(selection.gated_blocks(q, k, size={BLOCK}, count={WINDOW // BLOCK}), (1, {BLOCK}))",
+    )
+
+
+def _gated_delta(workload: Workload, key_heads: int) -> Mechanism:
+    price = linear_price(workload, workload.head_dim, key_heads)
+    factor = 1.0 if workload.task == "decode" else DELTA_RULE
+    return Mechanism(
+        "Gated DeltaNet",
+        Change.APPROXIMATION,
+        replace(price, seconds=factor * price.seconds),
+        "a state of constant size whose values are replaced and fade, instead of a cache",
+        "another function, trained as such; released models mix three such layers with one of softmax attention",
+        "Yang et al. 2025, arXiv 2412.06464; Qwen3-Next",
+        "nn.LinearAttention(Projections(dim, heads), causal=True, rule=DeltaRule(), decay=HeadDecay())",
     )
 
 
