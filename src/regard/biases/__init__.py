@@ -6,6 +6,7 @@ from .alibi import geometric_slopes as geometric_slopes
 from .base import Bias as Bias
 from .base import as_bias as as_bias
 from .base import tensor as tensor
+from .forget_gates import forget_gates as forget_gates
 from .gaussian import gaussian as gaussian
 from .relative import RelativeBias as RelativeBias
 from .relative import clipped as clipped
@@ -20,6 +21,7 @@ __all__ = [
     "alibi",
     "alibi_slopes",
     "clipped",
+    "forget_gates",
     "from_mod",
     "gaussian",
     "geometric_slopes",
