@@ -161,6 +161,13 @@ class Sum(Bias):
         return f"{self.left!r} + {self.right!r}"
 
 
+def bias_parts(bias: Bias | None) -> list[Bias]:
+    """The biases that a sum consists of, from left to right."""
+    if bias is None:
+        return []
+    return [*bias_parts(bias.left), *bias_parts(bias.right)] if isinstance(bias, Sum) else [bias]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorBias(Bias):
     """A bias from a tensor over pairs; gradients flow into the tensor."""

@@ -49,7 +49,7 @@ class LogBuckets(DistanceIndex):
     0 to 2b - 1; what is beyond is in the outer ones.
 
     >>> LogBuckets(4, 16)(torch.arange(-9, 10, 3)).tolist()  # keys before the query have the larger columns
-    [7, 7, 6, 4, 2, 1, 1]
+    [7, 7, 7, 4, 1, 1, 1]
     """
 
     buckets: int

@@ -24,6 +24,7 @@ from .flash_tiles import (
     FlashStruct,
     joined_gradients,
     rows_struct,
+    has_call_bias,
     tile_problems,
 )
 from .library import last_contiguous
@@ -76,6 +77,8 @@ class ThresholdsInC:
             reasons.append("its code has no softcap")
         if problem.sinks is not None:
             reasons.append("its code has no sinks")
+        if has_call_bias(problem):
+            reasons.append("of all biases its code adds those by distance alone")
         return reasons or FlashInC().why_not(problem)
 
     def visited_pairs(self, problem: Problem) -> float:
