@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,6 +18,11 @@ class DistanceIndex(ABC):
     @abstractmethod
     def count(self) -> int:
         """The number of columns."""
+
+    @property
+    def gradual(self) -> bool:
+        """Whether neighbouring distances have the same column or neighbouring ones, always in the same direction."""
+        return True
 
     @abstractmethod
     def __call__(self, distances: Tensor) -> Tensor:
@@ -64,6 +71,11 @@ class LogBuckets(DistanceIndex):
     def count(self) -> int:
         return 2 * self.span
 
+    @property
+    def gradual(self) -> bool:
+        starts = log_bucket_starts(self.buckets, self.max_distance) if self.buckets else ()
+        return all(low < high for low, high in pairwise(starts))
+
     def __call__(self, distances: Tensor) -> Tensor:
         found = -distances
         if self.buckets:
@@ -75,6 +87,7 @@ class LogBuckets(DistanceIndex):
         return (found + self.span).clamp(0, self.count - 1)
 
 
+@cache
 def log_bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance of each bucket beyond the middle one, m = buckets/2, up to bucket 2m.
 

@@ -53,6 +53,24 @@ INLINE void fill_sums(const struct call_bias *bias, const struct place *at, floa
     }
 }
 
+/* row[columns[lane]] for the columns of neighbouring pairs, which are neighbours or the same: they lie within as many
+ * numbers as there are lanes, which are loaded together. The row has as many at least. */
+INLINE lanes pick(const struct call_table *table, const float *row, const int32_t *columns) {
+    int32_t first = columns[0], last = columns[LANES - 1], least = first < last ? first : last;
+    least = (int32_t)min_int(least, table->count - LANES);
+    lanes found = load(row + least);
+    return SHUFFLE(found, found, load_bits(columns) - least);
+}
+
+INLINE void add_row(float *target, const struct call_table *table, const float *row, const int32_t *columns,
+                    int64_t count) {
+    int64_t j = 0;
+    if (table->count >= LANES)
+        for (; j + LANES <= count; j += LANES)
+            store(target + j, load(target + j) + pick(table, row, columns + j) * LOG2_E);
+    for (; j < count; j++) target[j] += row[columns[j]] * LOG2_E;
+}
+
 INLINE void fill_query_table(const struct flash *problem, const struct place *at, float *tile) {
     const struct call_table *table = &problem->call_bias->query_table;
     int64_t only = only_column(problem, table, at);
@@ -60,28 +78,41 @@ INLINE void fill_query_table(const struct flash *problem, const struct place *at
         const float *row = table_row(table, at->batch, at->head, at->row + r);
         const int32_t *columns = columns_of_row(problem, table, at->row + r, at->column);
         if (only >= 0)
-            for (int64_t j = 0; j < at->columns; j += LANES) store(tile + j, load(tile + j) + row[only]);
+            for (int64_t j = 0; j < at->columns; j += LANES) store(tile + j, load(tile + j) + row[only] * LOG2_E);
         else
-            for (int64_t j = 0; j < at->columns; j++) tile[j] += row[columns[j]];
+            add_row(tile, table, row, columns, at->columns);
     }
 }
 
 INLINE void fill_key_table(const struct flash *problem, const struct place *at, float *tile) {
     const struct call_table *table = &problem->call_bias->key_table;
     int64_t only = only_column(problem, table, at);
+    float numbers[BLOCK] ALIGNED, block[LANES * BLOCK] ALIGNED;
     if (only >= 0) {
-        float numbers[BLOCK] ALIGNED;
         memset(numbers, 0, sizeof(numbers));
         for (int64_t j = 0; j < at->columns; j++)
-            numbers[j] = table_row(table, at->batch, at->head, at->column + j)[only];
+            numbers[j] = table_row(table, at->batch, at->head, at->column + j)[only] * LOG2_E;
         for (int64_t r = 0; r < at->rows; r++, tile += BLOCK)
             for (int64_t j = 0; j < at->columns; j += LANES) store(tile + j, load(tile + j) + load(numbers + j));
         return;
     }
-    for (int64_t j = 0; j < at->columns; j++) { /* a key's numbers for the rows of the tile are side by side */
-        const float *row = table_row(table, at->batch, at->head, at->column + j);
-        const int32_t *columns = columns_of_row(problem, table, at->row, at->column + j);
-        for (int64_t r = 0; r < at->rows; r++) tile[r * BLOCK + j] += row[columns[-r]];
+    /* A key's numbers for the rows of the tile are side by side, the last row's first: some keys at a time, as rows. */
+    int64_t last = at->row + at->rows - 1;
+    for (int64_t first = 0; first < at->columns; first += LANES) {
+        int64_t count = min_int(at->columns - first, LANES);
+        memset(block, 0, sizeof(block));
+        for (int64_t j = 0; j < count; j++)
+            add_row(block + j * BLOCK, table, table_row(table, at->batch, at->head, at->column + first + j),
+                    columns_of_row(problem, table, last, at->column + first + j), at->rows);
+        for (int64_t r = 0; r < at->rows; r += LANES) {
+            lanes own[LANES];
+            for (int l = 0; l < LANES; l++) own[l] = load(block + l * BLOCK + r);
+            transpose(own);
+            for (int64_t l = 0; l < min_int(at->rows - r, LANES); l++) {
+                float *target = tile + (at->rows - 1 - r - l) * BLOCK + first;
+                store(target, load(target) + own[l]);
+            }
+        }
     }
 }
 
@@ -113,31 +144,51 @@ INLINE void tile_sums(const struct place *at, const float *gradients, float *of_
     for (int v = 0; v < BLOCK / LANES; v++) store(of_columns + v * LANES, columns[v]);
 }
 
+enum { CHAINS = 4 };
+
+/* target[c][columns[c][k]] += gradients[c * stride + k * step], of some rows of a table at a time: in one alone each sum
+ * would wait for the one before, where neighbours have the same column. */
+INLINE void add_rows(float *const target[CHAINS], const int32_t *const columns[CHAINS], const float *gradients,
+                     int64_t stride, int64_t step, int64_t count, int chains) {
+    if (chains == CHAINS)
+        for (int64_t k = 0; k < count; k++)
+            UNROLL for (int c = 0; c < CHAINS; c++) target[c][columns[c][k]] += gradients[c * stride + k * step];
+    else
+        for (int c = 0; c < chains; c++)
+            for (int64_t k = 0; k < count; k++) target[c][columns[c][k]] += gradients[c * stride + k * step];
+}
+
 INLINE void add_query_table_gradient(const struct flash *problem, const struct place *at, const float *gradients,
                                      const float *of_rows) {
     const struct call_table *table = &problem->call_bias->query_table;
     int64_t only = only_column(problem, table, at);
-    for (int64_t r = 0; r < at->rows; r++) {
-        float *target = table_gradient(problem, table, problem->rows, at->batch, at->head, at->row + r);
-        const int32_t *columns = columns_of_row(problem, table, at->row + r, at->column);
-        if (only >= 0)
-            target[only] += of_rows[r];
-        else
-            for (int64_t j = 0; j < at->columns; j++) target[columns[j]] += gradients[r * BLOCK + j];
+    float *target[CHAINS];
+    const int32_t *columns[CHAINS];
+    for (int64_t r = 0; r < at->rows; r += CHAINS) {
+        int chains = (int)min_int(at->rows - r, CHAINS);
+        for (int c = 0; c < chains; c++) {
+            target[c] = table_gradient(problem, table, problem->rows, at->batch, at->head, at->row + r + c);
+            columns[c] = columns_of_row(problem, table, at->row + r + c, at->column);
+            if (only >= 0) target[c][only] += of_rows[r + c];
+        }
+        if (only < 0) add_rows(target, columns, gradients + r * BLOCK, BLOCK, 1, at->columns, chains);
     }
 }
 
 INLINE void add_key_table_gradient(const struct flash *problem, const struct place *at, const float *gradients,
                                    const float *of_columns) {
     const struct call_table *table = &problem->call_bias->key_table;
-    int64_t only = only_column(problem, table, at);
-    for (int64_t j = 0; j < at->columns; j++) {
-        float *target = table_gradient(problem, table, problem->columns, at->batch, at->head, at->column + j);
-        const int32_t *columns = columns_of_row(problem, table, at->row, at->column + j);
-        if (only >= 0)
-            target[only] += of_columns[j];
-        else
-            for (int64_t r = 0; r < at->rows; r++) target[columns[-r]] += gradients[r * BLOCK + j];
+    int64_t only = only_column(problem, table, at), last = at->rows - 1;
+    float *target[CHAINS];
+    const int32_t *columns[CHAINS];
+    for (int64_t j = 0; j < at->columns; j += CHAINS) {
+        int chains = (int)min_int(at->columns - j, CHAINS);
+        for (int c = 0; c < chains; c++) {
+            target[c] = table_gradient(problem, table, problem->columns, at->batch, at->head, at->column + j + c);
+            columns[c] = columns_of_row(problem, table, at->row + last, at->column + j + c);
+            if (only >= 0) target[c][only] += of_columns[j + c];
+        }
+        if (only < 0) add_rows(target, columns, gradients + last * BLOCK + j, 1, -BLOCK, at->rows, chains);
     }
 }
 

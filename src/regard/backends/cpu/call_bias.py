@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 
@@ -50,9 +51,13 @@ def is_native(bias: Bias) -> bool:
     """Whether C adds the bias: one of each kind of those of a call, and any by distance."""
     parts = [part for part in bias_parts(bias) if not isinstance(part, RelativeBias)]
     kinds = [type(part) for part in parts]
-    return len(set(kinds)) == len(kinds) and all(
-        isinstance(part, QueryTable | KeyTable) or (isinstance(part, GateSums) and part.side == "all") for part in parts
-    )
+    return len(set(kinds)) == len(kinds) and all(map(_is_native_part, parts))
+
+
+def _is_native_part(part: Bias) -> bool:
+    if isinstance(part, QueryTable | KeyTable):
+        return part.index.gradual
+    return isinstance(part, GateSums) and part.side == "all"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,21 +98,17 @@ class CallBiasTerms:
         if self.sums is not None:
             for name, sums in zip(("row_sums", "column_sums"), self.sums, strict=True):
                 terms = torch.stack(two_terms(_of_batches(sums, batch).squeeze(-1) * LOG2_E)).contiguous()
-                strides = [0 if size == 1 else stride for size, stride in zip(terms.shape, terms.stride(), strict=True)]
-                setattr(struct, name, SumsStruct(terms.data_ptr(), strides[1], strides[2], terms.stride(0)))
+                setattr(struct, name, SumsStruct(terms.data_ptr(), *_strides(terms)[1:3], terms.stride(0)))
                 held.append(terms)
         for name, table, columns in (
             ("query_table", self.query_table, self.query_columns),
             ("key_table", self.key_table, self.key_columns),
         ):
             if table is not None and columns is not None:
-                scaled = (_of_batches(table, batch) * LOG2_E).contiguous()
-                strides = [0 if size == 1 else stride for size, stride in zip(scaled.shape, scaled.stride(), strict=True)]
-                address = scaled.data_ptr()
-                setattr(
-                    struct, name, TableStruct(address, *strides[:2], scaled.shape[3], scaled.shape[3], columns.data_ptr())
-                )
-                held += [scaled, columns]
+                own = _of_batches(table, batch).contiguous()
+                strides, count = _strides(own), own.shape[3]
+                setattr(struct, name, TableStruct(own.data_ptr(), *strides[:2], count, count, columns.data_ptr()))
+                held += [own, columns]
         if gradients is not None:
             gradients.write_to(struct, batch)
         return struct, held
@@ -117,9 +118,17 @@ def _of_batches(tensor: Tensor, batch: slice) -> Tensor:
     return tensor if tensor.shape[0] == 1 else tensor[batch]
 
 
+def _strides(tensor: Tensor) -> list[int]:
+    """The strides of a tensor, 0 where all of an axis have the same numbers."""
+    return [0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class CallBiasGradients:
-    """The gradients of the terms of all batches and heads, float32: of sums (B, H, length), of tables with a count."""
+    """The gradients of the terms of all batches and heads, float32: of sums (B, H, length), of tables with a count.
+
+    A table's is the gradient of the bias's parameter itself, where that has the same shape, and is not added to it.
+    """
 
     row_sums: Tensor | None = None
     column_sums: Tensor | None = None
@@ -127,19 +136,20 @@ class CallBiasGradients:
     key_table: Tensor | None = None
 
     @classmethod
-    def zeros(cls, batched: BatchedProblem, terms: CallBiasTerms) -> CallBiasGradients:
-        """Zeros to add to."""
+    def over(cls, batched: BatchedProblem, into: tuple[Tensor, ...]) -> CallBiasGradients | None:
+        """Zeros to add to, or the gradients of the bias's parameters; None where nothing but distance decides."""
         batches, heads, rows, columns = batched.shape
-        new = batched.value.new_zeros
         made: dict[str, Tensor] = {}
-        if terms.sums is not None:
-            made["row_sums"] = new(batches, heads, rows, dtype=torch.float32)
-            made["column_sums"] = new(batches, heads, columns, dtype=torch.float32)
-        if terms.query_table is not None:
-            made["query_table"] = new(batches, heads, rows, terms.query_table.shape[3], dtype=torch.float32)
-        if terms.key_table is not None:
-            made["key_table"] = new(batches, heads, columns, terms.key_table.shape[3], dtype=torch.float32)
-        return cls(**made)
+        for part, own in _with_gradients(batched.problem.bias, into):
+            if isinstance(part, GateSums):
+                made["row_sums"] = batched.value.new_zeros(batches, heads, rows, dtype=torch.float32)
+                made["column_sums"] = batched.value.new_zeros(batches, heads, columns, dtype=torch.float32)
+            elif isinstance(part, QueryTable | KeyTable):
+                length, name = (rows, "query_table") if isinstance(part, QueryTable) else (columns, "key_table")
+                shape, (target,) = (batches, heads, length, part.index.count), own
+                same = target.numel() == math.prod(shape) and target.is_contiguous() and target.dtype == torch.float32
+                made[name] = target.view(shape) if same else batched.value.new_zeros(shape, dtype=torch.float32)
+        return cls(**made) if made else None
 
     def write_to(self, struct: CallBiasStruct, batch: slice) -> None:
         """Enter the addresses for some of the batches."""
@@ -148,32 +158,35 @@ class CallBiasGradients:
             if tensor is not None:
                 getattr(struct, name).gradient = tensor[batch].data_ptr()
 
+    def add_to(self, batched: BatchedProblem, part: Bias, into: tuple[Tensor, ...]) -> None:
+        """Add the gradients of a part's parameters to these, unless they stand there."""
+        if isinstance(part, GateSums):
+            found = [None if sums is None else sums.unsqueeze(-1) for sums in (self.row_sums, self.column_sums)]
+        else:
+            found = [self.query_table if isinstance(part, QueryTable) else self.key_table]
+        for target, gradient in zip(into, found, strict=True):
+            if gradient is not None and gradient.data_ptr() != target.data_ptr():
+                add_in_own_axes(batched, gradient, target)
+
 
 def add_bias_gradients(
     batched: BatchedProblem, line: Tensor | None, call: CallBiasGradients | None, into: tuple[Tensor, ...]
 ) -> None:
     """Add the gradients of the parts of a problem's bias: of those by distance from the gradient of each diagonal."""
-    problem, first = batched.problem, 0
-    for part in bias_parts(problem.bias):
-        own = into[first : first + len(part.parameters())]
-        first += len(own)
-        if isinstance(part, RelativeBias):
-            _add_along(problem, part, line, own)
-        elif call is not None:
-            for target, gradient in zip(own, _gradients_of(part, call), strict=True):
-                add_in_own_axes(batched, gradient, target)
+    problem = batched.problem
+    for part, own in _with_gradients(problem.bias, into):
+        if not isinstance(part, RelativeBias):
+            if call is not None:
+                call.add_to(batched, part, own)
+        elif line is not None and own:
+            of_line = bias_along(problem, part)
+            part.accumulate_at(distances(problem), line.sum_to_size(of_line.shape), own)
 
 
-def _add_along(problem: Problem, bias: RelativeBias, line: Tensor | None, into: tuple[Tensor, ...]) -> None:
-    if line is not None and into:
-        of_line = bias_along(problem, bias)
-        bias.accumulate_at(distances(problem), line.sum_to_size(of_line.shape), into)
-
-
-def _gradients_of(part: Bias, call: CallBiasGradients) -> list[Tensor]:
-    """The gradients of the parameters of a part, (B, H, length, width)."""
-    if isinstance(part, GateSums):
-        found = [sums.unsqueeze(-1) for sums in (call.row_sums, call.column_sums) if sums is not None]
-    else:
-        found = [call.query_table if isinstance(part, QueryTable) else call.key_table]
-    return [gradient for gradient in found if gradient is not None]
+def _with_gradients(bias: Bias | None, into: tuple[Tensor, ...]) -> Iterator[tuple[Bias, tuple[Tensor, ...]]]:
+    """The parts of a bias, and of the gradients of its parameters those of each."""
+    first = 0
+    for part in bias_parts(bias):
+        count = len(part.parameters())
+        yield part, into[first : first + count]
+        first += count

@@ -42,8 +42,8 @@ struct call_sums {
 };
 
 /* A number of each row, or column, for each distance: (batch, heads, length, count), with the strides of the first three;
- * data is null for none. `columns` has the one of `count` that each diagonal has, (rows + columns - 1), and does not
- * change its direction. The gradient is (batch, heads, length, count), 0 before, or null. */
+ * data is null for none. `columns` has the one of `count` that each diagonal has, (rows + columns - 1), which is that of
+ * the diagonal before or the next one in the same direction. The gradient is (batch, heads, length, count), 0 before, or null. */
 struct call_table {
     const float *data;
     int64_t batch, head, row, count;
@@ -51,7 +51,7 @@ struct call_table {
     float *gradient;
 };
 
-/* row_sums[i] - column_sums[j] + query_table[i][its column of j - i] + key_table[j][likewise], times log2(e). */
+/* row_sums[i] - column_sums[j] + query_table[i][its column of j - i] + key_table[j][likewise]; the sums times log2(e). */
 struct call_bias {
     struct call_sums row_sums, column_sums;
     struct call_table query_table, key_table;

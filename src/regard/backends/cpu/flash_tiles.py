@@ -82,9 +82,11 @@ class FlashInC:
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, slice by slice of batches with the same tiles."""
-        call = _call_gradients(batched, saved)
+        bias = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
+        call = CallBiasGradients.over(batched, bias) if bias else None
         results = [(batch, _gradients(part, saved.part(batch), call)) for batch, part in tile_problems(batched)]
-        return joined_gradients(batched, saved, results, call)
+        add_bias_gradients(batched, _summed_line(results), call, bias)
+        return replace(joined_gradients(batched, saved, results), bias=bias)
 
     def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
@@ -104,7 +106,7 @@ class FlashInC:
         Those of query, key and value are float32, of any strides but in the last axis. Returns whether all entries of
         these three that were written are finite.
         """
-        finite, call = True, _call_gradients(batched, saved)
+        finite, call = True, CallBiasGradients.over(batched, into.bias) if saved.needs_bias_grad else None
         for batch, part in tile_problems(batched):
             own = saved.part(batch)
             gradients = part.backward(
@@ -137,29 +139,17 @@ class FlashInC:
 
 
 def joined_gradients(
-    batched: BatchedProblem,
-    saved: Saved,
-    results: Sequence[tuple[slice, Gradients]],
-    call: CallBiasGradients | None = None,
+    batched: BatchedProblem, saved: Saved, results: Sequence[tuple[slice, Gradients]]
 ) -> ProblemGradients:
-    """The gradients of a batched problem from those of slices of its batches: query, key, value and each diagonal.
-
-    call: those of what the content of the call adds to the scores.
-    """
+    """The gradients of a batched problem from those of slices of its batches, without those of a bias."""
     if len(results) == 1:
-        (query, key, value, line) = results[0][1]
-        gradients = ProblemGradients(
-            *(query, key, value),
-            bias=batched.zero_bias_gradients() if saved.needs_bias_grad else (),
-            checked=isinstance(results[0][1], CheckedGradients),
-        )
+        (query, key, value, _) = results[0][1]
+        gradients = ProblemGradients(query, key, value, checked=isinstance(results[0][1], CheckedGradients))
     else:
-        gradients, line = batched.zero_gradients(bias=saved.needs_bias_grad), None
-        for batch, (query, key, value, own_line) in results:
+        gradients = batched.zero_gradients()
+        for batch, (query, key, value, _) in results:
             gradients.query[batch], gradients.key[batch], gradients.value[batch] = query, key, value
-            line = own_line if line is None or own_line is None else line + own_line
-    if saved.needs_bias_grad:
-        add_bias_gradients(batched, line, call, gradients.bias)
+    line = _summed_line(results)
     if line is not None and saved.needs_normalizer_grad and batched.problem.normalizer is not None:
         (parameter,) = batched.problem.normalizer.parameters()
         of_heads = line.sum(-1)
@@ -167,10 +157,21 @@ def joined_gradients(
     return gradients
 
 
-def _call_gradients(batched: BatchedProblem, saved: Saved) -> CallBiasGradients | None:
-    """Zero gradients of what the content of a call adds to the scores, where they are needed."""
-    terms = CallBiasTerms.from_problem(batched) if saved.needs_bias_grad else None
-    return None if terms is None else CallBiasGradients.zeros(batched, terms)
+def with_bias_gradient(
+    batched: BatchedProblem, saved: Saved, results: Sequence[tuple[slice, Gradients]], gradients: ProblemGradients
+) -> ProblemGradients:
+    """The gradients with those of a bias by distance, from the gradient of each diagonal."""
+    if not saved.needs_bias_grad:
+        return gradients
+    bias = batched.zero_bias_gradients()
+    add_bias_gradients(batched, _summed_line(results), None, bias)
+    return replace(gradients, bias=bias)
+
+
+def _summed_line(results: Sequence[tuple[slice, Gradients]]) -> Tensor | None:
+    """The gradient of each diagonal, summed over slices of batches; None where none was asked for."""
+    lines = [line for _, (_, _, _, line) in results if line is not None]
+    return sum(lines[1:], lines[0]) if lines else None
 
 
 def _line(problem: Problem) -> Tensor | None:
