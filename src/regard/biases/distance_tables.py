@@ -15,9 +15,24 @@ from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
+from ..errors import ConfigurationError
 from .base import Bias, any_needed, describe_tensor
 from .distance_index import DistanceIndex
 from .relative import diagonals
+
+
+class ContentBias(Bias):
+    """A bias that is declared without the queries, keys and positions of a call; `regard.attention` binds it to them."""
+
+    @property
+    def by_position(self) -> bool:
+        return False
+
+    def values(self, grid: Grid) -> Tensor:
+        raise ConfigurationError(
+            f"{self!r} depends on the queries and keys of a call: give it to regard.attention as bias=, or bind it with "
+            ".bound(problem), whose result can be evaluated"
+        )
 
 
 class CallBias(Bias):

@@ -14,7 +14,7 @@ from ..core.problem import Problem
 from ..core.torch_modes import under_transform
 from ..errors import DtypeError, ShapeError
 from .base import Bias, describe_tensor, is_floating
-from .distance_tables import CallBias
+from .distance_tables import CallBias, ContentBias
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,32 +65,22 @@ def two_terms(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ForgetGates(Bias):
-    """The logarithms of the gates of all tokens, whose keys they are; see `forget_gates`."""
+class ForgetGates(ContentBias):
+    """c of all keys, (..., heads, N) in float64, and of the gates for keys after the query; see `forget_gates`."""
 
-    log_gates: Tensor
-    log_gates_after: Tensor | None = None
-
-    @property
-    def by_position(self) -> bool:
-        return False
+    sums: Tensor
+    exact: bool
+    sums_after: Tensor | None = None
 
     def bound(self, problem: Problem) -> Bias:
-        before = _gate_sums(problem, "log_gates", self.log_gates)
-        if self.log_gates_after is None:
-            return GateSums(*before, exact=self.log_gates.dtype == torch.float64)
-        after = (-sums for sums in _gate_sums(problem, "log_gates_after", self.log_gates_after))
-        exact = self.log_gates.dtype == torch.float64
-        return GateSums(*before, exact, side="before") + GateSums(*after, exact, side="after")
-
-    def values(self, grid: Grid) -> Tensor:
-        raise ShapeError(
-            f"{self!r} is of the tokens of one call: give it to regard.attention, or bind it with "
-            "forget_gates(...).bound(problem), whose result can be evaluated"
-        )
+        before = _rows_and_columns(problem, "log_gates", self.sums)
+        if self.sums_after is None:
+            return GateSums(*before, self.exact)
+        after = (-sums for sums in _rows_and_columns(problem, "log_gates_after", self.sums_after))
+        return GateSums(*before, self.exact, side="before") + GateSums(*after, self.exact, side="after")
 
     def __repr__(self) -> str:
-        return f"forget_gates({describe_tensor(self.log_gates)})"
+        return f"forget_gates({tuple(self.sums.shape)})"
 
 
 def forget_gates(log_gates: Tensor, log_gates_after: Tensor | None = None) -> Bias:
@@ -130,21 +120,21 @@ def forget_gates(log_gates: Tensor, log_gates_after: Tensor | None = None) -> Bi
         if gates is not None and (not is_floating(gates) or gates.ndim < 1):
             has = gates.dtype if isinstance(gates, Tensor) else f"a {type(gates).__name__}"
             raise DtypeError(f"{name} needs floating-point logarithms of gates, (..., heads, keys); it is {has}")
-    return ForgetGates(log_gates, log_gates_after)
+    after = None if log_gates_after is None else log_gates_after.double().cumsum(-1)
+    return ForgetGates(log_gates.double().cumsum(-1), log_gates.dtype == torch.float64, after)
 
 
-def _gate_sums(problem: Problem, name: str, log_gates: Tensor) -> tuple[Tensor, Tensor]:
-    """c of the queries, (..., heads, M, 1), and of the keys, (..., heads, N, 1), in float64."""
-    leading, whole = log_gates.shape[:-1], problem.weights_shape[:-2]
+def _rows_and_columns(problem: Problem, name: str, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """c of the queries, (..., heads, M, 1), and of the keys, (..., heads, N, 1)."""
+    leading, whole = sums.shape[:-1], problem.weights_shape[:-2]
     fits = len(leading) <= len(whole) and all(
         size in (1, of) for size, of in zip(reversed(leading), reversed(whole), strict=False)
     )
-    if log_gates.shape[-1] != problem.keys or not fits:
+    if sums.shape[-1] != problem.keys or not fits:
         raise ShapeError(
-            f"{name} has the shape {tuple(log_gates.shape)}; it needs the logarithm of one gate for each key, "
+            f"{name} has the shape {tuple(sums.shape)}; it needs the logarithm of one gate for each key, "
             f"{(*whole, problem.keys)}, or 1 in place of an axis but the last"
         )
-    sums = log_gates.double().cumsum(-1)
     return _at_queries(problem, sums).unsqueeze(-1), sums.unsqueeze(-1)
 
 

@@ -7,30 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.grid import Grid
+from ..core.large_results import large_product
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, zero_nonfinite
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .base import Bias, describe_tensor, is_floating
 from .distance_index import ClippedDistances, DistanceIndex, EachDistance, LogBuckets
-from .distance_tables import KeyTable, QueryTable, QueryVectors
+from .distance_tables import ContentBias, KeyTable, QueryTable, QueryVectors
 
 MOST_COLUMNS, FEW_QUERIES = 1024, 64
 """The most distances of which each query has a number in memory, unless queries are few."""
-
-
-class ContentBias(Bias):
-    """A bias that is declared without the queries and keys it is multiplied with; `regard.attention` binds it to them."""
-
-    @property
-    def by_position(self) -> bool:
-        return False
-
-    def values(self, grid: Grid) -> Tensor:
-        raise ConfigurationError(
-            f"{self!r} is multiplied with the queries and keys of a call: give it to regard.attention as bias=, or bind "
-            "it with .bound(problem), whose result can be evaluated"
-        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,7 +83,7 @@ class Disentangled(ContentBias):
         if self.queries is not None:
             key, scale = _side(self, problem, "key")
             vectors = _per_head(self, "queries", self.queries, problem)
-            terms.append(KeyTable((key * scale) @ vectors.mT, self.index))
+            terms.append(KeyTable(large_product(key * scale, vectors), self.index))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def __repr__(self) -> str:
@@ -214,7 +200,7 @@ def sinusoids(distances: Tensor, width: int) -> Tensor:
 def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceIndex) -> Bias:
     """query · vectors[index(distance)]: a table for each query where distances, or queries, are few."""
     if index.count <= MOST_COLUMNS or problem.queries <= FEW_QUERIES:
-        return QueryTable(query @ vectors.mT, index)
+        return QueryTable(large_product(query, vectors), index)
     return QueryVectors(query, vectors, index)
 
 

@@ -144,6 +144,29 @@ INLINE void tile_sums(const struct place *at, const float *gradients, float *of_
     for (int v = 0; v < BLOCK / LANES; v++) store(of_columns + v * LANES, columns[v]);
 }
 
+/* Loads ahead what a tile reads, or adds to, of the rows of a table: tables are so long that its rows lie pages apart. */
+INLINE void load_table_ahead(const struct flash *problem, const struct call_table *table, const struct place *at,
+                             const float *first_row, int64_t stride) {
+    for (int64_t r = 0; r < at->rows; r++) {
+        const int32_t *columns = columns_of_row(problem, table, at->row + r, at->column);
+        int32_t first = columns[0], last = columns[at->columns - 1], least = first < last ? first : last;
+        const char *entry = (const char *)(first_row + r * stride + least);
+        for (int64_t byte = 0; byte <= (first + last - 2 * least) * 4; byte += LINE) fetch_line(entry + byte);
+    }
+}
+
+/* Loads ahead, where a tile begins, the gradients that it adds to at its end, and the table of the rows after it. */
+INLINE void load_call_bias_ahead(const struct flash *problem, const struct place *at) {
+    const struct call_table *table = &problem->call_bias->query_table;
+    if (!table->gradient) return;
+    float *gradient = table_gradient(problem, table, problem->rows, at->batch, at->head, at->row);
+    load_table_ahead(problem, table, at, gradient, table->count);
+    struct place next = *at;
+    next.row += BLOCK, next.rows = min_int(problem->rows - next.row, BLOCK);
+    if (next.rows > 0)
+        load_table_ahead(problem, table, &next, table_row(table, at->batch, at->head, next.row), table->row);
+}
+
 enum { CHAINS = 4 };
 
 /* target[c][columns[c][k]] += gradients[c * stride + k * step], of some rows of a table at a time: in one alone each sum

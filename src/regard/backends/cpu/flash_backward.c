@@ -208,6 +208,7 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     struct place place = {state->batch, tile->head, tile->row, tile->column, count, tile->count};
     if (problem->call_bias) {
         fill_call_bias(problem, &place, state->bias);
+        load_call_bias_ahead(problem, &place);
         memset(state->grad_bias, 0, BLOCK * BLOCK * sizeof(float));
     }
     for (int64_t r = 0; r < count; r += GROUP) {
