@@ -119,7 +119,11 @@ def deberta(keys: Tensor | None, queries: Tensor | None, *, buckets: int = 256, 
     """
     if keys is None and queries is None:
         raise ConfigurationError("deberta needs keys=, queries= or both: without them there is nothing to add")
-    if max_distance < 1 or buckets < 0 or (buckets and (buckets % 2 or buckets < 4 or max_distance <= buckets // 2 + 1)):
+    if (
+        max_distance < 1
+        or buckets < 0
+        or (buckets and (buckets % 2 or buckets < 4 or max_distance <= buckets // 2 + 1))
+    ):
         raise ConfigurationError(
             f"deberta needs buckets of an even number from 4 on, or 0, and a max_distance above buckets / 2 + 1; it has "
             f"buckets={buckets} and max_distance={max_distance}"

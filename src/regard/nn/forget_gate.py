@@ -29,7 +29,7 @@ class ForgetGate(nn.Module):
         self.heads, self.key_heads = heads, key_heads
 
     def sums(self, tokens: Tensor) -> Tensor:
-        """c of some tokens, from the first of them on."""
+        """The sums c of some tokens, from the first of them on."""
         return logsigmoid(at_least_float32(self.projection(tokens))).mT.double().cumsum(-1)
 
     def bias(self, sums: Tensor, queries: int, dtype: torch.dtype) -> GateSums:

@@ -102,9 +102,7 @@ class SumTileBias:
     """The sum of two, each by its own tiles."""
 
     def __init__(self, batched: BatchedProblem, bias: Sum) -> None:
-        self.parts = [
-            (_tile_bias(batched, part), len(part.parameters())) for part in (bias.left, bias.right)
-        ]
+        self.parts = [(_tile_bias(batched, part), len(part.parameters())) for part in (bias.left, bias.right)]
 
     def values(self, rows: slice, columns: slice) -> Tensor:
         left, right = (part.values(rows, columns) for part, _ in self.parts)
