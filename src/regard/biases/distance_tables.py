@@ -22,7 +22,7 @@ from .relative import diagonals
 
 
 class ContentBias(Bias):
-    """A bias that is declared without the queries, keys and positions of a call; `regard.attention` binds it to them."""
+    """A bias that is declared without queries, keys and positions; `regard.attention` binds it to those of a call."""
 
     @property
     def by_position(self) -> bool:
@@ -30,8 +30,8 @@ class ContentBias(Bias):
 
     def values(self, grid: Grid) -> Tensor:
         raise ConfigurationError(
-            f"{self!r} depends on the queries and keys of a call: give it to regard.attention as bias=, or bind it with "
-            ".bound(problem), whose result can be evaluated"
+            f"{self!r} depends on the queries and keys of a call: give it to regard.attention as bias=, or bind it "
+            "with .bound(problem), whose result can be evaluated"
         )
 
 
@@ -194,7 +194,7 @@ def _unskewed(products: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _skewed_zeros(pairs: Tensor) -> Tensor:
-    """The inverse of `_unskewed`, with 0 on diagonals that a row has no pairs on: (..., m, n) to (..., m, m + n - 1)."""
+    """The inverse of `_unskewed`, 0 on diagonals that a row has no pairs on: (..., m, n) to (..., m, m + n - 1)."""
     pairs = at_least_float32(pairs)
     rows, columns = pairs.shape[-2:]
     skewed = pairs.new_zeros(*pairs.shape[:-1], rows + columns - 1)

@@ -76,8 +76,8 @@ class ForgetGates(ContentBias):
         before = _rows_and_columns(problem, "log_gates", self.sums)
         if self.sums_after is None:
             return GateSums(*before, self.exact)
-        after = (-sums for sums in _rows_and_columns(problem, "log_gates_after", self.sums_after))
-        return GateSums(*before, self.exact, side="before") + GateSums(*after, self.exact, side="after")
+        rows, columns = _rows_and_columns(problem, "log_gates_after", self.sums_after)
+        return GateSums(*before, self.exact, side="before") + GateSums(-rows, -columns, self.exact, side="after")
 
     def __repr__(self) -> str:
         return f"forget_gates({tuple(self.sums.shape)})"
@@ -86,9 +86,9 @@ class ForgetGates(ContentBias):
 def forget_gates(log_gates: Tensor, log_gates_after: Tensor | None = None) -> Bias:
     """Σ log f_l over the tokens l after the key, up to the query: each token's gate f decays all that is before it.
 
-    B_ij = c_i - c_j with c_i = Σ_{l <= i} log f_l, which is data-dependent ALiBi too: constant gates e^-m are ALiBi with
-    the slope m. The sums are taken in float64 and stay exact over long sequences: at 131,072 tokens the output is as
-    near to float64 as that of float32 scores without a bias.
+    B_ij = c_i - c_j with c_i = Σ_{l <= i} log f_l, which is data-dependent ALiBi too: constant gates e^-m are ALiBi
+    with the slope m. The sums are taken in float64 and stay exact over long sequences: at 131,072 tokens the output is
+    as near to float64 as that of float32 scores without a bias.
 
     Gates are those of the keys, and a query has the sum of the key at its own position: by default the last M of N, as
     in a step of decoding, for which the gates of all N tokens are given.
@@ -125,7 +125,7 @@ def forget_gates(log_gates: Tensor, log_gates_after: Tensor | None = None) -> Bi
 
 
 def _rows_and_columns(problem: Problem, name: str, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """c of the queries, (..., heads, M, 1), and of the keys, (..., heads, N, 1)."""
+    """C of the queries, (..., heads, M, 1), and of the keys, (..., heads, N, 1)."""
     leading, whole = sums.shape[:-1], problem.weights_shape[:-2]
     fits = len(leading) <= len(whole) and all(
         size in (1, of) for size, of in zip(reversed(leading), reversed(whole), strict=False)

@@ -29,7 +29,7 @@ class KerpleLog(RelativeBias):
 
 
 def kerple_log(slopes: Tensor, rates: Tensor) -> RelativeBias:
-    """-r₁ · log(1 + r₂ · |key position - query position|): a penalty by the logarithm of the distance, learned per head.
+    """-r₁ · log(1 + r₂ · |key position - query position|): a penalty by the logarithm of the distance, by head.
 
     r₁ are the slopes and r₂ the rates, both above 0: learn their logarithms, or pass `softplus(parameter)`.
 
@@ -69,7 +69,7 @@ class KerplePower(RelativeBias):
 
 
 def kerple_power(slopes: Tensor, powers: Tensor) -> RelativeBias:
-    """-r₁ · |key position - query position|^r₂: a penalty by a power of the distance, learned per head; ALiBi for r₂ = 1.
+    """-r₁ · |key position - query position|^r₂: a penalty by a power of the distance, by head; ALiBi for r₂ = 1.
 
     r₁ are the slopes, above 0, and r₂ the powers, above 0 and at most 2.
 

@@ -35,7 +35,7 @@ class RelativeKeys(ContentBias):
 
 
 def shaw(vectors: Tensor, *, before: int, after: int) -> Bias:
-    """scale · q_i · a[clip(j - i, -before, after)]: a learned vector for each distance, added to the keys.
+    """Scale · q_i · a[clip(j - i, -before, after)]: a learned vector for each distance, added to the keys.
 
     The scale is that of the scores, 1/√D by default. Distances are *key position - query position*, in positions; row 0
     of the vectors is for keys `before` or more positions before the query, the last row for keys `after` or more after
@@ -49,8 +49,8 @@ def shaw(vectors: Tensor, *, before: int, after: int) -> Bias:
         ShapeError: the vectors are not (heads or 1, before + 1 + after, D), of the heads and the D of the queries.
         ConfigurationError: before or after is negative; an additive score.
 
-    Source: Shaw et al. 2018 (arXiv 1803.02155), Eq. 4 and section 3.2 with before = after = k; the vectors are shared by
-    the heads there. The vectors that Eq. 3 adds to the values are not part of a bias.
+    Source: Shaw et al. 2018 (arXiv 1803.02155), Eq. 4 and section 3.2 with before = after = k; the vectors are shared
+    by the heads there. The vectors that Eq. 3 adds to the values are not part of a bias.
 
     >>> import torch, regard
     >>> q, k = torch.ones(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
@@ -93,12 +93,12 @@ class Disentangled(ContentBias):
 
 
 def deberta(keys: Tensor | None, queries: Tensor | None, *, buckets: int = 256, max_distance: int = 512) -> Bias:
-    """scale · (q_i · K[δ(i, j)] + k_j · Q[δ(i, j)]): DeBERTa's content-to-position and position-to-content terms.
+    """Scale · (q_i · K[δ(i, j)] + k_j · Q[δ(i, j)]): DeBERTa's content-to-position and position-to-content terms.
 
     K and Q are projections of the relative embeddings, by the layer's own maps of keys and queries where it shares
-    them. δ is b + the bucket of *query position - key position*, from 0 to 2b - 1, for b buckets on each side: distances
-    up to b/2 have a bucket each, those up to `max_distance` are divided by their logarithm, and the outer ones have all
-    beyond. buckets=0: one for each distance, with b = max_distance.
+    them. δ is b + the bucket of *query position - key position*, from 0 to 2b - 1, for b buckets on each side:
+    distances up to b/2 have a bucket each, those up to `max_distance` are divided by their logarithm, and the outer
+    ones have all beyond. buckets=0: one for each distance, with b = max_distance.
 
     All scores of the paper have the scale 1/√(3D), or 1/√(2D) with one term: pass it as `scale` of the call.
 
@@ -125,8 +125,8 @@ def deberta(keys: Tensor | None, queries: Tensor | None, *, buckets: int = 256, 
         or (buckets and (buckets % 2 or buckets < 4 or max_distance <= buckets // 2 + 1))
     ):
         raise ConfigurationError(
-            f"deberta needs buckets of an even number from 4 on, or 0, and a max_distance above buckets / 2 + 1; it has "
-            f"buckets={buckets} and max_distance={max_distance}"
+            f"deberta needs buckets of an even number from 4 on, or 0, and a max_distance above buckets / 2 + 1; it "
+            f"has buckets={buckets} and max_distance={max_distance}"
         )
     index = LogBuckets(buckets, max_distance)
     for name, tensor in (("keys", keys), ("queries", queries)):
@@ -162,11 +162,11 @@ class ProjectedSinusoids(ContentBias):
 
 
 def transformer_xl(weight: Tensor, content_bias: Tensor, position_bias: Tensor) -> Bias:
-    """scale · (q_i · W r_{i-j} + u · k_j + w · W r_{i-j}): Transformer-XL's terms beside q_i · k_j.
+    """Scale · (q_i · W r_{i-j} + u · k_j + w · W r_{i-j}): Transformer-XL's terms beside q_i · k_j.
 
     r_n = [sin(n f_0), sin(n f_1), ..., cos(n f_0), cos(n f_1), ...] with f_k = 10000^(-2k/E), n = *query position - key
-    position*; u is content_bias, w position_bias. The scale is that of the scores, 1/√D by default. W r is computed once
-    for each of the M + N - 1 distances, and multiplied with the queries tile by tile.
+    position*; u is content_bias, w position_bias. The scale is that of the scores, 1/√D by default. W r is computed
+    once for each of the M + N - 1 distances, and multiplied with the queries tile by tile.
 
     Shapes: weight (heads, D, E), which projects the sinusoids to each head, E even; content_bias and position_bias
     (heads, D). Gradients flow into all, and into queries and keys.
@@ -202,7 +202,7 @@ def sinusoids(distances: Tensor, width: int) -> Tensor:
 
 
 def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceIndex) -> Bias:
-    """query · vectors[index(distance)]: a table for each query where distances, or queries, are few."""
+    """Query · vectors[index(distance)]: a table for each query where distances, or queries, are few."""
     if index.count <= MOST_COLUMNS or problem.queries <= FEW_QUERIES:
         return QueryTable(large_product(query, vectors), index)
     return QueryVectors(query, vectors, index)
@@ -216,8 +216,8 @@ def _side(bias: Bias, problem: Problem, side: str) -> tuple[Tensor, float]:
     pairs = problem.pairs
     if not isinstance(pairs, DotPairs):
         raise ConfigurationError(
-            f"{bias!r} multiplies the queries and keys of a dot product, and the score of this call is no such product: "
-            "leave score out, or use scores.Dot, ScaledDot or General"
+            f"{bias!r} multiplies the queries and keys of a dot product, and the score of this call is no such "
+            "product: leave score out, or use scores.Dot, ScaledDot or General"
         )
     tensor = pairs.query if side == "query" else pairs.key
     if side == "key" and problem.heads and pairs.query.shape[-3] != tensor.shape[-3]:
@@ -257,8 +257,8 @@ def _check_vectors(maker: str, vectors: object, count: int, meaning: str) -> Non
         raise DtypeError(f"{maker} needs floating-point vectors (heads, {meaning}, D); this is {_kind(vectors)}")
     if vectors.ndim != 3 or vectors.shape[1] != count or not vectors.shape[0]:
         raise ShapeError(
-            f"{maker} needs vectors (heads, {count}, D), one for each of the {meaning} distances, or 1 in place of the "
-            f"heads; these have the shape {tuple(vectors.shape)}"
+            f"{maker} needs vectors (heads, {count}, D), one for each of the {meaning} distances, or 1 in place of "
+            f"the heads; these have the shape {tuple(vectors.shape)}"
         )
 
 

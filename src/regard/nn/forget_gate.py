@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from ..biases.forget_gates import GateSums
 from ..core.score_forms import at_least_float32
+from ..errors import ConfigurationError
 from .caches import KeyValueStore
 
 TERMS = {torch.float64: 1, torch.float32: 2, torch.bfloat16: 4, torch.float16: 4}
@@ -39,6 +42,11 @@ class ForgetGate(nn.Module):
     def with_sums(self, keys: Tensor, tokens: Tensor, cache: KeyValueStore) -> Tensor:
         """The keys of the next tokens with their sums as further features: (batch, key heads, M, ·)."""
         sums = self.sums(tokens)
+        if not isinstance(cache, Sized):
+            raise ConfigurationError(
+                f"a forget gate goes on from the last key of the cache, and a {type(cache).__name__} has no length to "
+                "say whether there is one: give it a __len__, or take layer.make_cache()"
+            )
         if len(cache):
             _, before = self.split(cache.keys[:, :, -1:], keys.shape[-1])
             sums = sums + before

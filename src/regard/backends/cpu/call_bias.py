@@ -16,7 +16,6 @@ from ...biases.base import bias_parts
 from ...biases.distance_tables import KeyTable, QueryTable
 from ...biases.forget_gates import GateSums, two_terms
 from ...core.batched_problem import BatchedProblem
-from ...core.problem import Problem
 from ...tiles.diagonals import bias_along, distances
 from ...tiles.tile_bias import add_in_own_axes
 

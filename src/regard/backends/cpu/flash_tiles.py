@@ -297,8 +297,8 @@ class FlashProblem:
     query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all of one of `DTYPES`, on the CPU, of any strides
     but in the last axis, where what is not contiguous is copied; Hk divides H. softcap: c · tanh(s / c).
     relative_bias: b, (1 or H, M + N - 1) float32, from the last query's first key on. sigmoid_bias: (H,); with it the
-    weights are σ(s_ij + sigmoid_bias), and lse is the logarithm of their sum. call_bias: what the content of a call adds
-    to the scores, and which of its batches these are. Computed in float32, without autograd.
+    weights are σ(s_ij + sigmoid_bias), and lse is the logarithm of their sum. call_bias: what the content of a call
+    adds to the scores, and which of its batches these are. Computed in float32, without autograd.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).

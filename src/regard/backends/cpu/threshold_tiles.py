@@ -22,9 +22,9 @@ from .flash_tiles import (
     FlashInC,
     FlashProblem,
     FlashStruct,
+    has_call_bias,
     joined_gradients,
     rows_struct,
-    has_call_bias,
     tile_problems,
     with_bias_gradient,
 )
