@@ -233,7 +233,7 @@ def new_large_like(tensor: Tensor) -> Tensor:
 
 
 def large_product(left: Tensor, right: Tensor) -> Tensor:
-    """Left · rightᵀ, whose memory is that of `large_results` where it is large and values are computed now.
+    """The product left · rightᵀ, whose memory is that of `large_results` where it is large and values are computed now.
 
     Shapes: (..., M, D) and (..., L, D) to (..., M, L).
 
