@@ -85,6 +85,22 @@ def sum_values(*arguments):
     return shaw_values(*common, vectors) + gate_values(*common, gates) - slopes[:, None, None] * away.abs()
 
 
+def cope_values(query, key, at, has, scale, vectors):
+    keep = has[None, :] <= at[:, None]
+    counted = torch.sigmoid(scale * query @ key.mT) * keep
+    places = torch.stack([counted[..., j:].sum(-1) for j in range(len(has))], -1).clamp(max=vectors.shape[1] - 1)
+    table = torch.einsum("bhid,hpd->bhip", query, vectors)
+    low, high = places.detach().floor().long(), places.detach().ceil().long()
+    share = places - low
+    return (1 - share) * table.gather(-1, low) + share * table.gather(-1, high)
+
+
+def tupe_values(query, key, at, has, scale, queries, keys, from_first, to_first):
+    values = scale * queries[:, at] @ keys[:, has].mT
+    values = torch.where(has[None, :] == 0, to_first[:, None, None], values)
+    return torch.where(at[:, None] == 0, from_first[:, None, None], values)
+
+
 def gates(keys, seed=5):
     return logsigmoid(drawn(2, HEADS, keys, seed=seed) + 1.0)
 
@@ -107,6 +123,12 @@ CONTENTS = {
         biases.transformer_xl,
         transformer_xl_values,
     ),
+    "cope": Content(lambda keys: [drawn(HEADS, 7, DIM, seed=1)], biases.cope, cope_values),
+    "tupe": Content(
+        lambda keys: [*drawn(2, HEADS, keys, DIM, seed=1).unbind(), drawn(HEADS, seed=2), drawn(HEADS, seed=3)],
+        lambda q, k, f, t: biases.tupe(q, k, from_first=f, to_first=t),
+        tupe_values,
+    ),
     "sum": Content(
         lambda keys: [drawn(HEADS, 8, DIM, seed=1), gates(keys), drawn(HEADS, seed=4).abs()],
         lambda v, g, s: biases.shaw(v, before=5, after=2) + biases.forget_gates(g) + biases.alibi(s),
@@ -114,7 +136,7 @@ CONTENTS = {
     ),
 }
 KERNELS = ("reference", "tiled", "short", "cpu_flash")
-IN_C = {name for name in CONTENTS if name != "gates of both directions"}
+IN_C = CONTENTS.keys() - {"gates of both directions", "cope", "tupe"}
 
 
 def inputs(queries, keys, dtype=torch.float64):
@@ -189,6 +211,28 @@ def test_masks_with_empty_rows_and_hidden_keys_and_sinks(name, kernel):
     keep[..., 7] = False
     sinks = drawn(HEADS, seed=31)
     check(CONTENTS[name], 37, 53, kernel, torch.float32, masks.where(keep=keep), keep, sinks)
+
+
+def test_cope_counts_the_keys_that_any_mask_leaves():
+    query, key, value, vectors = [*inputs(37, 53), drawn(HEADS, 7, DIM, seed=1)]
+    keep = drawn(2, HEADS, 37, 53, seed=30) > 0.3
+    keep[..., 5, :] = False
+    wide = key.repeat_interleave(2, 1)
+    scores = DIM**-0.5 * query @ wide.mT
+    counted = scores.sigmoid() * keep
+    places = torch.stack([counted[..., j:].sum(-1) for j in range(53)], -1).clamp(max=6)
+    table, low = query @ vectors.mT, places.floor().long()
+    added = table.gather(-1, low) + (places - low) * (table.gather(-1, (low + 1).clamp(max=6)) - table.gather(-1, low))
+    weights = (scores + added).masked_fill(~keep, -1e300).softmax(-1) * keep
+    for kernel in ("reference", "tiled"):
+        found = regard.attention(query, key, value, bias=biases.cope(vectors), mask=keep, kernel=kernel)
+        torch.testing.assert_close(found, weights @ value.repeat_interleave(2, 1))
+
+
+def test_cope_needs_keys_in_the_order_of_their_positions():
+    at = torch.tensor([0, 2, 1])
+    with pytest.raises(ConfigurationError, match="not in ascending order"):
+        regard.attention(*inputs(3, 3), bias=biases.cope(torch.ones(1, 3, DIM)), query_positions=at, key_positions=at)
 
 
 @pytest.mark.parametrize("name", CONTENTS)
@@ -266,7 +310,7 @@ def test_steps_with_positions_are_rows_of_the_whole(name):
     whole = regard.attention(query, key, value, bias=content.build(*own), mask=masks.causal())
     last = regard.attention(query[:, :, 21:], key, value, bias=content.build(*own), mask=masks.causal())
     torch.testing.assert_close(last, whole[:, :, 21:])
-    if "gates" in name or name == "sum":
+    if "gates" in name or name in ("sum", "cope"):
         return  # sums along the keys: those of a cache are given in their order
     order = torch.randperm(20, generator=torch.Generator().manual_seed(3))
     step = regard.attention(
@@ -408,6 +452,9 @@ def test_long_windows_go_by_tiles_in_c_as_in_torch():
         ),
         (lambda: biases.deberta(torch.zeros(1, 4, 2), None, buckets=8), ShapeError, r"needs vectors \(heads, 16, D\)"),
         (lambda: biases.transformer_xl(torch.zeros(1, 4, 3), *[torch.zeros(1, 4)] * 2), ShapeError, "an even E"),
+        (lambda: biases.cope(torch.zeros(4, 4)), ShapeError, r"needs vectors \(heads, positions, D\)"),
+        (lambda: biases.tupe(torch.zeros(1, 4, 3), torch.zeros(1, 4, 2)), ShapeError, "queries and keys of one D"),
+        (lambda: biases.tupe(torch.zeros(4, 3), torch.zeros(1, 4, 2)), ShapeError, r"\(heads, positions, D\)"),
         (lambda: biases.transformer_xl(torch.zeros(4, 4), *[torch.zeros(1, 4)] * 2), ShapeError, r"\(heads, D, E\)"),
     ],
 )

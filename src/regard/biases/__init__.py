@@ -6,6 +6,7 @@ from .alibi import geometric_slopes as geometric_slopes
 from .base import Bias as Bias
 from .base import as_bias as as_bias
 from .base import tensor as tensor
+from .cope import cope as cope
 from .fire import fire as fire
 from .forget_gates import forget_gates as forget_gates
 from .gaussian import gaussian as gaussian
@@ -20,6 +21,7 @@ from .relative_vectors import deberta as deberta
 from .relative_vectors import shaw as shaw
 from .relative_vectors import transformer_xl as transformer_xl
 from .score_mod import from_mod as from_mod
+from .tupe import tupe as tupe
 
 __all__ = [
     "Bias",
@@ -27,6 +29,7 @@ __all__ = [
     "alibi",
     "alibi_slopes",
     "clipped",
+    "cope",
     "deberta",
     "fire",
     "forget_gates",
@@ -39,4 +42,5 @@ __all__ = [
     "shaw",
     "tensor",
     "transformer_xl",
+    "tupe",
 ]

@@ -27,8 +27,8 @@ class RelativeKeys(ContentBias):
     index: ClippedDistances
 
     def bound(self, problem: Problem) -> Bias:
-        query, scale = _side(self, problem, "query")
-        return _by_query(problem, query * scale, _per_head(self, "vectors", self.vectors, problem), self.index)
+        query, scale = heads_side(self, problem, "query")
+        return _by_query(problem, query * scale, per_head_vectors(self, "vectors", self.vectors, problem), self.index)
 
     def __repr__(self) -> str:
         return f"shaw({describe_tensor(self.vectors)}, before={self.index.before}, after={self.index.after})"
@@ -78,11 +78,13 @@ class Disentangled(ContentBias):
     def bound(self, problem: Problem) -> Bias:
         terms: list[Bias] = []
         if self.keys is not None:
-            query, scale = _side(self, problem, "query")
-            terms.append(_by_query(problem, query * scale, _per_head(self, "keys", self.keys, problem), self.index))
+            query, scale = heads_side(self, problem, "query")
+            terms.append(
+                _by_query(problem, query * scale, per_head_vectors(self, "keys", self.keys, problem), self.index)
+            )
         if self.queries is not None:
-            key, scale = _side(self, problem, "key")
-            vectors = _per_head(self, "queries", self.queries, problem)
+            key, scale = heads_side(self, problem, "key")
+            vectors = per_head_vectors(self, "queries", self.queries, problem)
             terms.append(KeyTable(large_product(key * scale, vectors), self.index))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
@@ -144,11 +146,11 @@ class ProjectedSinusoids(ContentBias):
     position_bias: Tensor
 
     def bound(self, problem: Problem) -> Bias:
-        query, scale = _side(self, problem, "query")
-        key, _ = _side(self, problem, "key")
-        weight = _per_head(self, "weight", self.weight, problem, of_last=False)
+        query, scale = heads_side(self, problem, "query")
+        key, _ = heads_side(self, problem, "key")
+        weight = per_head_vectors(self, "weight", self.weight, problem, of_last=False)
         content, position = (
-            _per_head(self, name, tensor.unsqueeze(-2), problem)
+            per_head_vectors(self, name, tensor.unsqueeze(-2), problem)
             for name, tensor in (("content_bias", self.content_bias), ("position_bias", self.position_bias))
         )
         low, high = _distance_range(problem)
@@ -208,7 +210,7 @@ def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceI
     return QueryVectors(query, vectors, index)
 
 
-def _side(bias: Bias, problem: Problem, side: str) -> tuple[Tensor, float]:
+def heads_side(bias: Bias, problem: Problem, side: str) -> tuple[Tensor, float]:
     """Queries (..., heads, M, D), or keys repeated to as many heads, with 0 for what is not finite, and the scale.
 
     What is not finite comes into the scores by the product of query and key, where it is not masked.
@@ -225,7 +227,7 @@ def _side(bias: Bias, problem: Problem, side: str) -> tuple[Tensor, float]:
     return at_least_float32(zero_nonfinite(tensor)), pairs.scale
 
 
-def _per_head(bias: Bias, name: str, tensor: Tensor, problem: Problem, *, of_last: bool = True) -> Tensor:
+def per_head_vectors(bias: Bias, name: str, tensor: Tensor, problem: Problem, *, of_last: bool = True) -> Tensor:
     """A learned tensor (heads or 1, ·, D), or (heads or 1, D, ·), that fits the heads and the D of the queries."""
     query = problem.pairs.query
     heads, dim = query.shape[-3] if problem.heads else 1, query.shape[-1]

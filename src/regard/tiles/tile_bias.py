@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..biases import Bias, RelativeBias, diagonal_sums
 from ..biases.base import Sum
+from ..biases.cope import CountedPositions
 from ..biases.distance_tables import CallBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients
 from ..core.grid import Grid
@@ -98,6 +99,45 @@ class CallTileBias:
             add_in_own_axes(self.batched, gradient, target)
 
 
+class RowTileBias:
+    """A bias whose rows are computed as a whole, each block of them once; its gradient likewise, by autograd."""
+
+    def __init__(self, batched: BatchedProblem, bias: CountedPositions) -> None:
+        self.batched = batched
+        tensors = [batched.as_4d(tensor.detach()) for tensor in bias.parameters()]
+        self.bias, self.gradients = bias.with_parameters(tensors), [torch.zeros_like(tensor) for tensor in tensors]
+        self.row: tuple[slice, Tensor] | None = None
+        self.upstream: tuple[slice, Tensor] | None = None
+
+    def values(self, rows: slice, columns: slice) -> Tensor:
+        if self.row is None or self.row[0] != rows:
+            self.row = rows, self.bias.of_rows(rows, self.batched.keep(rows))
+        return self.row[1][..., columns]
+
+    def add_gradient(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
+        if self.upstream is None or self.upstream[0] != rows:
+            self._differentiate()
+            self.upstream = rows, upstream.new_zeros(*upstream.shape[:-1], self.batched.shape[3])
+        self.upstream[1][..., columns] += upstream
+
+    def finish(self, into: ProblemGradients) -> None:
+        self._differentiate()
+        for target, gradient in zip(into.bias, self.gradients, strict=True):
+            add_in_own_axes(self.batched, gradient, target)
+
+    def _differentiate(self) -> None:
+        """Add the gradients of the block of rows that is complete."""
+        if self.upstream is None:
+            return
+        (rows, upstream), self.upstream = self.upstream, None
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in self.bias.parameters()]
+            values = self.bias.with_parameters(leaves).of_rows(rows, self.batched.keep(rows))
+        found = torch.autograd.grad(values, leaves, upstream.sum_to_size(values.shape))
+        for target, gradient in zip(self.gradients, found, strict=True):
+            target += gradient
+
+
 class SumTileBias:
     """The sum of two, each by its own tiles."""
 
@@ -135,6 +175,8 @@ def _tile_bias(batched: BatchedProblem, bias: Bias) -> TileBias:
     problem = batched.problem
     if isinstance(bias, RelativeBias) and problem.shift is not None and batched.shape[2] and batched.shape[3]:
         return DiagonalTileBias(batched, bias)
+    if isinstance(bias, CountedPositions):
+        return RowTileBias(batched, bias)
     if isinstance(bias, CallBias):
         return CallTileBias(batched, bias)
     if isinstance(bias, Sum) and _has_call_bias(bias):
