@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.large_results import large_product
+from ..core.large_product import large_product
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, zero_nonfinite
 from ..errors import ConfigurationError, DtypeError, ShapeError

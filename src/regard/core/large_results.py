@@ -22,13 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-
-from .torch_modes import under_transform
 
 LARGE_BYTES = 2**23
 """Smaller results are mostly in memory that was used before; asking for huge pages takes some 50 microseconds."""
@@ -230,37 +227,3 @@ def new_large_like(tensor: Tensor) -> Tensor:
     if like.stride(-1) != 1:
         return new_large(tensor, *tensor.shape)
     return like if like.nbytes < LARGE_BYTES or not like.is_cpu else in_huge_pages(like)
-
-
-def large_product(left: Tensor, right: Tensor) -> Tensor:
-    """The product left · rightᵀ, whose memory is that of `large_results` where it is large and values are computed now.
-
-    Shapes: (..., M, D) and (..., L, D) to (..., M, L).
-
-    >>> import torch
-    >>> large_product(torch.ones(2, 3), torch.ones(4, 3)).shape
-    torch.Size([2, 4])
-    """
-    shape = (*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-2])
-    large = math.prod(shape) * left.element_size() >= LARGE_BYTES
-    if under_transform() or not left.is_cpu or not large or left.dtype != right.dtype:
-        return left @ right.mT
-    return _LargeProduct.apply(left, right)
-
-
-class _LargeProduct(torch.autograd.Function):
-    """The product of `large_product`; its gradient is of the plain one, and can be differentiated in turn."""
-
-    @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        ctx.save_for_backward(left, right)
-        leading = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        result = new_large(left, *leading, left.shape[-2], right.shape[-2])
-        return torch.matmul(left, right.mT, out=result)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        left, right = ctx.saved_tensors
-        of_left = (upstream @ right).sum_to_size(left.shape) if ctx.needs_input_grad[0] else None
-        of_right = (upstream.mT @ left).sum_to_size(right.shape) if ctx.needs_input_grad[1] else None
-        return of_left, of_right

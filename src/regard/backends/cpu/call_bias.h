@@ -169,16 +169,45 @@ INLINE void load_call_bias_ahead(const struct flash *problem, const struct place
 
 enum { CHAINS = 4 };
 
-/* target[c][columns[c][k]] += gradients[c * stride + k * step], of some rows of a table at a time: in one alone each sum
- * would wait for the one before, where neighbours have the same column. */
+/* target[columns[k]] += gradients[k] for a vector of pairs, whose columns are all different: neighbours, one by one. */
+INLINE void add_different(float *target, const int32_t *columns, lanes gradients) {
+    int32_t first = columns[0], last = columns[LANES - 1], least = first < last ? first : last;
+    bits lane = load_bits(columns) - least; /* 0 to LANES - 1 upwards or downwards: its own inverse */
+    store(target + least, load(target + least) + SHUFFLE(gradients, gradients, lane));
+}
+
+/* target[c][columns[c][k]] += gradients[c * BLOCK + k], of some rows of a table at a time: in one alone each sum would
+ * wait for the one before, where neighbours have the same column. */
 INLINE void add_rows(float *const target[CHAINS], const int32_t *const columns[CHAINS], const float *gradients,
-                     int64_t stride, int64_t step, int64_t count, int chains) {
+                     int64_t count, int chains) {
+    int64_t k = 0;
     if (chains == CHAINS)
-        for (int64_t k = 0; k < count; k++)
-            UNROLL for (int c = 0; c < CHAINS; c++) target[c][columns[c][k]] += gradients[c * stride + k * step];
-    else
-        for (int c = 0; c < chains; c++)
-            for (int64_t k = 0; k < count; k++) target[c][columns[c][k]] += gradients[c * stride + k * step];
+        for (; k + LANES <= count; k += LANES) {
+            int different = 1;
+            for (int c = 0; c < CHAINS; c++) {
+                int32_t apart = columns[c][k] - columns[c][k + LANES - 1];
+                different &= apart == LANES - 1 || apart == 1 - LANES;
+            }
+            if (different)
+                for (int c = 0; c < CHAINS; c++)
+                    add_different(target[c], columns[c] + k, load(gradients + c * BLOCK + k));
+            else
+                for (int64_t j = k; j < k + LANES; j++)
+                    UNROLL for (int c = 0; c < CHAINS; c++) target[c][columns[c][j]] += gradients[c * BLOCK + j];
+        }
+    for (; k < count; k++)
+        for (int c = 0; c < chains; c++) target[c][columns[c][k]] += gradients[c * BLOCK + k];
+}
+
+/* A block of so many columns of a tile as rows, from its last row to its first one. */
+INLINE void transpose_columns(const float *tile, int64_t rows, int64_t first, float *target) {
+    for (int64_t r = 0; r < rows; r += LANES) {
+        lanes block[LANES];
+        for (int64_t l = 0; l < LANES; l++)
+            block[l] = r + l < rows ? load(tile + (rows - 1 - r - l) * BLOCK + first) : broadcast(0.0f);
+        transpose(block);
+        for (int l = 0; l < LANES; l++) store(target + l * BLOCK + r, block[l]);
+    }
 }
 
 INLINE void add_query_table_gradient(const struct flash *problem, const struct place *at, const float *gradients,
@@ -194,7 +223,7 @@ INLINE void add_query_table_gradient(const struct flash *problem, const struct p
             columns[c] = columns_of_row(problem, table, at->row + r + c, at->column);
             if (only >= 0) target[c][only] += of_rows[r + c];
         }
-        if (only < 0) add_rows(target, columns, gradients + r * BLOCK, BLOCK, 1, at->columns, chains);
+        if (only < 0) add_rows(target, columns, gradients + r * BLOCK, at->columns, chains);
     }
 }
 
@@ -202,16 +231,17 @@ INLINE void add_key_table_gradient(const struct flash *problem, const struct pla
                                    const float *of_columns) {
     const struct call_table *table = &problem->call_bias->key_table;
     int64_t only = only_column(problem, table, at), last = at->rows - 1;
-    float *target[CHAINS];
+    float *target[CHAINS], turned[LANES * BLOCK] ALIGNED;
     const int32_t *columns[CHAINS];
     for (int64_t j = 0; j < at->columns; j += CHAINS) {
+        if (only < 0 && j % LANES == 0) transpose_columns(gradients, at->rows, j, turned);
         int chains = (int)min_int(at->columns - j, CHAINS);
         for (int c = 0; c < chains; c++) {
             target[c] = table_gradient(problem, table, problem->columns, at->batch, at->head, at->column + j + c);
             columns[c] = columns_of_row(problem, table, at->row + last, at->column + j + c);
             if (only >= 0) target[c][only] += of_columns[j + c];
         }
-        if (only < 0) add_rows(target, columns, gradients + last * BLOCK + j, 1, -BLOCK, at->rows, chains);
+        if (only < 0) add_rows(target, columns, turned + j % LANES * BLOCK, at->rows, chains);
     }
 }
 
