@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.finite import all_finite, waits
 from ..core.large_product import large_product
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, zero_nonfinite
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .base import Bias, describe_tensor, is_floating
 from .distance_index import ClippedDistances, DistanceIndex, EachDistance, LogBuckets
@@ -28,7 +30,7 @@ class RelativeKeys(ContentBias):
 
     def bound(self, problem: Problem) -> Bias:
         query, scale = heads_side(self, problem, "query")
-        return _by_query(problem, query * scale, per_head_vectors(self, "vectors", self.vectors, problem), self.index)
+        return _by_query(problem, query, per_head_vectors(self, "vectors", self.vectors, problem) * scale, self.index)
 
     def __repr__(self) -> str:
         return f"shaw({describe_tensor(self.vectors)}, before={self.index.before}, after={self.index.after})"
@@ -80,12 +82,12 @@ class Disentangled(ContentBias):
         if self.keys is not None:
             query, scale = heads_side(self, problem, "query")
             terms.append(
-                _by_query(problem, query * scale, per_head_vectors(self, "keys", self.keys, problem), self.index)
+                _by_query(problem, query, per_head_vectors(self, "keys", self.keys, problem) * scale, self.index)
             )
         if self.queries is not None:
             key, scale = heads_side(self, problem, "key")
             vectors = per_head_vectors(self, "queries", self.queries, problem)
-            terms.append(KeyTable(large_product(key * scale, vectors), self.index))
+            terms.append(KeyTable(large_product(key, vectors * scale), self.index))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def __repr__(self) -> str:
@@ -156,8 +158,8 @@ class ProjectedSinusoids(ContentBias):
         low, high = _distance_range(problem)
         index = EachDistance(low, high - low + 1)
         vectors = sinusoids(-torch.arange(low, high + 1, device=query.device), weight.shape[-1]).to(weight.dtype)
-        by_query = _by_query(problem, (query + position) * scale, vectors @ weight.mT, index)
-        return by_query + KeyTable((key * scale) @ content.mT, ClippedDistances(0, 0))
+        by_query = _by_query(problem, query + position, vectors @ (weight.mT * scale), index)
+        return by_query + KeyTable(key @ (content.mT * scale), ClippedDistances(0, 0))
 
     def __repr__(self) -> str:
         return f"transformer_xl({describe_tensor(self.weight)})"
@@ -213,7 +215,7 @@ def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceI
 def heads_side(bias: Bias, problem: Problem, side: str) -> tuple[Tensor, float]:
     """Queries (..., heads, M, D), or keys repeated to as many heads, with 0 for what is not finite, and the scale.
 
-    What is not finite comes into the scores by the product of query and key, where it is not masked.
+    What is not finite comes into the scores by the product of query and key, where no mask hides it.
     """
     pairs = problem.pairs
     if not isinstance(pairs, DotPairs):
@@ -224,7 +226,10 @@ def heads_side(bias: Bias, problem: Problem, side: str) -> tuple[Tensor, float]:
     tensor = pairs.query if side == "query" else pairs.key
     if side == "key" and problem.heads and pairs.query.shape[-3] != tensor.shape[-3]:
         tensor = tensor.repeat_interleave(pairs.query.shape[-3] // max(tensor.shape[-3], 1), -3)
-    return at_least_float32(zero_nonfinite(tensor)), pairs.scale
+    readable = not (under_transform() or waits(tensor))
+    if problem.mask is not None and not (readable and all_finite(tensor)):
+        tensor = zero_nonfinite(tensor)
+    return at_least_float32(tensor), pairs.scale
 
 
 def per_head_vectors(bias: Bias, name: str, tensor: Tensor, problem: Problem, *, of_last: bool = True) -> Tensor:

@@ -39,7 +39,7 @@ INLINE int64_t only_column(const struct flash *problem, const struct call_table 
 }
 
 /* c_i - c_j, each of two terms. */
-INLINE void fill_sums(const struct call_bias *bias, const struct place *at, float *tile) {
+INLINE void add_sums(const struct call_bias *bias, const struct place *at, float *tile) {
     const struct call_sums *of_rows = &bias->row_sums, *of_columns = &bias->column_sums;
     const float *row = sums_of(of_rows, at->batch, at->head, at->row),
                 *column = sums_of(of_columns, at->batch, at->head, at->column);
@@ -71,31 +71,17 @@ INLINE void add_row(float *target, const struct call_table *table, const float *
     for (; j < count; j++) target[j] += row[columns[j]] * LOG2_E;
 }
 
-INLINE void fill_query_table(const struct flash *problem, const struct place *at, float *tile) {
+/* Of tables of queries whose column differs between the pairs of a tile. */
+INLINE void add_query_table(const struct flash *problem, const struct place *at, float *tile) {
     const struct call_table *table = &problem->call_bias->query_table;
-    int64_t only = only_column(problem, table, at);
-    for (int64_t r = 0; r < at->rows; r++, tile += BLOCK) {
-        const float *row = table_row(table, at->batch, at->head, at->row + r);
-        const int32_t *columns = columns_of_row(problem, table, at->row + r, at->column);
-        if (only >= 0)
-            for (int64_t j = 0; j < at->columns; j += LANES) store(tile + j, load(tile + j) + row[only] * LOG2_E);
-        else
-            add_row(tile, table, row, columns, at->columns);
-    }
+    for (int64_t r = 0; r < at->rows; r++)
+        add_row(tile + r * BLOCK, table, table_row(table, at->batch, at->head, at->row + r),
+                columns_of_row(problem, table, at->row + r, at->column), at->columns);
 }
 
-INLINE void fill_key_table(const struct flash *problem, const struct place *at, float *tile) {
+INLINE void add_key_table(const struct flash *problem, const struct place *at, float *tile) {
     const struct call_table *table = &problem->call_bias->key_table;
-    int64_t only = only_column(problem, table, at);
-    float numbers[BLOCK] ALIGNED, block[LANES * BLOCK] ALIGNED;
-    if (only >= 0) {
-        memset(numbers, 0, sizeof(numbers));
-        for (int64_t j = 0; j < at->columns; j++)
-            numbers[j] = table_row(table, at->batch, at->head, at->column + j)[only] * LOG2_E;
-        for (int64_t r = 0; r < at->rows; r++, tile += BLOCK)
-            for (int64_t j = 0; j < at->columns; j += LANES) store(tile + j, load(tile + j) + load(numbers + j));
-        return;
-    }
+    float block[LANES * BLOCK] ALIGNED;
     /* A key's numbers for the rows of the tile are side by side, the last row's first: some keys at a time, as rows. */
     int64_t last = at->row + at->rows - 1;
     for (int64_t first = 0; first < at->columns; first += LANES) {
@@ -116,18 +102,30 @@ INLINE void fill_key_table(const struct flash *problem, const struct place *at, 
     }
 }
 
-/* The numbers that are added to the scores of a tile, times log2(e), [BLOCK][BLOCK]. */
+/* The numbers that are added to the scores of a tile, times log2(e), [BLOCK][BLOCK]. Those of a table whose column is the
+ * same for all pairs are a number of each row, or of each column. */
 APART void fill_call_bias(const struct flash *problem, const struct place *at, float *tile) {
     const struct call_bias *bias = problem->call_bias;
-    for (int64_t r = 0; r < BLOCK; r++) {
+    const struct call_table *queries = &bias->query_table, *keys = &bias->key_table;
+    int64_t of_queries = queries->data ? only_column(problem, queries, at) : -1,
+            of_keys = keys->data ? only_column(problem, keys, at) : -1;
+    float numbers[BLOCK] ALIGNED;
+    memset(numbers, 0, sizeof(numbers));
+    if (of_keys >= 0)
+        for (int64_t j = 0; j < at->columns; j++)
+            numbers[j] = table_row(keys, at->batch, at->head, at->column + j)[of_keys] * LOG2_E;
+    for (int64_t r = 0; r < at->rows; r++) {
         const float *line = row_bias(problem, at->head, at->row + r, at->column);
-        for (int64_t j = 0; j < BLOCK; j += LANES)
-            store(tile + r * BLOCK + j,
-                  line && j < at->columns ? load_partial(line + j, at->columns - j) : broadcast(0.0f));
+        float own = of_queries < 0 ? 0.0f : table_row(queries, at->batch, at->head, at->row + r)[of_queries] * LOG2_E;
+        for (int64_t j = 0; j < BLOCK; j += LANES) {
+            lanes number = load(numbers + j) + own;
+            if (line && j < at->columns) number += load_partial(line + j, at->columns - j);
+            store(tile + r * BLOCK + j, number);
+        }
     }
-    if (bias->row_sums.data) fill_sums(bias, at, tile);
-    if (bias->query_table.data) fill_query_table(problem, at, tile);
-    if (bias->key_table.data) fill_key_table(problem, at, tile);
+    if (bias->row_sums.data) add_sums(bias, at, tile);
+    if (queries->data && of_queries < 0) add_query_table(problem, at, tile);
+    if (keys->data && of_keys < 0) add_key_table(problem, at, tile);
 }
 
 /* Sums of the gradients of a tile over its columns, and over its rows. */

@@ -16,7 +16,8 @@ struct gradient {
     float *query_rows, *grad_output_rows; /* and as right ones: [terms of rows][padded dim]; of floats, the same */
     float *grad_query;             /* of a group of rows: [GROUP][padded dim] */
     float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK]; in pairs, of a row and the next one, every other row */
-    float *bias, *grad_bias;       /* of the tile, [BLOCK][BLOCK]: see call_bias.h */
+    float *bias, *grad_bias;       /* of the tile, [BLOCK][BLOCK]: see call_bias.h; the latter is null where it is what
+                                      grad_scores has */
     lanes check;                   /* see check_finite */
     int64_t batch, key_head, part;
 };
@@ -64,7 +65,7 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
     const float *relative_bias = problem->call_bias ? state->bias + r * BLOCK
                                                     : row_bias(problem, tile->head, row, tile->column);
     float *relative_bias_target = problem->call_bias
-                                      ? state->grad_bias + r * BLOCK
+                                      ? (state->grad_bias ? state->grad_bias + r * BLOCK : 0)
                                       : row_bias_gradient(problem, state, tile->head, row, tile->column);
     float lse = head_values(problem, state, tile->head, state->lse)[row],
           lse_rest = head_values(problem, state, tile->head, state->lse_rest)[row],
@@ -209,7 +210,7 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     if (problem->call_bias) {
         fill_call_bias(problem, &place, state->bias);
         load_call_bias_ahead(problem, &place);
-        memset(state->grad_bias, 0, BLOCK * BLOCK * sizeof(float));
+        if (state->grad_bias) memset(state->grad_bias, 0, BLOCK * BLOCK * sizeof(float));
     }
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
@@ -223,7 +224,8 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
         }
     }
     if (!tile->columns_used) return;
-    if (problem->call_bias) add_call_bias_gradient(problem, &place, state->grad_bias);
+    if (problem->call_bias)
+        add_call_bias_gradient(problem, &place, state->grad_bias ? state->grad_bias : state->grad_scores);
     (in_pairs(dtype) ? columns_of_pairs : columns_of_floats)(problem, state, tile);
 }
 
@@ -348,7 +350,8 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);
         if (problem->call_bias) {
             state.bias = take_floats(&free_memory, BLOCK * BLOCK);
-            state.grad_bias = take_floats(&free_memory, BLOCK * BLOCK);
+            if (problem->softcap != 0.0f || in_pairs((int)problem->dtype))
+                state.grad_bias = take_floats(&free_memory, BLOCK * BLOCK);
         }
         struct band band = take_band(problem, &free_memory);
         int64_t unit;
