@@ -526,3 +526,59 @@ def test_mapped_calls_are_those_one_after_another():
 
     whole = torch.stack([attend(query[0], own[0]), attend(query[1], own[1])])
     torch.testing.assert_close(torch.func.vmap(attend)(query, own), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", ["tiled", "short", "cpu_flash"])
+def test_half_precision_is_that_of_its_inputs(kernel, dtype):
+    if kernel != "tiled" and native.why_not():
+        pytest.skip(str(native.why_not()))
+    content, keep = CONTENTS["sum"], torch.ones(67, 131).tril(131 - 67).bool()
+    ours = leaves([*inputs(67, 131), *content.draw(131)], dtype)
+    exact = leaves([each.detach().double() for each in ours], torch.float64)
+    output = regard.attention(*ours[:3], bias=content.build(*ours[3:]), mask=masks.causal(), kernel=kernel)
+    expected = truth(content, exact, keep, torch.arange(64, 131), torch.arange(131))
+    upstream = drawn(*expected.shape, seed=20).to(dtype)
+    found = torch.autograd.grad(output, ours, upstream)
+    for mine, theirs in zip(
+        (output, *found), (expected, *torch.autograd.grad(expected, exact, upstream.double())), strict=True
+    ):
+        assert (mine.double() - theirs).abs().max() <= 4 * torch.finfo(dtype).eps * theirs.abs().max().clamp(min=1.0)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [regard.normalizers.Sigmoid(), regard.normalizers.Entmax(1.5), regard.normalizers.StickBreaking()],
+    ids=lambda each: type(each).__name__,
+)
+def test_other_normalizers_take_the_same_scores(normalizer):
+    content = CONTENTS["sum"]
+
+    def results(kernel):
+        own = leaves([*inputs(37, 53), *content.draw(53)], torch.float32)
+        options = {"mask": masks.causal(), "normalizer": normalizer, "kernel": kernel}
+        output = regard.attention(*own[:3], bias=content.build(*own[3:]), **options)
+        return output, *torch.autograd.grad(output.square().sum(), own)
+
+    expected = results("reference")
+    for kernel in ("tiled", None):
+        for mine, theirs in zip(results(kernel), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_call_is_one_graph():
+    query, key, value = inputs(37, 53, torch.float32)
+    tensors = leaves([query, gates(53)], torch.float32)
+    vectors = drawn(HEADS, 8, DIM).float()
+
+    def attend(query, own):
+        bias = biases.forget_gates(own) + biases.shaw(vectors, before=5, after=2)
+        return regard.attention(query, key, value, bias=bias, mask=masks.causal())
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    for mine, theirs in zip(
+        torch.autograd.grad(compiled(*tensors).square().sum(), tensors),
+        torch.autograd.grad(attend(*tensors).square().sum(), tensors),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
