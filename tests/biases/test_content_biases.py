@@ -10,9 +10,12 @@ from torch.nn.functional import logsigmoid
 import regard
 from regard import biases, lenses, masks, native
 from regard.biases import distance_tables, relative_vectors
+from regard.biases.base import bias_parts
 from regard.biases.distance_index import ClippedDistances, EachDistance, LogBuckets
 from regard.biases.distance_tables import QueryVectors
+from regard.core.grid import Grid
 from regard.errors import ConfigurationError, DtypeError, KernelError, ShapeError
+from regard.kernels.validation import make_problem
 
 DIM, HEADS, KEY_HEADS = 8, 4, 2
 
@@ -487,8 +490,6 @@ def test_an_additive_score_has_no_queries_to_multiply():
 
 
 def test_a_bias_of_content_has_no_values_of_its_own():
-    from regard.core.grid import Grid
-
     for bias in (biases.forget_gates(torch.zeros(3)), biases.shaw(torch.zeros(1, 2, DIM), before=1, after=0)):
         with pytest.raises(ConfigurationError, match="give it to regard.attention as bias="):
             bias.evaluate(Grid.from_lengths(3, 3))
@@ -582,3 +583,26 @@ def test_a_compiled_call_is_one_graph():
         strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mask", [masks.causal(), masks.causal() & masks.window(before=9), masks.window(4, 3)], ids=repr
+)
+def test_a_mask_by_distance_leaves_a_table_the_columns_that_it_reaches(mask):
+    content, at = CONTENTS["deberta"], torch.arange(67)
+    own = leaves([*inputs(67, 67), *content.draw(67)], torch.float64)
+    away = distances(at, at)
+    keep = mask.evaluate(Grid.from_lengths(67, 67)).expand(67, 67)
+    bound = make_problem(*own[:3], mask=mask, bias=content.build(*own[3:])).bias
+    count = len(LogBuckets(8, 20)(away[keep]).unique())
+    assert [part.table.shape[-1] for part in bias_parts(bound)] == [count, count]
+    output = regard.attention(*own[:3], mask=mask, bias=content.build(*own[3:]), kernel="tiled")
+    exact = leaves([each.detach() for each in own], torch.float64)
+    expected = truth(content, exact, keep, at, at)
+    torch.testing.assert_close(output, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(output.square().sum(), own),
+        torch.autograd.grad(expected.square().sum(), exact),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)

@@ -129,3 +129,27 @@ class EachDistance(DistanceIndex):
 
     def __call__(self, distances: Tensor) -> Tensor:
         return distances - self.first
+
+
+@dataclass(frozen=True)
+class ReachedColumns(DistanceIndex):
+    """The columns first..first + length - 1 of another index, that a mask leaves pairs of; all beyond, the outer ones.
+
+    >>> ReachedColumns(ClippedDistances(2, 2), 0, 3)(torch.arange(-3, 4)).tolist()  # of a causal mask
+    [0, 0, 1, 2, 2, 2, 2]
+    """
+
+    whole: DistanceIndex
+    first: int
+    length: int
+
+    @property
+    def count(self) -> int:
+        return self.length
+
+    @property
+    def gradual(self) -> bool:
+        return self.whole.gradual
+
+    def __call__(self, distances: Tensor) -> Tensor:
+        return (self.whole(distances) - self.first).clamp(0, self.length - 1)

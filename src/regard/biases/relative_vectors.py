@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from ..core.finite import all_finite, waits
+from ..core.grid import Grid
 from ..core.large_product import large_product
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, zero_nonfinite
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .base import Bias, describe_tensor, is_floating
-from .distance_index import ClippedDistances, DistanceIndex, EachDistance, LogBuckets
+from .distance_index import ClippedDistances, DistanceIndex, EachDistance, LogBuckets, ReachedColumns
 from .distance_tables import ContentBias, KeyTable, QueryTable, QueryVectors
 
 MOST_COLUMNS, FEW_QUERIES = 1024, 64
@@ -87,7 +88,8 @@ class Disentangled(ContentBias):
         if self.queries is not None:
             key, scale = heads_side(self, problem, "key")
             vectors = per_head_vectors(self, "queries", self.queries, problem)
-            terms.append(KeyTable(large_product(key, vectors * scale), self.index))
+            vectors, index = _reached(problem, vectors, self.index)
+            terms.append(KeyTable(large_product(key, vectors * scale), index))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def __repr__(self) -> str:
@@ -207,9 +209,27 @@ def sinusoids(distances: Tensor, width: int) -> Tensor:
 
 def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceIndex) -> Bias:
     """Query · vectors[index(distance)]: a table for each query where distances, or queries, are few."""
+    vectors, index = _reached(problem, vectors, index)
     if index.count <= MOST_COLUMNS or problem.queries <= FEW_QUERIES:
         return QueryTable(large_product(query, vectors), index)
     return QueryVectors(query, vectors, index)
+
+
+def _reached(problem: Problem, vectors: Tensor, index: DistanceIndex) -> tuple[Tensor, DistanceIndex]:
+    """The vectors of the distances that a mask by distance leaves, and their index: half of them, if it is causal."""
+    mask = problem.mask
+    if mask is None or not mask.by_distance or problem.shift is None or under_transform() or waits(vectors):
+        return vectors, index
+    low, high = _distance_range(problem)
+    away = torch.arange(low, high + 1, device=vectors.device)
+    left = mask.evaluate(Grid(torch.zeros(1, dtype=torch.int64, device=vectors.device), away, heads=False))
+    columns = index(away[left.reshape(-1, len(away)).any(0)])
+    if not columns.numel():
+        return vectors, index
+    first, last = int(columns.min()), int(columns.max())
+    if last - first + 1 == index.count:
+        return vectors, index
+    return vectors[..., first : last + 1, :], ReachedColumns(index, first, last - first + 1)
 
 
 def heads_side(bias: Bias, problem: Problem, side: str) -> tuple[Tensor, float]:

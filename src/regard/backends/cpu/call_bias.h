@@ -102,7 +102,36 @@ INLINE void add_key_table(const struct flash *problem, const struct place *at, f
     }
 }
 
-/* The numbers that are added to the scores of a tile, times log2(e), [BLOCK][BLOCK]. Those of a table whose column is the
+/* Floats for the numbers of a tile, and for what they are made with. */
+enum { TILE_FLOATS = 3 * BLOCK * BLOCK, DIAGONALS = 2 * BLOCK };
+
+/* The first diagonal of a tile in the vectors: that of its last row and first column. */
+INLINE int64_t first_vector(const struct flash *problem, const struct place *at) {
+    return MARGIN + problem->rows - BLOCK - at->row + at->column;
+}
+
+INLINE const float *query_vectors(const struct place *at, const struct call_vectors *vectors) {
+    return vectors->queries + at->batch * vectors->query_batch + at->head * vectors->query_head +
+           at->row * vectors->dim;
+}
+
+/* Products of the rows of a tile with the vectors of its diagonals, [BLOCK][DIAGONALS]; a row's own begin one diagonal
+ * before those of the row above it. */
+INLINE void add_vectors(const struct flash *problem, const struct place *at, float *tile, float *products) {
+    const struct call_vectors *vectors = &problem->call_bias->vectors;
+    const float *turned = vectors->turned + at->head * vectors->vector_head + first_vector(problem, at);
+    for (int64_t r = 0; r < at->rows; r += GROUP)
+        for (int64_t d = 0; d < DIAGONALS; d += PAIR)
+            add_product((struct factor){query_vectors(at, vectors) + r * vectors->dim, vectors->dim, 1},
+                        (struct vectors){turned + d, vectors->length, 0, vectors->dim}, products + r * DIAGONALS + d,
+                        DIAGONALS, 0);
+    for (int64_t r = 0; r < at->rows; r++)
+        for (int64_t j = 0; j < at->columns; j += LANES)
+            store(tile + r * BLOCK + j,
+                  load(tile + r * BLOCK + j) + load_partial(products + r * DIAGONALS + BLOCK - 1 - r + j, at->columns - j));
+}
+
+/* The numbers that are added to the scores of a tile, times log2(e), [BLOCK][BLOCK], with memory behind them. Those of a table whose column is the
  * same for all pairs are a number of each row, or of each column. */
 APART void fill_call_bias(const struct flash *problem, const struct place *at, float *tile) {
     const struct call_bias *bias = problem->call_bias;
@@ -126,6 +155,7 @@ APART void fill_call_bias(const struct flash *problem, const struct place *at, f
     if (bias->row_sums.data) add_sums(bias, at, tile);
     if (queries->data && of_queries < 0) add_query_table(problem, at, tile);
     if (keys->data && of_keys < 0) add_key_table(problem, at, tile);
+    if (bias->vectors.queries) add_vectors(problem, at, tile, tile + BLOCK * BLOCK);
 }
 
 /* Sums of the gradients of a tile over its columns, and over its rows. */
@@ -243,8 +273,33 @@ INLINE void add_key_table_gradient(const struct flash *problem, const struct pla
     }
 }
 
+/* The gradients of a tile by rows and diagonals, times the vectors of these, and the queries of those. */
+INLINE void add_vectors_gradient(const struct flash *problem, const struct place *at, const float *gradients,
+                                 float *skewed) {
+    static const float whole[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const struct call_vectors *vectors = &problem->call_bias->vectors;
+    int64_t number = at->batch * problem->heads + at->head, first = first_vector(problem, at), dim = vectors->dim;
+    int64_t padded = (problem->rows + BLOCK - 1) / BLOCK * BLOCK;
+    const float *own = vectors->vectors + at->head * vectors->vector_head + first * dim;
+    float *of_queries = vectors->grad_queries + (number * padded + at->row) * dim;
+    float *of_vectors = vectors->grad_vectors + (number * vectors->length + first) * dim;
+    memset(skewed, 0, BLOCK * DIAGONALS * sizeof(float));
+    for (int64_t r = 0; r < at->rows; r++)
+        memcpy(skewed + r * DIAGONALS + BLOCK - 1 - r, gradients + r * BLOCK, (size_t)at->columns * sizeof(float));
+    for (int64_t a = 0; a < dim; a += PAIR) {
+        for (int64_t r = 0; r < at->rows; r += GROUP)
+            add_product((struct factor){skewed + r * DIAGONALS, DIAGONALS, 1},
+                        (struct vectors){own + a, dim, 0, DIAGONALS}, of_queries + r * dim + a, dim, whole);
+        for (int64_t d = 0; d < DIAGONALS; d += GROUP)
+            add_product((struct factor){skewed + d, 1, DIAGONALS},
+                        (struct vectors){query_vectors(at, vectors) + a, dim, 0, at->rows}, of_vectors + d * dim + a, dim,
+                        whole);
+    }
+}
+
 /* Adds the gradients of the numbers of a tile, 0 where there is no pair, to those of what they were made of. */
-APART void add_call_bias_gradient(const struct flash *problem, const struct place *at, const float *gradients) {
+APART void add_call_bias_gradient(const struct flash *problem, const struct place *at, const float *gradients,
+                                  float *memory) {
     const struct call_bias *bias = problem->call_bias;
     float of_rows[BLOCK] ALIGNED, of_columns[BLOCK] ALIGNED;
     int64_t number = at->batch * problem->heads + at->head;
@@ -257,6 +312,7 @@ APART void add_call_bias_gradient(const struct flash *problem, const struct plac
     }
     if (bias->query_table.gradient) add_query_table_gradient(problem, at, gradients, of_rows);
     if (bias->key_table.gradient) add_key_table_gradient(problem, at, gradients, of_columns);
+    if (bias->vectors.grad_queries) add_vectors_gradient(problem, at, gradients, memory);
     if (!problem->grad_relative_bias) return;
     float *line = problem->grad_relative_bias + number * (problem->rows + problem->columns - 1);
     for (int64_t r = 0; r < at->rows; r++)

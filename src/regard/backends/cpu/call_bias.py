@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...biases import Bias, RelativeBias
 from ...biases.base import bias_parts
-from ...biases.distance_tables import KeyTable, QueryTable
+from ...biases.distance_tables import KeyTable, QueryTable, QueryVectors
 from ...biases.forget_gates import GateSums, two_terms
 from ...core.batched_problem import BatchedProblem
+from ...core.large_results import new_large
 from ...tiles.diagonals import bias_along, distances
 from ...tiles.tile_bias import add_in_own_axes
+from ...tiles.tile_bits import BLOCK
 
 LOG2_E = math.log2(math.e)
 
@@ -37,13 +40,27 @@ class TableStruct(ctypes.Structure):
     )
 
 
+class VectorsStruct(ctypes.Structure):
+    """The structure `call_vectors` of flash.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("queries", "vectors", "turned")),
+        *((name, c_int64) for name in ("query_batch", "query_head", "vector_head", "dim", "length")),
+        *(("grad_queries", c_void_p), ("grad_vectors", c_void_p)),
+    )
+
+
 class CallBiasStruct(ctypes.Structure):
     """The structure `call_bias` of flash.h."""
 
     _fields_ = (
         *(("row_sums", SumsStruct), ("column_sums", SumsStruct)),
-        *(("query_table", TableStruct), ("key_table", TableStruct)),
+        *(("query_table", TableStruct), ("key_table", TableStruct), ("vectors", VectorsStruct)),
     )
+
+
+MARGIN, WIDEST = BLOCK, 32
+"""As in flash.h; and the most floats of a pair of vectors, to whole ones of which features are padded."""
 
 
 def is_native(bias: Bias) -> bool:
@@ -56,7 +73,7 @@ def is_native(bias: Bias) -> bool:
 def _is_native_part(part: Bias) -> bool:
     if isinstance(part, QueryTable | KeyTable):
         return part.index.gradual
-    return isinstance(part, GateSums) and part.side == "all"
+    return isinstance(part, QueryVectors) or (isinstance(part, GateSums) and part.side == "all")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,6 +81,7 @@ class CallBiasTerms:
     """The parts of a bias as C reads them, of all batches: (B or 1, H or 1, length, width), and a line by distance.
 
     sums: c of queries and keys, float64. columns: of each table the one that each diagonal has, (M + N - 1) int32.
+    queries (B or 1, H, M, D) and vectors (H or 1, M + N - 1, D), one for each diagonal, are padded.
     """
 
     sums: tuple[Tensor, Tensor] | None = None
@@ -71,6 +89,8 @@ class CallBiasTerms:
     key_table: Tensor | None = None
     query_columns: Tensor | None = None
     key_columns: Tensor | None = None
+    queries: Tensor | None = None
+    vectors: Tensor | None = None
 
     @classmethod
     def from_problem(cls, batched: BatchedProblem) -> CallBiasTerms | None:
@@ -89,6 +109,11 @@ class CallBiasTerms:
                 side = "query" if isinstance(part, QueryTable) else "key"
                 found[f"{side}_table"] = own[0].float()
                 found[f"{side}_columns"] = part.index(along).int().contiguous()
+            elif isinstance(part, QueryVectors):
+                rows, features = -batched.shape[2] % BLOCK, -own[0].shape[-1] % WIDEST
+                found["queries"] = pad(own[0].float() * LOG2_E, (0, features, 0, rows)).contiguous()
+                of_diagonals = own[1][0][:, part.index(along)].float()
+                found["vectors"] = pad(of_diagonals, (0, features, MARGIN, MARGIN)).contiguous()
         return cls(**found)
 
     def struct(self, batch: slice, gradients: CallBiasGradients | None) -> tuple[CallBiasStruct, list[Tensor]]:
@@ -108,6 +133,12 @@ class CallBiasTerms:
                 strides, count = _strides(own), own.shape[3]
                 setattr(struct, name, TableStruct(own.data_ptr(), *strides[:2], count, count, columns.data_ptr()))
                 held += [own, columns]
+        if self.queries is not None and self.vectors is not None:
+            own, turned = _of_batches(self.queries, batch), self.vectors.mT.contiguous()
+            (batches, heads, *_), (length, dim) = _strides(own), self.vectors.shape[1:]
+            addresses = own.data_ptr(), self.vectors.data_ptr(), turned.data_ptr()
+            struct.vectors = VectorsStruct(*addresses, batches, heads, _strides(self.vectors)[0], dim, length)
+            held += [own, self.vectors, turned]
         if gradients is not None:
             gradients.write_to(struct, batch)
         return struct, held
@@ -133,6 +164,8 @@ class CallBiasGradients:
     column_sums: Tensor | None = None
     query_table: Tensor | None = None
     key_table: Tensor | None = None
+    queries: Tensor | None = None
+    vectors: Tensor | None = None
 
     @classmethod
     def over(cls, batched: BatchedProblem, into: tuple[Tensor, ...]) -> CallBiasGradients | None:
@@ -148,6 +181,10 @@ class CallBiasGradients:
                 shape, (target,) = (batches, heads, length, part.index.count), own
                 same = target.numel() == math.prod(shape) and target.is_contiguous() and target.dtype == torch.float32
                 made[name] = target.view(shape) if same else batched.value.new_zeros(shape, dtype=torch.float32)
+            elif isinstance(part, QueryVectors):
+                dim, length = -(-part.query.shape[-1] // WIDEST) * WIDEST, rows + columns - 1 + 2 * MARGIN
+                for name, count in (("queries", -(-rows // BLOCK) * BLOCK), ("vectors", length)):
+                    made[name] = new_large(batched.value.float(), batches, heads, count, dim).zero_()
         return cls(**made) if made else None
 
     def write_to(self, struct: CallBiasStruct, batch: slice) -> None:
@@ -156,16 +193,30 @@ class CallBiasGradients:
             tensor = getattr(self, name)
             if tensor is not None:
                 getattr(struct, name).gradient = tensor[batch].data_ptr()
+        if self.queries is not None and self.vectors is not None:
+            struct.vectors.grad_queries = self.queries[batch].data_ptr()
+            struct.vectors.grad_vectors = self.vectors[batch].data_ptr()
 
     def add_to(self, batched: BatchedProblem, part: Bias, into: tuple[Tensor, ...]) -> None:
         """Add the gradients of a part's parameters to these, unless they stand there."""
-        if isinstance(part, GateSums):
+        if isinstance(part, QueryVectors):
+            found = self._of_vectors(batched, part)
+        elif isinstance(part, GateSums):
             found = [None if sums is None else sums.unsqueeze(-1) for sums in (self.row_sums, self.column_sums)]
         else:
             found = [self.query_table if isinstance(part, QueryTable) else self.key_table]
         for target, gradient in zip(into, found, strict=True):
             if gradient is not None and gradient.data_ptr() != target.data_ptr():
                 add_in_own_axes(batched, gradient, target)
+
+    def _of_vectors(self, batched: BatchedProblem, part: QueryVectors) -> list[Tensor | None]:
+        """The gradients of queries, and of vectors from those of the diagonals."""
+        if self.queries is None or self.vectors is None:
+            return [None, None]
+        rows, dim, along = batched.shape[2], part.query.shape[-1], distances(batched.problem)
+        of_diagonals = self.vectors[:, :, MARGIN : MARGIN + len(along), :dim].sum(0) / LOG2_E
+        of_vectors = of_diagonals.new_zeros(1, batched.shape[1], part.index.count, dim)
+        return [self.queries[:, :, :rows, :dim], of_vectors.index_add_(2, part.index(along), of_diagonals[None])]
 
 
 def add_bias_gradients(

@@ -11,7 +11,7 @@ struct forward_state {
     float *maximum; /* [rows] */
     float *keys;    /* [terms][BLOCK] */
     float *values;  /* [terms of rows][padded value dim] */
-    float *bias;    /* of a tile, [BLOCK][BLOCK]: see call_bias.h */
+    float *bias;    /* of a tile, [BLOCK][BLOCK], with memory behind it: see call_bias.h */
     lanes check;    /* see check_finite */
     int64_t batch, head, begin, count, blocks;
 };
@@ -240,7 +240,7 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16;
-    floats += narrow_floats(problem, rows) + (problem->call_bias ? BLOCK * BLOCK : 0);
+    floats += narrow_floats(problem, rows) + (problem->call_bias ? TILE_FLOATS : 0);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
@@ -251,7 +251,7 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     state.total = take_floats(&free_memory, rows * LANES), state.maximum = take_floats(&free_memory, rows);
     state.keys = take_floats(&free_memory, padded * BLOCK);
     state.values = take_floats(&free_memory, BLOCK * value_padded);
-    if (problem->call_bias) state.bias = take_floats(&free_memory, BLOCK * BLOCK);
+    if (problem->call_bias) state.bias = take_floats(&free_memory, TILE_FLOATS);
     struct narrow narrow = take_narrow(problem, rows, &free_memory);
     const int dtype = (int)problem->dtype;
     for (struct unit unit = take_unit(problem), next; unit.head >= 0; unit = next) {

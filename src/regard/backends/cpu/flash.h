@@ -51,10 +51,23 @@ struct call_table {
     float *gradient;
 };
 
-/* row_sums[i] - column_sums[j] + query_table[i][its column of j - i] + key_table[j][likewise]; the sums times log2(e). */
+/* A vector of each row that is multiplied with one of each diagonal: queries (batch, heads, rows, dim), times log2(e), with
+ * the strides of the first two, and vectors (heads, MARGIN + diagonals + MARGIN, dim), both padded with zeros to whole
+ * blocks of rows, and `dim` to whole pairs of vectors; `turned` are the vectors as columns, (heads, dim, length). Gradients
+ * are (batch, heads, as these), those of vectors times log2(e), 0 before, or null. data is null for none. */
+enum { MARGIN = BLOCK };
+struct call_vectors {
+    const float *queries, *vectors, *turned;
+    int64_t query_batch, query_head, vector_head, dim, length;
+    float *grad_queries, *grad_vectors;
+};
+
+/* row_sums[i] - column_sums[j] + query_table[i][its column of j - i] + key_table[j][likewise] +
+ * queries[i] . vectors[the diagonal of j - i]; the sums times log2(e). */
 struct call_bias {
     struct call_sums row_sums, column_sums;
     struct call_table query_table, key_table;
+    struct call_vectors vectors;
 };
 
 struct flash {

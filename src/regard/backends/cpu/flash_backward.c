@@ -225,7 +225,8 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     }
     if (!tile->columns_used) return;
     if (problem->call_bias)
-        add_call_bias_gradient(problem, &place, state->grad_bias ? state->grad_bias : state->grad_scores);
+        add_call_bias_gradient(problem, &place, state->grad_bias ? state->grad_bias : state->grad_scores,
+                               state->bias + BLOCK * BLOCK);
     (in_pairs(dtype) ? columns_of_pairs : columns_of_floats)(problem, state, tile);
 }
 
@@ -324,7 +325,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = 3 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;
-    floats += band_floats(problem) + (problem->call_bias ? 2 * BLOCK * BLOCK : 0);
+    floats += band_floats(problem) + (problem->call_bias ? TILE_FLOATS + BLOCK * BLOCK : 0);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
     struct gradient state = {.cursors = cursors};
@@ -349,7 +350,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         state.weights = take_floats(&free_memory, BLOCK * BLOCK);
         state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);
         if (problem->call_bias) {
-            state.bias = take_floats(&free_memory, BLOCK * BLOCK);
+            state.bias = take_floats(&free_memory, TILE_FLOATS);
             if (problem->softcap != 0.0f || in_pairs((int)problem->dtype))
                 state.grad_bias = take_floats(&free_memory, BLOCK * BLOCK);
         }
