@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +13,12 @@ from ..core.grid import WHOLE, Grid
 from ..core.problem import Problem
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from ..masks import Mask
 from .base import Bias, describe_tensor, is_floating
 from .distance_tables import CallBias, ContentBias
 from .relative_vectors import heads_side, per_head_vectors
+
+if TYPE_CHECKING:
+    from ..masks import Mask
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -127,7 +127,7 @@ class ForwardState:
         if mask is not None and not is_constant(mask) and (state := memo_of(mask).state) is not None:
             self._states.append((mask, state))
         # Of the library's biases autograd saves all tensors; those made in the call nobody else has.
-        for bias in bias_parts(problem.bias):
+        for bias in () if problem.bias is None else bias_parts(problem.bias):
             made = isinstance(bias, CallBias)
             if not made and state_of_tensors(bias) is None and (state := state_of(bias)) is not None:
                 self._states.append((bias, state))

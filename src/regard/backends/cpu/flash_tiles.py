@@ -69,8 +69,8 @@ class FlashInC:
         """Biases that the code does not add, and masks of too many bits."""
         if problem.bias is not None and not _has_native_bias(problem):
             return [
-                "of all biases its code adds those by distance alone, forget gates, and tables of queries and keys by "
-                "distance, of consecutive positions"
+                "of all biases its code adds those by distance alone, forget gates, and tables or vectors of queries "
+                "and keys by distance, of consecutive positions"
             ]
         if problem.mask is not None and (pairs := masked_pairs(problem)) > MAX_BITS:
             return [f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit"]
@@ -85,8 +85,11 @@ class FlashInC:
         bias = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
         call = CallBiasGradients.over(batched, bias) if bias else None
         results = [(batch, _gradients(part, saved.part(batch), call)) for batch, part in tile_problems(batched)]
+        gradients = joined_gradients(batched, saved, results)
+        if not bias:
+            return gradients
         add_bias_gradients(batched, _summed_line(results), call, bias)
-        return replace(joined_gradients(batched, saved, results), bias=bias)
+        return replace(gradients, bias=bias)
 
     def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
@@ -193,7 +196,7 @@ def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem
     pairs, problem = batched.pairs, batched.problem
     if not isinstance(pairs, DotPairs):
         raise TypeError("native code over tiles computes dot products")
-    line, terms = _line(problem), CallBiasTerms.from_problem(batched)
+    line, terms = (None, None) if problem.bias is None else (_line(problem), CallBiasTerms.from_problem(batched))
     if problem.mask is None:
         found = ((slice(0, batched.shape[0]), all_tiles(*batched.shape[2:])),)
     else:
