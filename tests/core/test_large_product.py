@@ -42,3 +42,17 @@ def test_small_products_and_transforms_are_torchs():
     assert type(large_product(left, right).grad_fn).__name__ == "MmBackward0"
     mapped = torch.func.vmap(large_product, in_dims=(0, None))(drawn(2, 5, 3), right)
     torch.testing.assert_close(mapped, drawn(2, 5, 3) @ right.mT)
+
+
+def test_onednn_gets_contiguous_rows(monkeypatch):
+    multiplied = []
+    monkeypatch.setattr(module, "LARGE_BYTES", 1)
+    monkeypatch.setattr(module, "uses_onednn", lambda *_: True)
+    monkeypatch.setattr(module, "batched_linear", lambda x, weight: multiplied.append((x, weight)) or x @ weight.T)
+    left = drawn(2, 1500, 3, 16).transpose(1, 2).requires_grad_()  # heads of a projection
+    right = drawn(300, 3, 16).transpose(0, 1)
+    product = large_product(left, right)
+    product.sum().backward()
+    assert multiplied
+    assert all(x.is_contiguous() and (w.is_contiguous() or w.mT.is_contiguous()) for x, w in multiplied)
+    torch.testing.assert_close(product, left @ right.mT)
