@@ -94,6 +94,14 @@ def test_cross_attention_has_no_forget_gate():
         layer_of()(tokens(5), tokens(7))
 
 
+def test_keys_that_layers_share_have_no_sums():
+    layer = layer_of()
+    with pytest.raises(ConfigurationError, match="keys that are given are those of another layer"):
+        layer(tokens(5), keys=layer.project_memory(tokens(5)))
+    with pytest.raises(ConfigurationError, match="layers that share its keys do not have the sums"):
+        layer.extend(tokens(5), layer.make_cache())
+
+
 def test_a_checkpoint_without_a_gate_does_not_fit():
     layer = layer_of()
     assert "forget_gate.projection.weight" in layer.state_dict()

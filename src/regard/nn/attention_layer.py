@@ -240,7 +240,7 @@ class Attention(CachedAttention):
     ) -> None:
         super().__init__()
         self.projections: Projections = projections  # type: ignore[assignment]  # or those of queries alone
-        self.forget_gate = _forget_gate(projections) if forget_gate else None
+        self.forget_gate = _forget_gate(self.projections) if forget_gate else None
         self.normalizer = None if normalizer is None else NormalizerModule(normalizer)
         self.score = score
         self.mask = None if mask is None else as_mask(mask)
@@ -433,8 +433,7 @@ class Attention(CachedAttention):
         new = self._step_positions(query, cache, call)
         queries, keys = self._rotated(new, queries, keys, rotation=call.get("rotation"))
         if self.forget_gate is not None:
-            if isinstance(cache, WeighedCache):
-                self._refuse_gate("a cache that evicts by weights may not keep the last token's sums")
+            self._check_gated_cache(cache)
             keys = self.forget_gate.with_sums(keys, query, cache)
         cache = cache.append(keys, values, call.get("positions"))
         keys = cache.keys
@@ -494,9 +493,13 @@ class Attention(CachedAttention):
         """Refuse a call of a layer with a forget gate."""
         if self.forget_gate is not None:
             raise ConfigurationError(
-                f"a forget gate decays the tokens before each token of one sequence, and {reason}: call forward(query), "
-                "or make the layer without forget_gate"
+                f"a forget gate decays the tokens before each token of one sequence, and {reason}: call "
+                "forward(query), or make the layer without forget_gate"
             )
+
+    def _check_gated_cache(self, cache: object) -> None:
+        if isinstance(cache, WeighedCache):
+            self._refuse_gate("a cache that evicts by weights may not keep the sums of the last token")
 
     def _check_self_attention(self, method: str) -> None:
         if self.projections.memory_dim is not None:
