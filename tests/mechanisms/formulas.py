@@ -218,6 +218,67 @@ def t5_bucket(relative: Tensor, buckets: int = 32, far: int = 128) -> Tensor:
     return bucket + half * (relative > 0)
 
 
+def turned(heads: Tensor, at: Tensor) -> Tensor:
+    """`rotated` where each pair has positions of its own, (length, pairs)."""
+    half = heads.shape[-1] // 2
+    angles = at.double() / 10000 ** (torch.arange(half).double() / half)
+    first, second = heads[..., :half], heads[..., half:]
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
+
+
+def by_query(query: Tensor, vectors: Tensor) -> Tensor:
+    """q_i · a_ij, for a vector of each pair, (heads, M, N, D)."""
+    return torch.einsum("bhid,hijd->bhij", query, vectors)
+
+
+def transformer_xl(
+    query: Tensor, key: Tensor, maps: Tensor, of_content: Tensor, of_position: Tensor, distance: Tensor
+) -> Tensor:
+    """(q_i + w) · W r_{i-j} + u · k_j, for r of sines, then cosines."""
+    width = maps.shape[-1]
+    angles = distance[..., None] / 10000 ** (torch.arange(0, width, 2).double() / width)
+    waves = torch.cat([angles.sin(), angles.cos()], -1)
+    by_position = by_query(query + of_position[:, None], torch.einsum("hde,ije->hijd", maps, waves))
+    return by_position + torch.einsum("hd,bhjd->bhj", of_content, key)[..., None, :]
+
+
+def disentangled(query: Tensor, key: Tensor, keys: Tensor, queries: Tensor, distance: Tensor) -> Tensor:
+    """q_i · K_δ + k_j · Q_δ, for 8 buckets on each side, of up to 20 positions."""
+    middle, span, far = 4, 8, 20
+    logarithmic = (distance.abs() / middle).log() / math.log((far - 1) / middle) * (middle - 1)
+    beyond = ((logarithmic - 1e-9).ceil() + middle) * distance.sign()
+    bucket = torch.where(distance.abs() <= middle, distance, beyond.nan_to_num(0).long())
+    column = (bucket + span).clamp(0, 2 * span - 1)
+    return by_query(query, keys[:, column]) + torch.einsum("bhjd,hijd->bhij", key, queries[:, column])
+
+
+def fire(
+    into: Tensor, offset: Tensor, out: Tensor, shift: Tensor, rate: Tensor, threshold: Tensor, distance: Tensor
+) -> Tensor:
+    """f(ψ(i - j) / ψ(max(i, L))) with ψ(x) = log(1 + c x)."""
+    place = torch.arange(len(distance)).double()[:, None]
+    most = torch.log1p(rate * torch.maximum(place, threshold)) + 1e-6
+    share = torch.log1p(rate * distance.abs()) / most
+    hidden = torch.relu(share[..., None] * into + offset)
+    return torch.einsum("ijf,hf->hij", hidden, out) + shift[:, None, None]
+
+
+def counted(query: Tensor, scores: Tensor, vectors: Tensor, keep: Tensor) -> Tensor:
+    """q_i · e[p_ij], interpolated, for p_ij = Σ_{j <= k <= i} σ(s_ik)."""
+    gates = scores.sigmoid() * keep
+    places = torch.stack([gates[..., j:].sum(-1) for j in range(scores.shape[-1])], -1).clamp(max=vectors.shape[1] - 1)
+    products, low = query @ vectors.mT, places.floor().long()
+    below, above = products.gather(-1, low), products.gather(-1, places.ceil().long())
+    return below + (places - low) * (above - below)
+
+
+def at_first(scores: Tensor, from_first: Tensor, to_first: Tensor) -> Tensor:
+    """The scores with numbers of their own where the query, or else the key, is the first."""
+    scores = scores.clone()
+    scores[..., :, 0], scores[..., 0, :] = to_first[:, None], from_first[:, None]
+    return scores
+
+
 # --- chosen keys
 
 

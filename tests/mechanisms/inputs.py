@@ -46,6 +46,9 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"favor": linear.FavorPlus(DIM, 32, seed=0), "taylor": taylor, "in_steps": in_steps}
     names |= {"mixing": (drawn(HEADS, HEADS), drawn(HEADS, HEADS))}
     names |= {"convolving": (drawn(HEADS, 3, 5) / 4, drawn(HEADS, 2, 3) / 4)}
+    names |= {"vectors": drawn(HEADS, 6, DIM), "of_buckets": (drawn(HEADS, 16, DIM), drawn(HEADS, 16, DIM))}
+    names |= {"maps": drawn(HEADS, DIM, 8), "both_sides": (drawn(HEADS, DIM), drawn(HEADS, DIM))}
+    names |= {"hidden": (drawn(8), drawn(8), drawn(HEADS, 8), drawn(HEADS))}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
             module.to(dtype)

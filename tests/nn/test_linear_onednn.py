@@ -11,15 +11,15 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.core import onednn as module
+from regard.core.onednn import batched_linear
 from regard.nn import Linear
-from regard.nn import linear as module
-from regard.nn.linear import batched_linear
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Any product counts as large; the list has the shape of each x that oneDNN multiplied."""
-    if not module._onednn_is_faster():
+    if not module.onednn_is_faster():
         pytest.skip("torch has no oneDNN, or the processor no AVX-512")
     shapes: list[tuple[int, ...]] = []
     forward = module._OneDnnLinear.forward
@@ -202,7 +202,7 @@ def test_small_products_and_other_processors_are_torchs(monkeypatch):
     monkeypatch.setattr(module._OneDnnLinear, "forward", lambda *_: pytest.fail("this is for torch itself"))
     batched_linear(torch.randn(64, 64), torch.randn(64, 64))
     monkeypatch.setattr(module, "MIN_ONEDNN_PRODUCTS", 1)
-    monkeypatch.setattr(module, "_onednn_is_faster", lambda: False)
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: False)
     batched_linear(torch.randn(64, 64), torch.randn(64, 64))
 
 

@@ -199,7 +199,7 @@ class TestWays:
         rotary = self.rotary(layout, scaling)
         assert rotary == self.rotary(layout, scaling)
         assert hash(rotary) == hash(self.rotary(layout, scaling))
-        assert repr(rotary) == f"Rotary(dim=6, base=100.0, layout={layout!r}, scaling={scaling!r})"
+        assert repr(rotary) == f"Rotary(dim=6, base=100.0, layout={layout!r}, scaling={scaling!r}, sections=None)"
         assert eval(repr(rotary)) == rotary
 
 

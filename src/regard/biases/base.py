@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from ..core.score_forms import at_least_float32
 from ..core.torch_modes import is_causal_bias
 from ..errors import ConfigurationError, DtypeError, RegardError, ShapeError
 from ..utils.other_types import name_type
+
+if TYPE_CHECKING:
+    from ..core.problem import Problem
 
 
 class Bias(ABC):
@@ -46,6 +49,13 @@ class Bias(ABC):
     def by_position(self) -> bool:
         """Whether positions decide, so that a shard of a sequence has the values of the whole; not of a tensor."""
         return True
+
+    def bound(self, problem: Problem) -> Bias:
+        """The bias of one call, with what it reads of its queries, keys and positions; itself unless content decides.
+
+        `regard.attention` asks for it once its other arguments are checked.
+        """
+        return self
 
     @abstractmethod
     def values(self, grid: Grid) -> Tensor:
@@ -121,6 +131,9 @@ class Sum(Bias):
     def by_position(self) -> bool:
         return self.left.by_position and self.right.by_position
 
+    def bound(self, problem: Problem) -> Bias:
+        return replace(self, left=self.left.bound(problem), right=self.right.bound(problem))
+
     def values(self, grid: Grid) -> Tensor:
         left, right = self.left.evaluate(grid), self.right.evaluate(grid)
         if not broadcast_together(left, right):
@@ -146,6 +159,13 @@ class Sum(Bias):
 
     def __repr__(self) -> str:
         return f"{self.left!r} + {self.right!r}"
+
+
+def bias_parts(bias: Bias | None) -> list[Bias]:
+    """The biases that a sum consists of, from left to right."""
+    if bias is None:
+        return []
+    return [*bias_parts(bias.left), *bias_parts(bias.right)] if isinstance(bias, Sum) else [bias]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

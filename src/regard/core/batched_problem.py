@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .grid import WHOLE, Grid
-from .large_results import new_large
+from .large_results import new_large, new_large_like
 from .problem import Problem
 from .score_forms import AdditivePairs, PairForm, at_least_float32
 
@@ -201,7 +201,7 @@ class BatchedProblem:
         """Zero gradients of the bias to add to, one for each parameter."""
         bias = self.problem.bias
         parameters = () if bias is None else bias.parameters()
-        return tuple(torch.zeros_like(at_least_float32(tensor)) for tensor in parameters)
+        return tuple(new_large_like(at_least_float32(tensor)).zero_() for tensor in parameters)
 
     def as_4d(self, pairs: Tensor) -> Tensor:
         """A tensor that broadcasts to the weights as (B or 1, H or 1, m, n), for the batches of this problem."""

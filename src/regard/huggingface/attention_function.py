@@ -147,7 +147,15 @@ def attention_forward(
     keys = key.shape[-2]
     if pairs.reachable_keys != keys:
         key, value = key[..., : pairs.reachable_keys, :], value[..., : pairs.reachable_keys, :]
-    observer, weights_requested = active_observer(module), _weights_requested(module, keywords)
+    output, weights = attend_observed(module, query, key, value, options, _weights_requested(module, keywords))
+    return output, None if weights is None else _padded_weights(weights, keys)
+
+
+def attend_observed(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, weights_requested: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Output (B, M, H, Dv), contiguous, with the lenses of an observer; and the weights where they are requested."""
+    observer = active_observer(module)
     if observer is None and not weights_requested:
         return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
     all_weights = Weights()
@@ -157,7 +165,7 @@ def attention_forward(
     )
     if observer is not None:
         observer.add(module, {lens: seen[lens] for lens in lenses})
-    weights = _padded_weights(seen[all_weights].to(query.dtype), keys) if weights_requested else None
+    weights = seen[all_weights].to(query.dtype) if weights_requested else None
     return seen.output.transpose(1, 2).contiguous(), weights
 
 

@@ -7,6 +7,7 @@ A call is computed by `attention_function.attention_forward`. Its mask is made b
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -17,6 +18,8 @@ from ..errors import ConfigurationError, require
 from .attention_function import UNSUPPORTED_KEYWORDS, attention_forward
 from .mask_tensor import symbolic_mask
 
+DEBERTA = "transformers.models.deberta_v2.modeling_deberta_v2"
+"""The module of DeBERTa-v2 and v3, which is imported where a model has one."""
 NAME = "regard"
 """Name of this attention in transformers: `attn_implementation="regard"`."""
 
@@ -82,6 +85,10 @@ def swap(model: nn.Module) -> AttentionSwapReport:
     for each query. A model with such modules keeps the implementation that it has, and so do all modules that
     share its configuration, from which they read it. `model.set_attn_implementation("sdpa")` undoes it.
 
+    DeBERTa-v2 and v3 have no such setting: their attention modules and their encoder get classes of ours over the same
+    parameters, in linear memory, which only a model that is loaded again has not. They equal eager attention for
+    tokens; at padded positions, whose outputs are not used, they differ.
+
     Raises:
         ConfigurationError: neither a model of transformers nor a module with one inside.
         MissingExtra: transformers is not installed.
@@ -111,6 +118,10 @@ def swap(model: nn.Module) -> AttentionSwapReport:
             wanted = before[id(part.config)]
         if part.config._attn_implementation != wanted:
             part.set_attn_implementation(wanted)  # it skips modules that do not support it, and warns
+    if DEBERTA in sys.modules:
+        from .disentangled import use_regard
+
+        use_regard(model)
     return _report(model, left)
 
 
@@ -132,7 +143,9 @@ def _report(model: nn.Module, left: Mapping[int, str]) -> AttentionSwapReport:
     """Which attention modules of a model use "regard" now; left: as `_left_configurations` returns it."""
     replaced, skipped, warnings = [], {}, {}
     for name, module in model.named_modules():
-        if _uses_attention_interface(module):
+        if _computes_with_regard(module):
+            replaced.append(name)
+        elif _uses_attention_interface(module):
             config = getattr(module, "config", None)
             selected = getattr(config, "_attn_implementation", None)
             if selected == NAME:
@@ -154,6 +167,8 @@ def check_uses_regard(model: nn.Module) -> None:
     Raises:
         ConfigurationError: none does.
     """
+    if any(map(_computes_with_regard, model.modules())):
+        return
     modeling = require("transformers.modeling_utils", extra="huggingface")
     named = {name: module for name, module in model.named_modules() if _uses_attention_interface(module)}
     selected = [getattr(getattr(module, "config", None), "_attn_implementation", None) for module in named.values()]
@@ -171,6 +186,11 @@ def check_uses_regard(model: nn.Module) -> None:
 
 KINDS = "attention", "deltanet"
 """Parts of the class names of attention modules in transformers: softmax attention, and linear attention."""
+
+
+def _computes_with_regard(module: nn.Module) -> bool:
+    """Whether a module is of a class of ours."""
+    return getattr(type(module), "computes_with_regard", False)
 
 
 def _uses_attention_interface(module: nn.Module) -> bool:

@@ -114,6 +114,8 @@ def make_problem(
             query_positions=_check_positions("query_positions", query_positions, problem.queries, value.device),
             key_positions=_check_positions("key_positions", key_positions, problem.keys, value.device),
         )
+    if problem.bias is not None:
+        problem.bias = problem.bias.bound(problem)
     return problem
 
 

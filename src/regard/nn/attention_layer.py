@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Observation, attention, observe
-from ..biases import Bias
+from ..biases import Bias, as_bias
 from ..core.grid import from_zero
 from ..core.normalizer import Normalizer
 from ..errors import ConfigurationError, ShapeError
@@ -21,6 +21,7 @@ from ..positions import Rotary, Rotation
 from ..scores import Score
 from .caches import KeyValueStore, KVCache, ProjectedMemory, WeighedCache
 from .caches.weighed_cache import Heads
+from .forget_gate import ForgetGate
 from .input_checks import check_positions, probability, refuse_scripting
 from .key_selection import KeySelection
 from .layer_arguments import (
@@ -198,9 +199,12 @@ class Attention(CachedAttention):
         normalizer: what takes the place of softmax, from `regard.normalizers`; its `nn.Parameter`s are parameters of
             the layer. `step` needs `Sigmoid` with a bias of its own: the default depends on the number of keys; it
             refuses normalizers of several rows, as `MultiToken`.
+        forget_gate: whether each token has a gate for each head, σ of a projection of it, that decays all tokens before
+            it: the bias is Σ log f over the tokens after a key, up to the query (`regard.biases.forget_gates`). The
+            mask has to be causal. Self-attention only.
 
     Raises:
-        ConfigurationError: an argument of the wrong kind, or out of range.
+        ConfigurationError: an argument of the wrong kind, or out of range; a forget gate in cross-attention.
         ShapeError: sinks that are not one for each head.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; the parts cite their own sources.
@@ -232,9 +236,11 @@ class Attention(CachedAttention):
         gate: OutputGate | None = None,
         dropout: float = 0.0,
         normalizer: Normalizer | None = None,
+        forget_gate: bool = False,
     ) -> None:
         super().__init__()
         self.projections: Projections = projections  # type: ignore[assignment]  # or those of queries alone
+        self.forget_gate = _forget_gate(self.projections) if forget_gate else None
         self.normalizer = None if normalizer is None else NormalizerModule(normalizer)
         self.score = score
         self.mask = None if mask is None else as_mask(mask)
@@ -344,6 +350,7 @@ class Attention(CachedAttention):
         `extended.evict()` goes on. Arguments and errors are those of `step`.
         """
         self._check_self_attention("extend")
+        self._refuse_gate("layers that share its keys do not have the sums of its gates")
         check_cache(cache, self.mask)
         if isinstance(cache, WeighedCache):
             raise ConfigurationError(
@@ -369,6 +376,7 @@ class Attention(CachedAttention):
             check_positions("positions", positions, query.shape[0], query.shape[1])
         if shared is not None:
             self._check_shared(shared, memory)
+            self._refuse_gate("keys that are given are those of another layer, without the sums of this one's gates")
             return self._shared_inputs(queries, shared, call)
         if memory is not None:
             return self._cross_inputs(queries, memory, memory_positions, call)
@@ -377,7 +385,8 @@ class Attention(CachedAttention):
             raise ConfigurationError("memory_positions were passed without memory: positions= are those of the query")
         keys, values = self.projections.keys_and_values(query)
         queries, keys = self._rotated(positions, queries, keys, rotation=call.get("rotation"))
-        return (queries, keys, values), self._options(self.score, call, positions, positions)
+        gated = call if self.forget_gate is None else self._gated(call, self.forget_gate.sums(query), queries)
+        return (queries, keys, values), self._options(self.score, gated, positions, positions)
 
     def _shared_inputs(
         self, queries: Tensor, shared: ProjectedMemory, call: SharedCallKwargs
@@ -395,6 +404,7 @@ class Attention(CachedAttention):
         self, queries: Tensor, memory: Tensor | ProjectedMemory, memory_positions: Tensor | None, call: CallKwargs
     ) -> tuple[Heads, AttentionOptions]:
         """Arguments of `regard.attention` for queries over a memory; by default both sequences start at position 0."""
+        self._refuse_gate("a memory is another sequence")
         if not isinstance(memory, ProjectedMemory):
             memory = self.project_memory(memory, memory_positions)
         elif memory_positions is not None:
@@ -422,10 +432,24 @@ class Attention(CachedAttention):
         keys, values = self.projections.keys_and_values(query)
         new = self._step_positions(query, cache, call)
         queries, keys = self._rotated(new, queries, keys, rotation=call.get("rotation"))
+        if self.forget_gate is not None:
+            self._check_gated_cache(cache)
+            keys = self.forget_gate.with_sums(keys, query, cache)
         cache = cache.append(keys, values, call.get("positions"))
+        keys = cache.keys
+        if self.forget_gate is not None:
+            keys, sums = self.forget_gate.split(keys, queries.shape[-1])
+            call = self._gated(call, sums, queries)
         # Positions 0..N-1 are the default of `attention`, which has faster kernels for it.
         at = (None, None) if cache.has_default_positions else (new, cache.positions)
-        return (queries, cache.keys, cache.values), self._options(self.score, call, *at), cache
+        return (queries, keys, cache.values), self._options(self.score, call, *at), cache
+
+    def _gated(self, call: CallKwargs, sums: Tensor, queries: Tensor) -> CallKwargs:
+        """The call with the bias of the forget gates, whose sums are (batch, heads, N)."""
+        if self.forget_gate is None:
+            return call
+        gates, passed = self.forget_gate.bias(sums, queries.shape[2], queries.dtype), call.get("bias")
+        return {**call, "bias": gates if passed is None else gates + as_bias(passed)}
 
     def _options(
         self,
@@ -465,6 +489,18 @@ class Attention(CachedAttention):
                 f"{needs[0]}, of {needs[1]} and {needs[2]}: it can share those of a layer with the same heads"
             )
 
+    def _refuse_gate(self, reason: str) -> None:
+        """Refuse a call of a layer with a forget gate."""
+        if self.forget_gate is not None:
+            raise ConfigurationError(
+                f"a forget gate decays the tokens before each token of one sequence, and {reason}: call "
+                "forward(query), or make the layer without forget_gate"
+            )
+
+    def _check_gated_cache(self, cache: object) -> None:
+        if isinstance(cache, WeighedCache):
+            self._refuse_gate("a cache that evicts by weights may not keep the sums of the last token")
+
     def _check_self_attention(self, method: str) -> None:
         if self.projections.memory_dim is not None:
             raise ShapeError(
@@ -476,3 +512,13 @@ class Attention(CachedAttention):
     def extra_repr(self) -> str:
         shown = {"mask": self.mask, "rotary": self.rotary, "softcap": self.softcap, "dropout": self.dropout or None}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
+
+
+def _forget_gate(projections: Projections) -> ForgetGate:
+    """The forget gate of a layer of self-attention."""
+    if projections.memory_dim is not None:
+        raise ConfigurationError(
+            "a forget gate decays the tokens before each token of one sequence: a layer of cross-attention, with "
+            f"memory_dim={projections.memory_dim}, has none. Leave forget_gate out"
+        )
+    return ForgetGate(projections.dim, projections.num_heads, projections.num_kv_heads)

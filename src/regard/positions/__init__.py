@@ -14,18 +14,26 @@ from .frequencies import YaRN as YaRN
 from .frequencies import yarn_attention_factor as yarn_attention_factor
 from .rotary import Rotary as Rotary
 from .rotary import Rotation as Rotation
+from .sections import Axial as Axial
+from .sections import InterleavedSections as InterleavedSections
+from .sections import RotarySections as RotarySections
+from .sections import Sections as Sections
 
 __all__ = [
     "NTK",
+    "Axial",
     "DynamicNTK",
+    "InterleavedSections",
     "Learned",
     "LinearScaling",
     "Llama3",
     "LongRoPE",
     "Proportional",
     "Rotary",
+    "RotarySections",
     "Rotation",
     "Scaling",
+    "Sections",
     "Sinusoidal",
     "Tensor2TensorSinusoidal",
     "YaRN",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError, nearest
 from .frequencies import Scaling, angles, check_base, check_dim, check_positions, geometric
+from .sections import Axial, RotarySections
 
 Layout = Literal["half", "interleaved"]
 LAYOUTS = ("half", "interleaved")
@@ -96,11 +98,15 @@ class Rotary:
     - `scaling`: how frequencies change for sequences longer than those in training: `LinearScaling`, `NTK`,
       `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`.
 
+    - `sections`: positions along several axes, as of pictures and films: `Sections` and `InterleavedSections` for
+      M-RoPE, `Axial` for rows and columns. `rotation` then takes a tuple of positions, one tensor for each axis; a
+      single tensor stands for all of them, as for text.
+
     Layers with the same positions can share `rotation(positions)`, which is computed once and rotates many tensors.
 
     Raises:
-        ConfigurationError: a dim that is odd or below 2, a base that is not above 1, an unknown layout, a scaling
-            of another type or one that does not fit the dim.
+        ConfigurationError: a dim that is odd or below 2, a base that is not above 1, an unknown layout, a scaling or
+            sections of another type, or that do not fit the dim or each other.
 
     Source: Su et al. 2021 (arXiv 2104.09864), section 3.2.2.
 
@@ -114,6 +120,7 @@ class Rotary:
     base: float = 10000.0
     layout: Layout = "half"
     scaling: Scaling | None = None
+    sections: RotarySections | None = None
 
     def __post_init__(self) -> None:
         check_dim("Rotary", self.dim)
@@ -127,6 +134,21 @@ class Rotary:
                     f"{self.scaling!r}"
                 )
             self.frequencies(torch.zeros(1, dtype=torch.int64, device="cpu"))  # a scaling may not fit every dim
+        if self.sections is not None:
+            self._check_sections(self.sections)
+
+    def _check_sections(self, sections: object) -> None:
+        if not isinstance(sections, RotarySections):
+            raise ConfigurationError(
+                "Rotary needs sections of regard.positions, such as Sections((16, 24, 24)), InterleavedSections or "
+                f"Axial; they are {sections!r}"
+            )
+        sections.axis_of_pairs(self.dim // 2)  # they may not fit every dim
+        if self.scaling is not None and isinstance(sections, Axial):
+            raise ConfigurationError(
+                f"Rotary with {sections!r} has frequencies of its own for each axis, which {self.scaling!r} does not "
+                "scale: leave scaling out, or use Sections"
+            )
 
     def frequencies(self, positions: Tensor) -> Tensor:
         """The frequency of each pair for a sequence at these positions: (dim/2,), radians per position.
@@ -137,20 +159,23 @@ class Rotary:
         >>> Rotary(dim=4, base=100.0).frequencies(torch.arange(3))
         tensor([1.0000, 0.1000], dtype=torch.float64)
         """
+        if self.scaling is None and self.sections is not None:
+            return self.sections.frequencies(self.dim, self.base, positions.device)
         if self.scaling is None:
             return geometric(self.dim, self.base, positions.device)
         return self.scaling.frequencies(self.dim, self.base, positions)
 
-    def rotation(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Rotation:
+    def rotation(self, positions: Tensor | Sequence[Tensor], *, dtype: torch.dtype = torch.float32) -> Rotation:
         """The cosines and sines at the given positions, which rotate any number of tensors.
 
-        Shapes: positions (length,), or (*batch, length) if they differ between sequences. Angles are computed in
-        double precision, also under autocast. `dtype` is that of cosines and sines: float64 for float64 tensors,
-        float32 for all others.
+        Shapes: positions (length,), or (*batch, length) if they differ between sequences; with `sections` also a tuple
+        of such tensors, one for each axis: `tuple(position_ids)` of transformers' (3, batch, length). Angles are
+        computed in double precision, also under autocast. `dtype` is that of cosines and sines: float64 for float64
+        tensors, float32 for all others.
 
         Raises:
             DtypeError: positions that are not whole numbers, or a dtype other than these two.
-            ShapeError: positions without an axis.
+            ShapeError: positions without an axis, or not one tensor for each axis.
 
         >>> rotary = Rotary(dim=4)
         >>> rotation = rotary.rotation(torch.arange(7))
@@ -158,8 +183,10 @@ class Rotary:
         >>> query.shape, key.shape
         (torch.Size([2, 8, 7, 4]), torch.Size([2, 2, 7, 4]))
         """
-        check_positions(self, positions)
-        if not positions.ndim:
+        several = isinstance(positions, tuple | list)
+        at = self._along_axes(positions) if several else positions
+        check_positions(self, at)  # type: ignore[arg-type]
+        if not isinstance(at, Tensor) or at.ndim == several:
             raise ShapeError(
                 f"{self} needs positions of the shape (length,) or (*batch, length); these have no axis: call "
                 ".unsqueeze(0)"
@@ -169,11 +196,28 @@ class Rotary:
                 f"a rotation needs cosines and sines in torch.float32 or torch.float64; dtype is {dtype}. "
                 "Rotated tensors may be narrower, and keep their dtype"
             )
-        radians = angles(positions, self.frequencies(positions))  # [..., length, dim/2]
+        frequencies = self.frequencies(at)
+        if several and self.sections is not None:
+            axis = torch.tensor(self.sections.axis_of_pairs(self.dim // 2), device=at.device)
+            radians = at.movedim(0, -1)[..., axis].to(frequencies.dtype) * frequencies  # [..., length, dim/2]
+        else:
+            radians = angles(at, frequencies)  # [..., length, dim/2]
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         return Rotation((magnitude * radians.cos()).to(dtype), (magnitude * radians.sin()).to(dtype), self.layout)
 
-    def rotate(self, tensor: Tensor, positions: Tensor) -> Tensor:
+    def _along_axes(self, positions: Sequence[Tensor]) -> Tensor:
+        """The positions of each axis, (axes, ..., length)."""
+        axes = 0 if self.sections is None else self.sections.axes
+        if len(positions) != axes:
+            raise ShapeError(
+                f"{self} got the positions of {len(positions)} axes; it needs "
+                + (f"those of {axes}, one tensor for each" if axes else "one tensor, as it has no sections")
+            )
+        for each in positions:
+            check_positions(self, each)
+        return torch.stack(torch.broadcast_tensors(*positions))
+
+    def rotate(self, tensor: Tensor, positions: Tensor | Sequence[Tensor]) -> Tensor:
         """Queries or keys rotated by their positions: `rotation(positions).rotate(tensor)`; see there for shapes."""
         wide = isinstance(tensor, Tensor) and tensor.dtype == torch.float64
         return self.rotation(positions, dtype=torch.float64 if wide else torch.float32).rotate(tensor)

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..biases import Bias
+from ..biases.base import bias_parts
+from ..biases.distance_tables import CallBias
 from ..core.finite import waits
 from ..core.problem import Problem
 from ..core.state import State, is_constant, state_of_tensors
@@ -120,13 +122,15 @@ class ForwardState:
     __slots__ = ("_states",)
 
     def __init__(self, problem: Problem) -> None:
-        mask, bias = problem.mask, problem.bias
+        mask = problem.mask
         self._states: list[tuple[Mask | Bias, State]] = []
         if mask is not None and not is_constant(mask) and (state := memo_of(mask).state) is not None:
             self._states.append((mask, state))
-        # Of the library's biases autograd saves all tensors.
-        if bias is not None and state_of_tensors(bias) is None and (state := state_of(bias)) is not None:
-            self._states.append((bias, state))
+        # Of the library's biases autograd saves all tensors; those made in the call nobody else has.
+        for bias in () if problem.bias is None else bias_parts(problem.bias):
+            made = isinstance(bias, CallBias)
+            if not made and state_of_tensors(bias) is None and (state := state_of(bias)) is not None:
+                self._states.append((bias, state))
 
     def require_unchanged(self) -> None:
         """Check before a backward pass that evaluates mask and bias again.

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.onednn import batched_linear
 from regard.models.decoded_target import DecodedTarget, SourceHead
-from regard.nn.linear import batched_linear
 from regard.translation.batches import Batch
 from regard.translation.vocabulary import PAD
 from regard.translation.weight_losses import WeightLosses

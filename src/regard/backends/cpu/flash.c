@@ -1,5 +1,6 @@
 /* Dot-product attention, forward: some blocks of rows with the blocks of keys that their mask leaves, each packed
  * once. */
+#include "call_bias.h"
 #include "narrow_forward.h"
 
 /* The state of a thread for some blocks of rows. */
@@ -10,6 +11,7 @@ struct forward_state {
     float *maximum; /* [rows] */
     float *keys;    /* [terms][BLOCK] */
     float *values;  /* [terms of rows][padded value dim] */
+    float *bias;    /* of a tile, [BLOCK][BLOCK], with memory behind it: see call_bias.h */
     lanes check;    /* see check_finite */
     int64_t batch, head, begin, count, blocks;
 };
@@ -105,7 +107,9 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
         add_terms(query, (struct vectors){state->keys + j, BLOCK, 0, term_count(problem->dim, paired)}, tile + j, BLOCK,
                   0, paired);
     for (int r = 0; r < GROUP; r++) {
-        const float *relative_bias = row_bias(problem, state->head, state->begin + row + r, column);
+        const float *relative_bias = problem->call_bias
+                                         ? state->bias + (row % BLOCK + r) * BLOCK
+                                         : row_bias(problem, state->head, state->begin + row + r, column);
         limit[r] = finish_scores(problem, extent, row_word(words, r, count), relative_bias, tile + r * BLOCK, paired);
     }
     if (sigmoid)
@@ -206,6 +210,9 @@ APART void process_row_blocks(const struct flash *problem, struct forward_state 
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             const uint64_t *words = tile_words(problem, state->batch, state->head, next_tile(problem, cursors + b));
+            struct place place = {state->batch, state->head, state->begin + b * BLOCK, column,
+                                  min_int(state->count - b * BLOCK, BLOCK), count};
+            if (problem->call_bias) fill_call_bias(problem, &place, state->bias);
             for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
                 struct extent extent = tile_extent(words ? words + row : 0, count);
                 if (extent.begin < extent.end)
@@ -233,7 +240,7 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16;
-    floats += narrow_floats(problem, rows);
+    floats += narrow_floats(problem, rows) + (problem->call_bias ? TILE_FLOATS : 0);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
@@ -244,6 +251,7 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     state.total = take_floats(&free_memory, rows * LANES), state.maximum = take_floats(&free_memory, rows);
     state.keys = take_floats(&free_memory, padded * BLOCK);
     state.values = take_floats(&free_memory, BLOCK * value_padded);
+    if (problem->call_bias) state.bias = take_floats(&free_memory, TILE_FLOATS);
     struct narrow narrow = take_narrow(problem, rows, &free_memory);
     const int dtype = (int)problem->dtype;
     for (struct unit unit = take_unit(problem), next; unit.head >= 0; unit = next) {

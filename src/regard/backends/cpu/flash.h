@@ -1,7 +1,7 @@
 /* Structures that Python and C share for dot-product attention over the tiles that a mask leaves.
  *
  * score(i, j) = scale query[i] . key[j], through softcap tanh(. / softcap) where there is one,
- *               + relative_bias[j - i + rows - 1];
+ *               + relative_bias[j - i + rows - 1] + what the call_bias has of the pair;
  * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(score(i, j) - lse[i])
  *
  * or, where there is a sigmoid_bias, weight(i, j) = 1 / (1 + exp(-score(i, j) - sigmoid_bias)), and lse[i] is the
@@ -32,6 +32,43 @@ struct rows {
 };
 
 struct reductions;
+
+/* Numbers of rows or of columns, float32 (2, batch, heads, length): two terms that add up to each, and the strides of
+ * batch, head and the second term; data is null for none. Their gradient is (batch, heads, length), 0 before, or null. */
+struct call_sums {
+    const float *data;
+    int64_t batch, head, terms;
+    float *gradient;
+};
+
+/* A number of each row, or column, for each distance: (batch, heads, length, count), with the strides of the first three;
+ * data is null for none. `columns` has the one of `count` that each diagonal has, (rows + columns - 1), which is that of
+ * the diagonal before or the next one in the same direction. The gradient is (batch, heads, length, count), 0 before, or null. */
+struct call_table {
+    const float *data;
+    int64_t batch, head, row, count;
+    const int32_t *columns;
+    float *gradient;
+};
+
+/* A vector of each row that is multiplied with one of each diagonal: queries (batch, heads, rows, dim), times log2(e), with
+ * the strides of the first two, and vectors (heads, MARGIN + diagonals + MARGIN, dim), both padded with zeros to whole
+ * blocks of rows, and `dim` to whole pairs of vectors; `turned` are the vectors as columns, (heads, dim, length). Gradients
+ * are (batch, heads, as these), those of vectors times log2(e), 0 before, or null. data is null for none. */
+enum { MARGIN = BLOCK };
+struct call_vectors {
+    const float *queries, *vectors, *turned;
+    int64_t query_batch, query_head, vector_head, dim, length;
+    float *grad_queries, *grad_vectors;
+};
+
+/* row_sums[i] - column_sums[j] + query_table[i][its column of j - i] + key_table[j][likewise] +
+ * queries[i] . vectors[the diagonal of j - i]; the sums times log2(e). */
+struct call_bias {
+    struct call_sums row_sums, column_sums;
+    struct call_table query_table, key_table;
+    struct call_vectors vectors;
+};
 
 struct flash {
     int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are */
@@ -71,6 +108,7 @@ struct flash {
         entropy_terms; /* weights: float32 (batch, heads, rows, columns), to be written; the latter, weight times
                                    its logarithm to the base 2, or null */
     const struct reductions *reductions; /* reductions: see reductions.h */
+    const struct call_bias *call_bias;   /* forward and backward, of one part of the keys: or null */
 };
 
 #endif

@@ -1,6 +1,7 @@
 /* The gradients of dot-product attention: a block of keys with the blocks of rows that attend to it, column of tiles
  * after column, so that the gradients of keys and values are summed up where they are; or, where rows have few keys,
  * block of rows after block. */
+#include "call_bias.h"
 #include "narrow_backward.h"
 
 /* The state of a thread for one key head. */
@@ -15,6 +16,8 @@ struct gradient {
     float *query_rows, *grad_output_rows; /* and as right ones: [terms of rows][padded dim]; of floats, the same */
     float *grad_query;             /* of a group of rows: [GROUP][padded dim] */
     float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK]; in pairs, of a row and the next one, every other row */
+    float *bias, *grad_bias;       /* of the tile, [BLOCK][BLOCK]: see call_bias.h; the latter is null where it is what
+                                      grad_scores has */
     lanes check;                   /* see check_finite */
     int64_t batch, key_head, part;
 };
@@ -59,8 +62,11 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
     const float product_factor = score_factor(problem, paired), weight_factor = output_factor(problem, paired);
     float *weights = state->weights + r * BLOCK, *grad_scores = state->grad_scores + r * BLOCK;
     int64_t row = tile->row + r, low = aligned_begin(extent), high = aligned_end(extent);
-    const float *relative_bias = row_bias(problem, tile->head, row, tile->column);
-    float *relative_bias_target = row_bias_gradient(problem, state, tile->head, row, tile->column);
+    const float *relative_bias = problem->call_bias ? state->bias + r * BLOCK
+                                                    : row_bias(problem, tile->head, row, tile->column);
+    float *relative_bias_target = problem->call_bias
+                                      ? (state->grad_bias ? state->grad_bias + r * BLOCK : 0)
+                                      : row_bias_gradient(problem, state, tile->head, row, tile->column);
     float lse = head_values(problem, state, tile->head, state->lse)[row],
           lse_rest = head_values(problem, state, tile->head, state->lse_rest)[row],
           delta = head_values(problem, state, tile->head, state->delta)[row];
@@ -200,6 +206,12 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     load_ahead(&problem->grad_output, state->batch, tile->head, next, ahead, problem->value_dim, dtype);
     load_ahead(&problem->grad_query, state->batch, tile->head, next, ahead, problem->dim, 0);
     tile->begin = BLOCK, tile->end = 0, tile->columns_used = 0;
+    struct place place = {state->batch, tile->head, tile->row, tile->column, count, tile->count};
+    if (problem->call_bias) {
+        fill_call_bias(problem, &place, state->bias);
+        load_call_bias_ahead(problem, &place);
+        if (state->grad_bias) memset(state->grad_bias, 0, BLOCK * BLOCK * sizeof(float));
+    }
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
         if (extent.begin < extent.end) {
@@ -211,7 +223,11 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
             memset(state->grad_scores + r * BLOCK, 0, GROUP * BLOCK * sizeof(float));
         }
     }
-    if (tile->columns_used) (in_pairs(dtype) ? columns_of_pairs : columns_of_floats)(problem, state, tile);
+    if (!tile->columns_used) return;
+    if (problem->call_bias)
+        add_call_bias_gradient(problem, &place, state->grad_bias ? state->grad_bias : state->grad_scores,
+                               state->bias + BLOCK * BLOCK);
+    (in_pairs(dtype) ? columns_of_pairs : columns_of_floats)(problem, state, tile);
 }
 
 /* Before the first tile: delta and lse of a query head's rows. Rows of padding take no part. */
@@ -309,7 +325,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = 3 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;
-    floats += band_floats(problem);
+    floats += band_floats(problem) + (problem->call_bias ? TILE_FLOATS + BLOCK * BLOCK : 0);
     float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
     struct gradient state = {.cursors = cursors};
@@ -333,6 +349,11 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
         state.grad_query = take_floats(&free_memory, GROUP * padded);
         state.weights = take_floats(&free_memory, BLOCK * BLOCK);
         state.grad_scores = take_floats(&free_memory, BLOCK * BLOCK);
+        if (problem->call_bias) {
+            state.bias = take_floats(&free_memory, TILE_FLOATS);
+            if (problem->softcap != 0.0f || in_pairs((int)problem->dtype))
+                state.grad_bias = take_floats(&free_memory, BLOCK * BLOCK);
+        }
         struct band band = take_band(problem, &free_memory);
         int64_t unit;
         while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ...biases import RelativeBias
+from ...biases.base import bias_parts
+from ...biases.distance_tables import CallBias
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.dropout import DropoutHashes
 from ...core.finite import CheckedGradients, CheckedRows
@@ -26,11 +28,12 @@ from ...core.problem import Problem
 from ...core.score_forms import DotPairs
 from ...errors import DtypeError, ShapeError
 from ...normalizers import Sigmoid
-from ...tiles.diagonals import bias_along, distances
+from ...tiles.diagonals import bias_along
 from ...tiles.mask_tiles import TileLayout, sampled_layouts
 from ...tiles.row_spans import has_spans
 from ...tiles.tile_bits import BLOCK, MIN_FULL_RUN, TILE_SIZE, TileBits, all_tiles, masked_pairs, packed_tiles
 from . import library
+from .call_bias import CallBiasGradients, CallBiasTerms, add_bias_gradients, is_native
 from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
 from .threads import run_units, thread_count
 
@@ -64,8 +67,11 @@ class FlashInC:
 
     def why_not(self, problem: Problem) -> list[str]:
         """Biases that the code does not add, and masks of too many bits."""
-        if problem.bias is not None and not _has_distance_bias(problem):
-            return ["of all biases its code adds those by distance alone, of consecutive positions"]
+        if problem.bias is not None and not _has_native_bias(problem):
+            return [
+                "of all biases its code adds those by distance alone, forget gates, and tables or vectors of queries "
+                "and keys by distance, of consecutive positions"
+            ]
         if problem.mask is not None and (pairs := masked_pairs(problem)) > MAX_BITS:
             return [f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit"]
         return []
@@ -76,8 +82,14 @@ class FlashInC:
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, slice by slice of batches with the same tiles."""
-        results = [(batch, _gradients(part, saved.part(batch))) for batch, part in tile_problems(batched)]
-        return joined_gradients(batched, saved, results)
+        bias = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
+        call = CallBiasGradients.over(batched, bias) if bias else None
+        results = [(batch, _gradients(part, saved.part(batch), call)) for batch, part in tile_problems(batched)]
+        gradients = joined_gradients(batched, saved, results)
+        if not bias:
+            return gradients
+        add_bias_gradients(batched, _summed_line(results), call, bias)
+        return replace(gradients, bias=bias)
 
     def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
@@ -97,7 +109,7 @@ class FlashInC:
         Those of query, key and value are float32, of any strides but in the last axis. Returns whether all entries of
         these three that were written are finite.
         """
-        finite = True
+        finite, call = True, CallBiasGradients.over(batched, into.bias) if saved.needs_bias_grad else None
         for batch, part in tile_problems(batched):
             own = saved.part(batch)
             gradients = part.backward(
@@ -106,12 +118,15 @@ class FlashInC:
                 own.grad_output,
                 own.grad_lse if own.has_lse_grad else None,
                 wants_relative_bias=own.needs_bias_grad,
+                call_gradients=call,
                 into=(into.query[batch], into.key[batch], into.value[batch]),
                 accumulate=accumulate,
             )
-            finite, line = finite and isinstance(gradients, CheckedGradients), gradients[3]
-            if line is not None:
-                _add_bias_gradient(batched.problem, line, into)
+            finite = finite and isinstance(gradients, CheckedGradients)
+            if saved.needs_bias_grad:
+                add_bias_gradients(batched, gradients[3], None, into.bias)
+        if call is not None:
+            add_bias_gradients(batched, None, call, into.bias)
         return finite
 
     def visited_pairs(self, problem: Problem) -> float:
@@ -129,21 +144,15 @@ class FlashInC:
 def joined_gradients(
     batched: BatchedProblem, saved: Saved, results: Sequence[tuple[slice, Gradients]]
 ) -> ProblemGradients:
-    """The gradients of a batched problem from those of slices of its batches: query, key, value and each diagonal."""
+    """The gradients of a batched problem from those of slices of its batches, without those of a bias."""
     if len(results) == 1:
-        (query, key, value, line) = results[0][1]
-        gradients = ProblemGradients(
-            *(query, key, value),
-            bias=batched.zero_bias_gradients() if saved.needs_bias_grad else (),
-            checked=isinstance(results[0][1], CheckedGradients),
-        )
+        (query, key, value, _) = results[0][1]
+        gradients = ProblemGradients(query, key, value, checked=isinstance(results[0][1], CheckedGradients))
     else:
-        gradients, line = batched.zero_gradients(bias=saved.needs_bias_grad), None
-        for batch, (query, key, value, own_line) in results:
+        gradients = batched.zero_gradients()
+        for batch, (query, key, value, _) in results:
             gradients.query[batch], gradients.key[batch], gradients.value[batch] = query, key, value
-            line = own_line if line is None or own_line is None else line + own_line
-    if line is not None and saved.needs_bias_grad:
-        _add_bias_gradient(batched.problem, line, gradients)
+    line = _summed_line(results)
     if line is not None and saved.needs_normalizer_grad and batched.problem.normalizer is not None:
         (parameter,) = batched.problem.normalizer.parameters()
         of_heads = line.sum(-1)
@@ -151,11 +160,27 @@ def joined_gradients(
     return gradients
 
 
-def _add_bias_gradient(problem: Problem, line: Tensor, into: ProblemGradients) -> None:
-    """Add the gradient of a bias by distance, from that of each diagonal of each head."""
-    if isinstance(problem.bias, RelativeBias):
-        of_line = bias_along(problem, problem.bias)
-        problem.bias.accumulate_at(distances(problem), line.sum_to_size(of_line.shape), into.bias)
+def with_bias_gradient(
+    batched: BatchedProblem, saved: Saved, results: Sequence[tuple[slice, Gradients]], gradients: ProblemGradients
+) -> ProblemGradients:
+    """The gradients with those of a bias by distance, from the gradient of each diagonal."""
+    if not saved.needs_bias_grad:
+        return gradients
+    bias = batched.zero_bias_gradients()
+    add_bias_gradients(batched, _summed_line(results), None, bias)
+    return replace(gradients, bias=bias)
+
+
+def _summed_line(results: Sequence[tuple[slice, Gradients]]) -> Tensor | None:
+    """The gradient of each diagonal, summed over slices of batches; None where none was asked for."""
+    lines = [line for _, (_, _, _, line) in results if line is not None]
+    return sum(lines[1:], lines[0]) if lines else None
+
+
+def _line(problem: Problem) -> Tensor | None:
+    """What biases by distance add on each diagonal, (1 or H, M + N - 1) in float32; None without such a bias."""
+    lines = [bias_along(problem, part) for part in bias_parts(problem.bias) if isinstance(part, RelativeBias)]
+    return sum(lines[1:], lines[0]).float() if lines else None
 
 
 def _sigmoid_bias(batched: BatchedProblem) -> Tensor | None:
@@ -171,7 +196,7 @@ def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem
     pairs, problem = batched.pairs, batched.problem
     if not isinstance(pairs, DotPairs):
         raise TypeError("native code over tiles computes dot products")
-    line = bias_along(problem, problem.bias).float() if isinstance(problem.bias, RelativeBias) else None
+    line, terms = (None, None) if problem.bias is None else (_line(problem), CallBiasTerms.from_problem(batched))
     if problem.mask is None:
         found = ((slice(0, batched.shape[0]), all_tiles(*batched.shape[2:])),)
     else:
@@ -179,10 +204,8 @@ def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem
     for batch, tiles in _one_by_one(found) if _differ_in_columns(batched) else found:
         own = pairs.query[batch], pairs.key[batch], batched.value[batch]
         dropped = _dropout_hashes(batched, batch)
-        yield (
-            batch,
-            FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, dropped, _sigmoid_bias(batched)),
-        )
+        sigmoid, call = _sigmoid_bias(batched), None if terms is None else (terms, batch)
+        yield batch, FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, dropped, sigmoid, call)
 
 
 def _differ_in_columns(batched: BatchedProblem) -> bool:
@@ -207,14 +230,15 @@ def _dropout_hashes(batched: BatchedProblem, batch: slice) -> DropoutHashes | No
     return DropoutHashes(rows, columns.view(-1), dropout.threshold, 1.0 - dropout.probability)
 
 
-def _has_distance_bias(problem: Problem) -> bool:
-    """Whether the bias is a function of the distance, over consecutive positions."""
-    return (
-        isinstance(problem.bias, RelativeBias)
-        and problem.shift is not None
-        and problem.queries > 0
-        and problem.keys > 0
-    )
+def _has_native_bias(problem: Problem) -> bool:
+    """Whether C adds the bias: over consecutive positions, of parts that it knows."""
+    some = problem.bias is not None and problem.queries > 0 and problem.keys > 0
+    return some and problem.shift is not None and is_native(problem.bias)  # type: ignore[arg-type]
+
+
+def has_call_bias(problem: Problem) -> bool:
+    """Whether the bias has parts that the content of the call decides."""
+    return any(isinstance(part, CallBias) for part in bias_parts(problem.bias))
 
 
 def _band_pairs(layout: TileLayout) -> float:
@@ -233,10 +257,12 @@ def _band_pairs(layout: TileLayout) -> float:
     return pairs
 
 
-def _gradients(part: FlashProblem, saved: Saved) -> Gradients:
+def _gradients(part: FlashProblem, saved: Saved, call: CallBiasGradients | None) -> Gradients:
     grad_lse = saved.grad_lse if saved.has_lse_grad else None
-    wants_line = saved.needs_bias_grad or saved.needs_normalizer_grad
-    return part.backward(saved.output, saved.lse, saved.grad_output, grad_lse, wants_relative_bias=wants_line)
+    wants_line = saved.needs_normalizer_grad or (saved.needs_bias_grad and part.relative_bias is not None)
+    return part.backward(
+        *(saved.output, saved.lse, saved.grad_output, grad_lse), wants_relative_bias=wants_line, call_gradients=call
+    )
 
 
 class RowsStruct(ctypes.Structure):
@@ -263,7 +289,7 @@ class FlashStruct(ctypes.Structure):
         *(("grad_query_part", c_int64), ("grad_key", RowsStruct), ("grad_value", RowsStruct)),
         ("grad_relative_bias", c_void_p),
         *((name, RowsStruct) for name in ("keep", "weights", "entropy_terms")),
-        ("reductions", c_void_p),
+        *(("reductions", c_void_p), ("call_bias", c_void_p)),
     )
 
 
@@ -274,7 +300,8 @@ class FlashProblem:
     query (B, H, M, D), key (B, Hk, N, D), value (B, Hk, N, Dv), all of one of `DTYPES`, on the CPU, of any strides
     but in the last axis, where what is not contiguous is copied; Hk divides H. softcap: c · tanh(s / c).
     relative_bias: b, (1 or H, M + N - 1) float32, from the last query's first key on. sigmoid_bias: (H,); with it the
-    weights are σ(s_ij + sigmoid_bias), and lse is the logarithm of their sum. Computed in float32, without autograd.
+    weights are σ(s_ij + sigmoid_bias), and lse is the logarithm of their sum. call_bias: what the content of a call
+    adds to the scores, and which of its batches these are. Computed in float32, without autograd.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
@@ -290,6 +317,7 @@ class FlashProblem:
     relative_bias: Tensor | None = None
     dropout: DropoutHashes | None = None
     sigmoid_bias: Tensor | None = None
+    call_bias: tuple[CallBiasTerms, slice] | None = None
 
     def __post_init__(self) -> None:
         _check(self.query, self.key, self.value, self.relative_bias)
@@ -317,6 +345,7 @@ class FlashProblem:
         units, row_blocks = split_rows(batch * heads, rows, 4 * threads)
         results = {"result": rows_struct(output), "lse": rows_struct(lse), "accumulate": accumulate}
         work, _held = self.arguments(units, row_blocks=row_blocks, **results)
+        _held += self._add_call_bias(work, None)
         run_units(code.flash, work, threads)
         return (output, lse) if work.nonfinite else CheckedRows((output, lse))
 
@@ -332,6 +361,7 @@ class FlashProblem:
         grad_lse: Tensor | None,
         *,
         wants_relative_bias: bool = False,
+        call_gradients: CallBiasGradients | None = None,
         into: tuple[Tensor, Tensor, Tensor] | None = None,
         accumulate: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -349,7 +379,8 @@ class FlashProblem:
         threads = thread_count(self.flops(), LEAST_WORK)
         blocks = max(-(-columns // BLOCK), 1)
         # Parts of the keys each sum up gradients of all queries: only where the heads alone keep too few threads busy.
-        few_heads = batch * shared < threads and into is None
+        # Tables of queries have one gradient each, which parts could not add to at the same time.
+        few_heads = batch * shared < threads and into is None and self.call_bias is None
         parts = min(blocks, max(1, -(-2 * threads // max(batch * shared, 1)))) if few_heads else 1
         query = new_large(lse, parts, batch, heads, rows, dim) if into is None else into[0].unsqueeze(0)
         alternate = batch > 1 and self.query.stride(0) < self.query.stride(2)
@@ -378,6 +409,7 @@ class FlashProblem:
             grad_value=rows_struct(value),
             grad_relative_bias=None if bias is None else bias.data_ptr(),
         )
+        _held += self._add_call_bias(work, call_gradients)
         run_units(code.flash_backward, work, threads)
         line = None if bias is None else bias.sum((0, 2))
         gradients = query.sum(0) if parts > 1 else query[0], key, value, line
@@ -431,6 +463,15 @@ class FlashProblem:
             **fields,
         )
         return work, [query, key, value, bias, sigmoid, hashes]
+
+    def _add_call_bias(self, work: FlashStruct, gradients: CallBiasGradients | None) -> list[Any]:
+        """Enter what the content of the call adds to the scores; returns the objects that own its memory."""
+        if self.call_bias is None:
+            return []
+        terms, batch = self.call_bias
+        struct, held = terms.struct(batch, gradients)
+        work.call_bias = ctypes.addressof(struct)
+        return [struct, *held]
 
     def _padded_hashes(self) -> tuple[Tensor, Tensor] | None:
         """The dropout hashes of rows and of columns, the latter padded, as C reads whole vectors."""

@@ -22,9 +22,11 @@ from .flash_tiles import (
     FlashInC,
     FlashProblem,
     FlashStruct,
+    has_call_bias,
     joined_gradients,
     rows_struct,
     tile_problems,
+    with_bias_gradient,
 )
 from .library import last_contiguous
 from .threads import run_units, thread_count
@@ -76,6 +78,8 @@ class ThresholdsInC:
             reasons.append("its code has no softcap")
         if problem.sinks is not None:
             reasons.append("its code has no sinks")
+        if has_call_bias(problem):
+            reasons.append("of all biases its code adds those by distance alone")
         return reasons or FlashInC().why_not(problem)
 
     def visited_pairs(self, problem: Problem) -> float:
@@ -94,7 +98,7 @@ class ThresholdsInC:
             own = saved.part(batch)
             found = backward(part, normalizer, own.lse, own.grad_output, wants_relative_bias=saved.needs_bias_grad)
             results.append((batch, found))
-        return joined_gradients(batched, saved, results)
+        return with_bias_gradient(batched, saved, results, joined_gradients(batched, saved, results))
 
 
 def forward(part: FlashProblem, normalizer: Normalizer | None) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from ...lenses.weights import infinite_where_empty, register_writer
 from ...tiles.tile_size import reused_buffer
 from ..base import TileWriter
 from . import library
-from .flash_tiles import FlashInC, tile_problems
+from .flash_tiles import FlashInC, has_call_bias, tile_problems
 from .reduce_tiles import reduce_weights
 from .write_weights import write_weights
 
@@ -27,6 +27,7 @@ class WeightsInC:
     def reduces(self, problem: Problem) -> bool:
         """Whether C goes over the tiles of a problem."""
         dots = problem.normalizer is None and isinstance(problem.pairs, DotPairs)
+        dots = dots and not has_call_bias(problem)
         return dots and library.supports(problem.value) and not FlashInC().why_not(problem)
 
     def takes(self, form: WeightForm) -> bool:

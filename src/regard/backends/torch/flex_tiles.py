@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...biases import Bias, RelativeBias
-from ...biases.base import Sum, TensorBias
+from ...biases.base import TensorBias, bias_parts
 from ...biases.gaussian import Gaussian
 from ...biases.score_mod import ScoreModBias
 from ...core.batched_problem import BatchedProblem
@@ -132,13 +132,6 @@ def block_mask(batched: BatchedProblem) -> BlockMask | None:
 
     lists, tables = memoize(problem, ("flex", problem.value.device), computed)
     return lists.block_mask(mask_mod_of_tables(mask, batched.grid, tables))
-
-
-def bias_parts(bias: Bias | None) -> list[Bias]:
-    """The biases that a sum consists of, from left to right."""
-    if bias is None:
-        return []
-    return [*bias_parts(bias.left), *bias_parts(bias.right)] if isinstance(bias, Sum) else [bias]
 
 
 def bias_reasons(bias: Bias, problem: Problem) -> list[str]:

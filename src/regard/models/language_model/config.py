@@ -51,7 +51,19 @@ from ...nn import (
     TransformerBlock,
     WholeNormProjections,
 )
-from ...positions import NTK, DynamicNTK, LinearScaling, Llama3, LongRoPE, Proportional, Rotary, YaRN
+from ...positions import (
+    NTK,
+    Axial,
+    DynamicNTK,
+    InterleavedSections,
+    LinearScaling,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Rotary,
+    Sections,
+    YaRN,
+)
 from ...positions.rotary import Layout
 from ...scores import ScaledDot
 from ...utils.dataclass_json import DataclassJSON
@@ -754,6 +766,7 @@ CONFIG_JSON = DataclassJSON(
         for kind in (
             AlternatingUpdatesConfig,
             AttentionConfig,
+            Axial,
             BonusRule,
             DecoupledDeltaRule,
             DeltaRule,
@@ -767,6 +780,7 @@ CONFIG_JSON = DataclassJSON(
             IndexerConfig,
             GatedInputStreamConfig,
             HeadDecay,
+            InterleavedSections,
             LanguageModelConfig,
             LatentAttentionConfig,
             LayerConfig,
@@ -784,6 +798,7 @@ CONFIG_JSON = DataclassJSON(
             RMSNormConfig,
             Rotary,
             RouterConfig,
+            Sections,
             ShortConvolutionConfig,
             SoftplusDecay,
             SoftplusFeatureDecay,

@@ -1,0 +1,117 @@
+"""CoPE: positions that are counted by gates, so that a query may count sentences, or words of a kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..core.finite import waits
+from ..core.grid import WHOLE, Grid
+from ..core.problem import Problem
+from ..core.torch_modes import under_transform
+from ..errors import ConfigurationError, DtypeError, ShapeError
+from .base import Bias, describe_tensor, is_floating
+from .distance_tables import CallBias, ContentBias
+from .relative_vectors import heads_side, per_head_vectors
+
+if TYPE_CHECKING:
+    from ..masks import Mask
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CountedPositions(CallBias):
+    """query · vectors[p], interpolated, for p_ij the sum of the gates σ(scale · q_i · k) of keys from j on; see `cope`.
+
+    Numbers of a row depend on all keys that it attends to: a row is computed as a whole. Shapes: query (..., heads, M,
+    D), key (..., heads, N, D), vectors (heads, positions, D).
+    """
+
+    query: Tensor
+    key: Tensor
+    vectors: Tensor
+    scale: float
+    mask: Mask | None
+
+    def values(self, grid: Grid) -> Tensor:
+        keep = None if self.mask is None else self.mask.evaluate(grid.tile(grid.rows, WHOLE))
+        heads = self.query.shape[-3] if grid.heads else 1
+        if keep is not None and grid.heads and keep.ndim > 2 and keep.shape[-3] not in (1, heads):
+            keep = keep.repeat_interleave(heads // keep.shape[-3], -3)
+        return self.of_rows(grid.rows, keep)[..., grid.columns]
+
+    def of_rows(self, rows: slice, keep: Tensor | None) -> Tensor:
+        """The numbers of some rows over all keys, (..., heads, m, N); keep: the pairs that exist."""
+        query = self.query[..., rows, :]
+        gates = torch.sigmoid(self.scale * query @ self.key.mT)
+        if keep is not None:
+            gates = gates.masked_fill(~keep, 0.0)
+        last = self.vectors.shape[-2] - 1
+        places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # p_ij
+        table = query @ self.vectors.mT  # [..., H, m, positions]
+        below = places.detach().floor()
+        low, high = (table.gather(-1, at.long().clamp(max=last)) for at in (below, below + 1))
+        return low + (places - below) * (high - low)
+
+    def __repr__(self) -> str:
+        return f"counted positions {describe_tensor(self.vectors)}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cope(ContentBias):
+    """Vectors for counted positions; see `cope`."""
+
+    vectors: Tensor
+
+    def bound(self, problem: Problem) -> Bias:
+        keys = problem.grid().key_positions
+        if not (under_transform() or waits(keys)) and bool((keys.diff() <= 0).any()):
+            raise ConfigurationError(
+                "cope counts the keys from each key up to the query in the order of the columns, and key_positions are "
+                "not in ascending order: sort keys, values and positions"
+            )
+        (query, scale), (key, _) = (heads_side(self, problem, side) for side in ("query", "key"))
+        vectors = per_head_vectors(self, "vectors", self.vectors, problem)
+        return CountedPositions(query, key, vectors, scale, problem.mask)
+
+    def __repr__(self) -> str:
+        return f"cope({describe_tensor(self.vectors)})"
+
+
+def cope(vectors: Tensor) -> Bias:
+    """q_i · e[p_ij] with p_ij = Σ_{j <= k <= i} σ(s · q_i · k_k): positions that a query counts by its own gates.
+
+    s is the scale of the scores, 1/√D by default. A gate near 1 counts a token, one near 0 does not; p is no whole
+    number, and q · e is interpolated between its neighbours. Where the count is larger than the last position, that one
+    is taken. Only keys that the mask leaves to the query are counted; it has to be causal, as keys after the query
+    would be counted too.
+
+    Shapes: vectors (heads or 1, positions, D), number 0 for a count of 0; gradients flow into them, and through the
+    gates into queries and keys. Rows are computed as a whole, a few at a time: memory is linear in the length.
+
+    Raises:
+        DtypeError, ShapeError: vectors that are not as above, or do not fit the queries.
+        ConfigurationError: keys in another order than their positions; an additive score.
+
+    Source: Golovneva et al. 2024 (arXiv 2405.18719), Eq. 3 to 6; q · e is not scaled, as in the listing there.
+
+    >>> import torch, regard
+    >>> q = torch.zeros(1, 1, 4, 2)                          # gates of 1/2: two tokens count as one
+    >>> q[..., 0] = 1.0
+    >>> vectors = torch.tensor([[0.0, 0.0], [10.0, 0.0]])[None]
+    >>> logits = regard.lenses.MaxLogit()
+    >>> options = {"mask": regard.masks.causal(), "bias": regard.biases.cope(vectors)}
+    >>> regard.observe(q, 0 * q, q, logits, **options)[logits].item()  # at the key one before: q · e[1]
+    10.0
+    """
+    if not is_floating(vectors):
+        has = vectors.dtype if isinstance(vectors, Tensor) else f"a {type(vectors).__name__}"
+        raise DtypeError(f"cope needs floating-point vectors (heads, positions, D); this is {has}")
+    if vectors.ndim != 3 or 0 in vectors.shape[:2]:
+        raise ShapeError(
+            f"cope needs vectors (heads, positions, D), or 1 in place of the heads; these have the shape "
+            f"{tuple(vectors.shape)}"
+        )
+    return Cope(vectors)

@@ -1,0 +1,96 @@
+"""FIRE: a learned function of the distance, relative to how far the query is from the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.grid import Grid
+from ..core.score_forms import at_least_float32
+from ..errors import DtypeError, ShapeError
+from .base import Bias, describe_tensor, is_floating
+
+SMALLEST_LOG = 1e-6
+"""Added to the logarithm that is divided by: 0 where query position and threshold are 0."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fire(Bias):
+    """f(ψ(|i - j|) / ψ(max(i, threshold))) with ψ(x) = log(1 + |rate| · x) and f of one hidden layer; see `fire`."""
+
+    hidden_weight: Tensor
+    hidden_bias: Tensor
+    output_weight: Tensor
+    output_bias: Tensor
+    rate: Tensor
+    threshold: Tensor
+
+    def values(self, grid: Grid) -> Tensor:
+        hidden_weight, hidden_bias, output_weight, output_bias, rate, threshold = map(
+            at_least_float32, self.parameters()
+        )
+        away = torch.log1p(rate.abs() * (grid.key - grid.query).abs())  # [m, n] or [*batch, 1, m, n]
+        most = torch.log1p(rate.abs() * torch.maximum(grid.query.to(rate.dtype), threshold.abs()))
+        share = away / (most + SMALLEST_LOG)
+        # A hidden feature at a time: all of them for all pairs would take as many times the memory.
+        values = output_bias[:, None, None]
+        share = share if share.ndim == 2 or grid.heads else share.unsqueeze(-3)
+        for weight, bias, column in zip(hidden_weight, hidden_bias, output_weight.mT, strict=True):
+            values = values + column[:, None, None] * torch.relu(weight * share + bias)
+        return values if grid.heads or values.shape[-3] != 1 else values.squeeze(-3)
+
+    def __repr__(self) -> str:
+        return f"fire({describe_tensor(self.output_weight)})"
+
+
+def fire(
+    hidden_weight: Tensor,
+    hidden_bias: Tensor,
+    output_weight: Tensor,
+    output_bias: Tensor,
+    *,
+    rate: Tensor,
+    threshold: Tensor,
+) -> Bias:
+    """f(ψ(|i - j|) / ψ(max(i, L))): a learned function of the distance as a share of the query's position i.
+
+    ψ(x) = log(1 + |c| x) with c the `rate` and L the `threshold`, both learned, and f(x) = W₂ relu(W₁ x + b₁) + b₂ with
+    one output for each head. Positions below L share the denominator ψ(L), so that there it is a function of the
+    distance; beyond, the farthest key is always at 1, in training and at longer lengths.
+
+    Shapes: hidden_weight and hidden_bias (features,), output_weight (heads, features), output_bias (heads,), rate and
+    threshold (); gradients flow into all. Positions are from 0 on. It is computed tile by tile: time grows with the
+    pairs times features times heads.
+
+    Raises:
+        DtypeError, ShapeError: tensors that are not as above.
+
+    Source: Li et al. 2024 (arXiv 2310.04418), Eq. 4 to 7. The published code has 32 features, c = 0.1 and L = 512 to
+    start with.
+
+    >>> import torch
+    >>> from regard import biases
+    >>> from regard.core.grid import Grid
+    >>> one = torch.ones(1)
+    >>> bias = biases.fire(one, 0 * one, one[None], 0 * one, rate=torch.tensor(1.0), threshold=torch.tensor(1.0))
+    >>> bias.values(Grid.from_lengths(4, 4))[0, 3]
+    tensor([1.0000, 0.7925, 0.5000, 0.0000])
+    """
+    features, heads = getattr(hidden_weight, "shape", ()), getattr(output_bias, "shape", ())
+    named = {
+        "hidden_weight": (hidden_weight, (*features,) if len(features) == 1 else ("features",)),
+        "hidden_bias": (hidden_bias, (*features,)),
+        "output_weight": (output_weight, (*heads, *features)),
+        "output_bias": (output_bias, (*heads,) if len(heads) == 1 else ("heads",)),
+        "rate": (rate, ()),
+        "threshold": (threshold, ()),
+    }
+    for name, (tensor, wanted) in named.items():
+        if not is_floating(tensor):
+            has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+            raise DtypeError(f"fire needs a floating-point {name}; it is {has}")
+        if tuple(tensor.shape) != wanted:
+            raise ShapeError(f"fire needs a {name} of the shape {wanted}; it has {tuple(tensor.shape)}")
+    return Fire(hidden_weight, hidden_bias, output_weight, output_bias, rate, threshold)
