@@ -1,7 +1,9 @@
 """Biases of a call's content against their formulas in float64: kernels, gradients, masks, heads, steps, lenses."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +35,9 @@ def distances(at, has):
 class Content:
     """One kind of bias: draws its tensors for N keys, builds the library's bias, and computes its values in float64."""
 
-    draw: object
-    build: object
-    values: object  # of query, key with all heads, positions of both, scale, and the tensors
+    draw: Callable[..., Any]
+    build: Callable[..., Any]
+    values: Callable[..., Any]  # of query, key with all heads, positions of both, scale, and the tensors
 
 
 def gate_values(query, key, at, has, scale, gates):
@@ -82,10 +84,11 @@ def transformer_xl_values(query, key, at, has, scale, weight, content, position)
     return scale * (by_query + torch.einsum("hd,bhjd->bhj", content, key)[..., None, :])
 
 
-def sum_values(*arguments):
-    *common, vectors, gates, slopes = arguments
-    away = distances(common[2], common[3])
-    return shaw_values(*common, vectors) + gate_values(*common, gates) - slopes[:, None, None] * away.abs()
+def sum_values(query, key, at, has, scale, vectors, gates, slopes):
+    common = query, key, at, has, scale
+    return (
+        shaw_values(*common, vectors) + gate_values(*common, gates) - slopes[:, None, None] * distances(at, has).abs()
+    )
 
 
 def cope_values(query, key, at, has, scale, vectors):
@@ -226,7 +229,7 @@ def test_cope_counts_the_keys_that_any_mask_leaves():
     places = torch.stack([counted[..., j:].sum(-1) for j in range(53)], -1).clamp(max=6)
     table, low = query @ vectors.mT, places.floor().long()
     added = table.gather(-1, low) + (places - low) * (table.gather(-1, (low + 1).clamp(max=6)) - table.gather(-1, low))
-    weights = (scores + added).masked_fill(~keep, -1e300).softmax(-1) * keep
+    weights = (scores + added).masked_fill(~keep, -math.inf).softmax(-1).nan_to_num(0.0)
     for kernel in ("reference", "tiled"):
         found = regard.attention(query, key, value, bias=biases.cope(vectors), mask=keep, kernel=kernel)
         torch.testing.assert_close(found, weights @ value.repeat_interleave(2, 1))
@@ -335,7 +338,7 @@ def test_forget_gates_find_the_queries_by_their_positions():
     bias = biases.forget_gates(sums)
     keep = has <= at[:, None]
     scores = DIM**-0.5 * query @ key.repeat_interleave(2, 1).mT + gate_values(None, None, at, has, 1.0, sums)
-    expected = scores.masked_fill(~keep, -1e300).softmax(-1) @ value.repeat_interleave(2, 1)
+    expected = scores.masked_fill(~keep, -math.inf).softmax(-1) @ value.repeat_interleave(2, 1)
     for positions in (at, at.expand(2, 3)):
         found = regard.attention(
             query, key, value, bias=bias, mask=masks.causal(), query_positions=positions, key_positions=has
@@ -372,7 +375,7 @@ def test_forget_gates_are_exact_at_131072_tokens():
 
     def formula(bias):
         scores = 0.25 * exact[0] @ exact[1].mT + bias
-        return scores.masked_fill(~keep, -1e300).softmax(-1) @ exact[2]
+        return scores.masked_fill(~keep, -math.inf).softmax(-1) @ exact[2]
 
     expected = formula(sums[..., -rows:, None] - sums[..., None, :])
     for kernel in ("tiled", *(() if native.why_not() else ("cpu_flash",))):
@@ -386,9 +389,11 @@ def test_constant_gates_are_alibi():
     query, key, value = inputs(37, 37)
     slopes = drawn(HEADS, seed=4).abs()
     gates = -slopes[:, None].expand(HEADS, 37)
-    options = {"mask": masks.causal()}
-    by_gates = regard.attention(query, key, value, bias=biases.forget_gates(gates), **options)
-    torch.testing.assert_close(by_gates, regard.attention(query, key, value, bias=biases.alibi(slopes), **options))
+    by_gates, by_slopes = (
+        regard.attention(query, key, value, bias=bias, mask=masks.causal())
+        for bias in (biases.forget_gates(gates), biases.alibi(slopes))
+    )
+    torch.testing.assert_close(by_gates, by_slopes)
 
 
 def test_inputs_without_heads():
@@ -595,7 +600,8 @@ def test_a_mask_by_distance_leaves_a_table_the_columns_that_it_reaches(mask):
     keep = mask.evaluate(Grid.from_lengths(67, 67)).expand(67, 67)
     bound = make_problem(*own[:3], mask=mask, bias=content.build(*own[3:])).bias
     count = len(LogBuckets(8, 20)(away[keep]).unique())
-    assert [part.table.shape[-1] for part in bias_parts(bound)] == [count, count]
+    parts: list[Any] = list(bias_parts(bound))
+    assert [part.table.shape[-1] for part in parts] == [count, count]
     output = regard.attention(*own[:3], mask=mask, bias=content.build(*own[3:]), kernel="tiled")
     exact = leaves([each.detach() for each in own], torch.float64)
     expected = truth(content, exact, keep, at, at)

@@ -1,5 +1,7 @@
 """KERPLE and FIRE against their formulas in float64, with the gradients of their parameters."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,6 +55,9 @@ CASES = {
 }
 
 
+NUMBERS: dict[str, Any] = {"rate": 1.0, "threshold": 2.0}
+
+
 @pytest.mark.parametrize("kernel", ["reference", "tiled", None])
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_gradients_are_those_of_the_formula(name, kernel):
@@ -62,7 +67,7 @@ def test_output_and_gradients_are_those_of_the_formula(name, kernel):
     output = regard.attention(query, key, value, bias=make(*ours), mask=masks.causal(), kernel=kernel)
     scores = 8**-0.5 * query @ key.repeat_interleave(2, 1).mT + formula(37, 53, *theirs)
     keep = torch.ones(37, 53).tril(53 - 37).bool()
-    expected = scores.masked_fill(~keep, -1e300).softmax(-1) @ value.repeat_interleave(2, 1)
+    expected = scores.masked_fill(~keep, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)
     torch.testing.assert_close(output, expected)
     for mine, exact in zip(
         torch.autograd.grad(output.square().sum(), ours),
@@ -100,7 +105,7 @@ def test_a_power_of_one_is_alibi():
             r"output_weight of the shape \(3, 3\)",
         ),
         (
-            lambda: biases.fire(torch.ones(3), torch.ones(3), torch.ones(2, 3), torch.ones(2), rate=1.0, threshold=2.0),
+            lambda: biases.fire(torch.ones(3), torch.ones(3), torch.ones(2, 3), torch.ones(2), **NUMBERS),
             DtypeError,
             "floating-point rate; it is a float",
         ),

@@ -28,6 +28,7 @@ def test_the_bias_is_that_of_the_gates_and_joins_the_others():
     projections, rotary = layer.projections, Rotary(4)
     queries, (keys, values) = projections.queries(x), projections.keys_and_values(x)
     queries, keys = (rotary.rotate(each, torch.arange(53)) for each in (queries, keys))
+    assert layer.forget_gate is not None
     bias = biases.forget_gates(logsigmoid(layer.forget_gate.projection(x)).mT) + biases.alibi(slopes)
     expected = projections.project_output(regard.attention(queries, keys, values, bias=bias, mask=masks.causal()))
     torch.testing.assert_close(layer(x), expected)
@@ -69,6 +70,7 @@ def test_a_reordered_cache_keeps_the_sums_of_its_rows():
 
 def test_sums_of_half_precision_in_a_cache_are_exact_far_down_a_sequence():
     gate = layer_of(torch.bfloat16).forget_gate
+    assert gate is not None
     sums = -torch.linspace(0.0, 24000.0, 2 * 4 * 5, dtype=torch.float64).view(2, 4, 5)
     gate.sums = lambda tokens: sums
     keys = torch.zeros(2, 2, 5, 4, dtype=torch.bfloat16)

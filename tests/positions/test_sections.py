@@ -1,5 +1,7 @@
 """Rotary positions along several axes: against transformers' Qwen2-VL and Qwen3-VL, and by their laws."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,30 +15,25 @@ def drawn(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+NUMBERS: Any = (4, 4)
 SMALL = [Sections((1, 3, 4)), InterleavedSections((4, 2, 2)), Axial(2)]
 places = torch.randint(0, 30, (3, 2, 37), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])
 def test_multimodal_positions_are_those_of_transformers(kind):
-    pytest.importorskip("transformers")
     sizes = [16, 24, 24] if kind == "qwen2_vl" else [24, 20, 20]
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sizes}
-    settings = {"hidden_size": 512, "num_attention_heads": 4, "rope_parameters": rope}
+    settings: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 4, "rope_parameters": rope}
     if kind == "qwen2_vl":
-        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding as Embedding
-        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextConfig as Config
-        from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
-
-        sections = Sections(tuple(sizes))
+        names, sections = ("Qwen2VLRotaryEmbedding", "Qwen2VLTextConfig"), Sections(tuple(sizes))
     else:
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextConfig as Config
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding as Embedding
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb
-
-        sections, settings["head_dim"] = InterleavedSections(tuple(sizes)), 128
+        names, sections = ("Qwen3VLTextRotaryEmbedding", "Qwen3VLTextConfig"), InterleavedSections(tuple(sizes))
+        settings["head_dim"] = 128
+    module = pytest.importorskip(f"transformers.models.{kind}.modeling_{kind}")
+    embedding, config = (getattr(module, name) for name in names)
     query, key = drawn(2, 4, 37, 128), drawn(2, 2, 37, 128, seed=1)
-    theirs = apply_rotary_pos_emb(query, key, *Embedding(Config(**settings))(query, places))
+    theirs = module.apply_rotary_pos_emb(query, key, *embedding(config(**settings))(query, places))
     rotation = Rotary(128, base=1e6, sections=sections).rotation(tuple(places))
     for mine, expected in zip((rotation.rotate(query), rotation.rotate(key)), theirs, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
@@ -104,7 +101,7 @@ def test_a_configuration_holds_sections(sections):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rotary(16, sections=(4, 4)), "needs sections of regard.positions"),
+        (lambda: Rotary(16, sections=NUMBERS), "needs sections of regard.positions"),
         (lambda: Rotary(16, sections=Sections((4, 5))), "is of 9 pairs of features, but Rotary turns 8"),
         (lambda: Sections((4, 0)), "a number of pairs for each axis"),
         (lambda: Rotary(16, sections=InterleavedSections((1, 7))), "needs more pairs of an axis after the first"),
