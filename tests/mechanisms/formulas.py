@@ -111,6 +111,11 @@ def in_lists(lists: Tensor, columns: int) -> Tensor:
     return (lists.unsqueeze(-1) == torch.arange(columns)).any(-2)
 
 
+def same_cluster(query: Tensor, key: Tensor) -> Tensor:
+    """Whether a query's largest projection is that of a key: (..., M, clusters), (..., N, clusters) to (..., M, N)."""
+    return query.argmax(-1).unsqueeze(-1) == key.argmax(-1).unsqueeze(-2)
+
+
 def globals_of(tokens: list[int]) -> Tensor:
     """Pairs of which one is among the tokens."""
     marked = torch.zeros(37, dtype=torch.bool)

@@ -43,6 +43,7 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"gate": drawn(BATCH, HEADS, LENGTH, DIM).sigmoid()}
     names |= {"attending": nn.Attention(nn.Projections(WIDTH, HEADS), mask=masks.causal())}
     names |= {"reading": nn.Attention(nn.QueryProjections(WIDTH, HEADS), mask=masks.causal())}
+    names |= {"hyperplanes": drawn(DIM, 5)}
     names |= {"favor": linear.FavorPlus(DIM, 32, seed=0), "taylor": taylor, "in_steps": in_steps}
     names |= {"mixing": (drawn(HEADS, HEADS), drawn(HEADS, HEADS))}
     names |= {"convolving": (drawn(HEADS, 3, 5) / 4, drawn(HEADS, 2, 3) / 4)}
