@@ -5,9 +5,9 @@ import torch
 from torch.func import vmap
 
 from regard.errors import ConfigurationError, DtypeError
-from regard.positions import Sinusoidal, Tensor2TensorSinusoidal
+from regard.positions import Sinusoidal, SplitSinusoidal, Tensor2TensorSinusoidal
 
-BOTH = [Sinusoidal, Tensor2TensorSinusoidal]
+BOTH = [Sinusoidal, SplitSinusoidal, Tensor2TensorSinusoidal]
 FAR = [0, 1, 2, 31, 1000, 99_999, 100_000, -7, -100_000]
 
 
@@ -19,6 +19,12 @@ def published(position, dim, base):
     ]
 
 
+def split(position, dim, base):
+    """The formula of the paper, the sines first."""
+    numbers = published(position, dim, base)
+    return numbers[::2] + numbers[1::2]
+
+
 def released(position, dim, base):
     """Tensor2Tensor's rule, one number after the other."""
     waves = dim // 2
@@ -26,7 +32,10 @@ def released(position, dim, base):
     return [math.sin(position * time) for time in times] + [math.cos(position * time) for time in times]
 
 
-@pytest.mark.parametrize(("kind", "formula"), [(Sinusoidal, published), (Tensor2TensorSinusoidal, released)])
+@pytest.mark.parametrize(
+    ("kind", "formula"),
+    [(Sinusoidal, published), (SplitSinusoidal, split), (Tensor2TensorSinusoidal, released)],
+)
 @pytest.mark.parametrize(("dim", "base"), [(2, 10000.0), (6, 10000.0), (14, 500.0), (512, 10000.0)])
 def test_the_formula(kind, formula, dim, base):
     expected = torch.tensor([formula(position, dim, base) for position in FAR], dtype=torch.float64)

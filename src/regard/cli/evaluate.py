@@ -58,19 +58,27 @@ def evaluate(
     smoothed, for comparison with publications that scored so; those that lower-cased their text need --lowercase, too.
     """
     from regard.translation.bleu import check_tokenizer
+    from regard.translation.pretrained_translator import is_pretrained
     from regard.translation.run_folder import RunFolder
     from regard.translation.translator import Translator
     from regard.utils.atomic_files import atomic_write
 
     check_tokenizer(tokenize)
     translator = Translator.load(checkpoint, which, device)
-    experiment = _experiment(RunFolder(checkpoint).experiment, overrides or [])
-    language = _language(experiment) if tokenised else None
-    text = _text(experiment, source, target)
+    if is_pretrained(checkpoint):
+        _check_pretrained(tokenised, overrides or [])
+        text, search, language, name = _named_text(source, target), translator.search, None, str(checkpoint)
+    else:
+        experiment = _experiment(RunFolder(checkpoint).experiment, overrides or [])
+        language = _language(experiment) if tokenised else None
+        text, search = _text(experiment, source, target), experiment.search
+        name = f"the experiment {experiment.name!r}"
+    if text is None:
+        raise ConfigurationError(f"{name} has no data.test; name two files with --source and --target")
     if text.dropped_empty:
         typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
     start = time.perf_counter()
-    translations = translator.translate(text.sources, search=experiment.search, batch_size=batch_size, observe=False)
+    translations = translator.translate(text.sources, search=search, batch_size=batch_size, observe=False)
     seconds = time.perf_counter() - start
     for warning in (warning for translation in translations for warning in translation.warnings):
         typer.echo(f"{text.source_name}, {warning}", err=True)
@@ -81,6 +89,13 @@ def evaluate(
     speed = sum(len(line.split()) for line in hypotheses) / seconds
     typer.echo(f"{len(hypotheses):,} sentences in {seconds:.1f} s, {speed:,.0f} words a second: {path}", err=True)
     emit(_scores(hypotheses, text.targets, language, lowercase, tokenize))
+
+
+def _check_pretrained(tokenised: bool, overrides: list[str]) -> None:
+    """Refuse, of a model of transformers, options that change an experiment or read it."""
+    if overrides or tokenised:
+        wrong = f"--set {overrides[0]}" if overrides else "--tokenised"
+        raise ConfigurationError(f"{wrong} is of an experiment, and a model of transformers has none: leave it out")
 
 
 def _scores(
@@ -124,9 +139,15 @@ def _language(experiment: Experiment) -> str:
     return experiment.data.target_language
 
 
-def _text(experiment: Experiment, source: Path | None, target: Path | None) -> ParallelText:
-    from regard.translation.corpus import ParallelText
+def _text(experiment: Experiment, source: Path | None, target: Path | None) -> ParallelText | None:
+    """The text of two files, or without them that of the experiment, if it has one."""
     from regard.translation.data_split import evaluation_text
+
+    return _named_text(source, target) or evaluation_text(experiment.data)
+
+
+def _named_text(source: Path | None, target: Path | None) -> ParallelText | None:
+    from regard.translation.corpus import ParallelText
     from regard.translation.settings import TextFiles
 
     if source and target:
@@ -135,9 +156,4 @@ def _text(experiment: Experiment, source: Path | None, target: Path | None) -> P
     if source or target:
         given, missing = ("--source", "--target") if source else ("--target", "--source")
         raise ConfigurationError(f"{given} needs {missing} beside it: line i of one translates line i of the other")
-    text = evaluation_text(experiment.data)
-    if text is None:
-        raise ConfigurationError(
-            f"the experiment {experiment.name!r} has no data.test; name two files with --source and --target"
-        )
-    return text
+    return None

@@ -40,7 +40,8 @@ def explore(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Which translator, a run of `regard train`. [default: English to French, as installed]",
+            help="Which translator: a run of `regard train`, or a Marian model of transformers. [default: English to "
+            "French, as installed]",
         ),
     ] = None,
     which: Which = "best",

@@ -20,7 +20,7 @@ Checkpoint = Annotated[
         "--checkpoint",
         metavar="FOLDER",
         show_default=False,
-        help="Folder of a training run, as `regard train` made it.",
+        help="Folder of a training run, as `regard train` made it, or of a Marian model of transformers.",
     ),
 ]
 Which = Annotated[

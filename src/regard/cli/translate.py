@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import typer
@@ -15,7 +15,8 @@ from regard.errors import ConfigurationError, CorpusError, require
 from regard.utils.atomic_files import atomic_write
 
 if TYPE_CHECKING:
-    from regard.translation.translator import Translation
+    from regard.translation.settings import SearchSettings
+    from regard.translation.translator import Translation, Translator
 
 
 def translate(
@@ -27,7 +28,8 @@ def translate(
         typer.Option(
             "--checkpoint",
             metavar="FOLDER",
-            help="Folder of a training run, as `regard train` made it. [default: English to French, as installed]",
+            help="Folder of a training run, as `regard train` made it, or of a Marian model of transformers. [default: "
+            "English to French, as installed]",
         ),
     ] = None,
     n_best: Annotated[
@@ -88,8 +90,7 @@ def translate(
     Of a Transformer the pictures are of --layer and --head, or of the mean over all; the arrays have all of them,
     1.weights as [target, layer, head, source], and 1.self_weights for the attention to its own words.
     """
-    from regard.translation.experiment import Experiment
-    from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder
+    from regard.translation.run_folder import ENGLISH_FRENCH
     from regard.translation.translator import Translator
 
     _check(sentences, attention, layer=layer, head=head)
@@ -97,8 +98,7 @@ def translate(
     folder = checkpoint or ENGLISH_FRENCH
     translator = Translator.load(folder, which, device)
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
-    overrides = [f"search.{key}={value}" for key, value in told.items() if value is not None]
-    search = Experiment.load(RunFolder(folder).experiment, overrides).search
+    search = _search(folder, translator, {key: value for key, value in told.items() if value is not None})
     if checkpoint is None:
         typer.echo("English to French, by the model that regard comes with; --checkpoint names another", err=True)
     number = 1
@@ -119,6 +119,18 @@ def translate(
             kept.add(line, translation)
         number += len(lines)
     kept.close()
+
+
+def _search(folder: Path, translator: Translator, told: dict[str, Any]) -> SearchSettings:
+    """The settings of the folder's search, but for those that were told."""
+    from regard.translation.experiment import Experiment
+    from regard.translation.pretrained_search import with_choices
+    from regard.translation.pretrained_translator import is_pretrained
+    from regard.translation.run_folder import RunFolder
+
+    if is_pretrained(folder):
+        return with_choices(translator.search, told)
+    return Experiment.load(RunFolder(folder).experiment, [f"search.{key}={told[key]}" for key in told]).search
 
 
 def _check(sentences: list[str] | None, attention: Path | None, **chosen: int | None) -> None:

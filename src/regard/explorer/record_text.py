@@ -72,13 +72,15 @@ def reader_of(folder: str | Path) -> Callable[[str], Atlas]:
 def _read(model: Any, tokenizer: Any, text: str, title: str) -> Atlas:
     encoded = tokenizer(text, return_tensors="pt", verbose=False)
     ids = encoded["input_ids"][0].tolist()
-    _check_length(len(ids), model)
+    most = _most_positions(model)
+    _check_length(len(ids), most)
     words = TokenizedText(_words(tokenizer, ids), encoded.word_ids() if tokenizer.is_fast else None)
     read = {name: encoded[name] for name in encoded if name in signature(model.forward).parameters}
     try:
         with torch.no_grad(), record(model) as recording:
             if model.config.is_encoder_decoder:
-                answer = model.generate(**read, num_beams=1, do_sample=False, max_new_tokens=MOST_GENERATED)[0]
+                longest = MOST_GENERATED if most is None else min(MOST_GENERATED, most)
+                answer = model.generate(**read, num_beams=1, do_sample=False, max_new_tokens=longest)[0]
                 said = _words(tokenizer, answer.tolist())
             else:
                 model(**read)
@@ -136,11 +138,21 @@ def _words(tokenizer: Any, ids: list[int]) -> list[str]:
     return ["" if token is None else str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
 
 
-def _check_length(length: int, model: Any) -> None:
+def _most_positions(model: Any) -> int | None:
+    """The most tokens that a model takes or says; None: any number, as of encoders and decoders without a table."""
     most = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(most, int):
+        return None
+    if not model.config.is_encoder_decoder:
+        return most
+    tables = (module for name, module in model.named_modules() if name.endswith("embed_positions"))
+    return most if any(isinstance(table, torch.nn.Embedding) for table in tables) else None
+
+
+def _check_length(length: int, most: int | None) -> None:
     if length == 0:
         raise CorpusError("the text has no token that the model's tokenizer knows; give it other words")
-    if isinstance(most, int) and not model.config.is_encoder_decoder and length > most:
+    if most is not None and length > most:
         raise CorpusError(f"the text has {length:,} tokens, and the model takes {most:,}; give it a shorter one")
 
 

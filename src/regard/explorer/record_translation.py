@@ -39,7 +39,6 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
         CorpusError: the sentence is empty, or has more tokens than the model takes.
     """
     from ..translation.input_lines import normalize_line
-    from ..translation.vocabulary import END
 
     settings = translator.search
     count = settings.beam if n_best is None else n_best
@@ -48,7 +47,8 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
     search = settings.model_copy(update={"n_best": count, "beam": max(settings.beam, count)})
     read = normalize_line(sentence, translator.source_vocabulary).text
     found = _searched(translator, read, search)
-    said = [[*of.ids, END] if of.finished else list(of.ids) for of in found]
+    end = translator.target_vocabulary.special.end
+    said = [[*of.ids, end] if of.finished else list(of.ids) for of in found]
     hypotheses = [
         RankedTranslation(rank, translator.target_vocabulary.decode(of.ids), of.score) for rank, of in enumerate(found)
     ]
@@ -73,12 +73,16 @@ def atlas_of_pair(
         AtlasError: the gold links are none, or of words that are not there.
         CorpusError: a side is empty, or the sentence has more tokens than the model takes.
     """
-    from ..translation.vocabulary import END
-
     said = translator.target_vocabulary.encode(translation)
     if not said:
         raise CorpusError("the translation is empty; it needs at least one word")
-    atlas = _recorded(translator, sentence, [[*said, END]], [], title or f"{sentence} → {translation}")
+    atlas = _recorded(
+        translator,
+        sentence,
+        [[*said, translator.target_vocabulary.special.end]],
+        [],
+        title or f"{sentence} → {translation}",
+    )
     return atlas if gold is None else atlas.with_gold(gold)
 
 
@@ -87,7 +91,8 @@ def _searched(translator: Translator, sentence: str, search: Any) -> list[Any]:
     from ..translation.search import beam_search
 
     source, lengths = _source(translator, sentence)
-    return beam_search(translator.model, source, lengths, search, observe=False)[0]
+    special = translator.target_vocabulary.special
+    return beam_search(translator.model, source, lengths, search, observe=False, special=special)[0]
 
 
 def _source(translator: Translator, sentence: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,15 +115,13 @@ def _recorded(
     title: str,
 ) -> Atlas:
     """Run the model with forced decoding of each translation, and join the recordings in one atlas."""
-    from ..translation.vocabulary import BEGIN
-
     model: Any = translator.model
     source, lengths = _source(translator, sentence)
     words = _pieces(translator.source_vocabulary, source[0].tolist())
     calls: list[CapturedCall] = []
     tokens: list[Any] = []
     for rank, ids in enumerate(said):
-        read = [BEGIN, *ids[:-1]]
+        read = [translator.target_vocabulary.special.begin, *ids[:-1]]
         with torch.no_grad(), record(model) as recording:
             model(source, lengths, torch.tensor([read], device=source.device))
         spoken, given = (_pieces(translator.target_vocabulary, of) for of in (ids, read))

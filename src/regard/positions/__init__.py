@@ -2,6 +2,7 @@
 
 from .absolute import Learned as Learned
 from .absolute import Sinusoidal as Sinusoidal
+from .absolute import SplitSinusoidal as SplitSinusoidal
 from .absolute import Tensor2TensorSinusoidal as Tensor2TensorSinusoidal
 from .frequencies import NTK as NTK
 from .frequencies import DynamicNTK as DynamicNTK
@@ -35,6 +36,7 @@ __all__ = [
     "Scaling",
     "Sections",
     "Sinusoidal",
+    "SplitSinusoidal",
     "Tensor2TensorSinusoidal",
     "YaRN",
     "yarn_attention_factor",

@@ -44,6 +44,37 @@ class Sinusoidal(nn.Module):
         return f"dim={self.dim}, base={self.base}"
 
 
+class SplitSinusoidal(nn.Module):
+    """PE(p, i) = sin(p · base^(-2i/dim)), PE(p, n+i) = cos(p · base^(-2i/dim)), for i = 0..n-1, n = dim/2.
+
+    The numbers of `Sinusoidal` in another order: all sines, then all cosines. Marian's translators have it in
+    transformers (`MarianMTModel`) and in CTranslate2; Marian itself has `Tensor2TensorSinusoidal`.
+
+    Shapes, dtype, precision and errors are those of `Sinusoidal`.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.5, but for the order.
+
+    >>> SplitSinusoidal(dim=4)(torch.tensor([0, 1]))
+    tensor([[0.0000, 0.0000, 1.0000, 1.0000],
+            [0.8415, 0.0100, 0.5403, 0.9999]])
+    """
+
+    def __init__(self, dim: int, base: float = 10000.0) -> None:
+        super().__init__()
+        check_dim("SplitSinusoidal", dim)
+        check_base("SplitSinusoidal", base)
+        self.dim, self.base = dim, base
+
+    def forward(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The positions (...) as (..., dim)."""
+        _check(self, positions, dtype)
+        radians = angles(positions, geometric(self.dim, self.base, positions.device))  # [..., dim/2]
+        return torch.cat([radians.sin(), radians.cos()], dim=-1).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, base={self.base}"
+
+
 class Tensor2TensorSinusoidal(nn.Module):
     """PE(p, i) = sin(p · base^(-i/(n-1))), PE(p, n+i) = cos(p · base^(-i/(n-1))), for i = 0..n-1, n = dim/2.
 

@@ -25,7 +25,7 @@ from .wording import Wording
 
 if TYPE_CHECKING:
     from ..translation.translator import Translator
-    from ..translation.vocabulary import Vocabulary
+    from ..translation.vocabulary import LineVocabulary
 
 Kind = Literal["cross", "self", "encoder"]
 """Attention of the decoder to the source, of the decoder to the words so far, and of the encoder."""
@@ -282,11 +282,9 @@ def _transformer_steps(
     what_if: WhatIf | None,
 ) -> PredictedTables:
     """The tables of one head, or of all heads, of a Transformer after a prefix of target tokens."""
-    from ..translation.vocabulary import BEGIN
-
     kind, layer, head, row = place
     attention: Any = _chosen_attention(model, kind, layer, head)
-    read = [BEGIN, *prefix]
+    read = [translator.target_vocabulary.special.begin, *prefix]
     target = torch.tensor([read], device=source.ids.device)
     said = _names(translator.target_vocabulary, read)
     captured = CapturedAttention({attention: f"{kind} attention"}, head, row, what_if)
@@ -378,21 +376,20 @@ def _encoded(translator: Translator, sentence: str) -> tuple[str, tuple[str, ...
 def _translated(translator: Translator, source: SourceSentence) -> tuple[str, list[int]]:
     """The best translation, and its ids with END."""
     from ..translation.search import beam_search
-    from ..translation.vocabulary import END
 
-    best = beam_search(translator.model, source.ids, source.lengths, translator.search, observe=False)[0][0]
-    return translator.target_vocabulary.decode(best.ids), [*best.ids, *([END] if best.finished else [])]
+    special = translator.target_vocabulary.special
+    found = beam_search(translator.model, source.ids, source.lengths, translator.search, observe=False, special=special)
+    best = found[0][0]
+    return translator.target_vocabulary.decode(best.ids), [*best.ids, *([special.end] if best.finished else [])]
 
 
-def _names(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[str, ...]:
+def _names(vocabulary: LineVocabulary, ids: Sequence[int]) -> tuple[str, ...]:
     """Tokens for reading, without a mark of spaces: a piece of a word that is not its first has a hyphen."""
-    from ..translation.vocabulary import SPECIAL
-
-    has_pieces = vocabulary.settings.kind in ("bpe", "unigram")
+    has_pieces = vocabulary.has_subwords
     names = []
     for token_id, token in zip(ids, vocabulary.tokens(ids), strict=True):
         text = token.removeprefix("▁") or token
-        inner = has_pieces and token_id >= len(SPECIAL) and text == token and any(map(str.isalnum, text))
+        inner = has_pieces and not vocabulary.is_special(token_id) and text == token and any(map(str.isalnum, text))
         names.append(f"-{text}" if inner else text)
     return tuple(names)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.errors import CorpusError
 from regard.translation.corpus import ParallelText
-from regard.translation.vocabulary import BEGIN, END, PAD, Vocabulary
+from regard.translation.vocabulary import OWN_IDS, PAD, SpecialIds, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,14 @@ def _token_links(text: ParallelText, row: int, vocabularies: tuple[Vocabulary, V
     return list(itertools.chain.from_iterable(linked))
 
 
-def collate(text: EncodedText, rows: np.ndarray) -> Batch:
-    """Pad the pairs at `rows` into one batch, in that order."""
+def collate(text: EncodedText, rows: np.ndarray, special: SpecialIds = OWN_IDS) -> Batch:
+    """Pad the pairs at `rows` into one batch, in that order; `special` are the ids of the target's vocabulary."""
     source, source_lengths = text.sources.pad(rows)
     target, target_lengths = text.targets.pad(rows)
     count = len(rows)
-    target_input = np.concatenate([np.full((count, 1), BEGIN), target], axis=1)  # [B, T]
-    target_output = np.concatenate([target, np.full((count, 1), PAD)], axis=1)  # [B, T]
-    target_output[np.arange(count), target_lengths] = END
+    target_input = np.concatenate([np.full((count, 1), special.begin), target], axis=1)  # [B, T]
+    target_output = np.concatenate([target, np.full((count, 1), special.pad)], axis=1)  # [B, T]
+    target_output[np.arange(count), target_lengths] = special.end
     return Batch(
         source=torch.from_numpy(source),
         source_lengths=torch.from_numpy(source_lengths),

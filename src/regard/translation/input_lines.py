@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from regard.translation.vocabulary import Vocabulary
+from regard.translation.vocabulary import LineVocabulary
 
 _TYPEWRITER_FORMS = (
     dict.fromkeys("«»“”„‟", '"') | dict.fromkeys("‘’‚‛", "'") | dict.fromkeys("‐‑‒–—―", "-") | {"…": "..."}
@@ -42,14 +42,14 @@ class NormalizedLine:
             yield "the source vocabulary " + ", and ".join(said)
 
 
-def normalize_line(line: str, vocabulary: Vocabulary) -> NormalizedLine:
+def normalize_line(line: str, vocabulary: LineVocabulary) -> NormalizedLine:
     """Replace or remove the symbols of a line that the vocabulary cannot encode.
 
     Typographic quotes, dashes and spaces become the plain ones if the vocabulary knows these. Symbols, punctuation and
     what is invisible, such as the selectors and joiners of emoji, are left out, with the space that they leave over.
     Letters, digits and accents stay.
 
-    >>> from regard.translation.vocabulary import VocabularySettings
+    >>> from regard.translation.vocabulary import Vocabulary, VocabularySettings
     >>> vocabulary = Vocabulary.train(['I love "you".'], VocabularySettings(kind="characters"))
     >>> normalize_line("I love “you” ❤.", vocabulary)
     NormalizedLine(text='I love "you".', left_out=('❤',), guessed=())
@@ -70,7 +70,7 @@ def normalize_line(line: str, vocabulary: Vocabulary) -> NormalizedLine:
     )
 
 
-def _plain_form(character: str, vocabulary: Vocabulary) -> str | None:
+def _plain_form(character: str, vocabulary: LineVocabulary) -> str | None:
     """The plain form of a typographic character, if the vocabulary has it."""
     plain = " " if unicodedata.category(character)[0] == "Z" else _TYPEWRITER_FORMS.get(character)
     return None if plain is None or vocabulary.unknown_characters(plain) else plain

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.backends.cpu.top_entries import top_entries
 from regard.errors import RegardError
 from regard.translation.settings import PenaltyForm, SearchSettings
-from regard.translation.vocabulary import BEGIN, END, PAD
+from regard.translation.vocabulary import OWN_IDS, SpecialIds
 
 
 class Reorderable(Protocol):
@@ -133,7 +133,7 @@ def trace(history: Sequence[SearchStep], ends: Sequence[tuple[int, int]]) -> lis
     """
     device, steps = history[0].tokens.device, len(history)
     lengths, rows = torch.tensor(ends, device=device).unbind(1)
-    tokens = history[0].tokens.new_full((len(ends), steps), PAD)
+    tokens = history[0].tokens.new_zeros(len(ends), steps)
     weights = self_weights = None
     for step in reversed(range(steps)):
         lasting = lengths > step  # the others ended before this step
@@ -195,7 +195,13 @@ class BeamHypothesis:
 
 @torch.no_grad()
 def beam_search(
-    model: SearchableModel, source: Tensor, source_lengths: Tensor, settings: SearchSettings, *, observe: bool = True
+    model: SearchableModel,
+    source: Tensor,
+    source_lengths: Tensor,
+    settings: SearchSettings,
+    *,
+    observe: bool = True,
+    special: SpecialIds = OWN_IDS,
 ) -> list[list[BeamHypothesis]]:
     """The n best translations Y of each source X by log P(Y | X) / ((5 + |Y|) / 6)^α, best first.
 
@@ -203,11 +209,17 @@ def beam_search(
     other token is; α is `settings.length_penalty`, and 0 ranks by probability alone. Where `settings.penalty_form` is
     "length", the score is log P(Y | X) / |Y|^α. A beam of 1 is greedy search. In each step the best K of all
     continuations of a sentence are kept: those that end leave the beam, the others go on. Stopping early changes no
-    result: a sentence ends when nothing in its beam can still enter its n best. PAD and BEGIN are never generated. At
+    result: a sentence ends when nothing in its beam can still enter its n best. PAD and BEGIN are never generated:
+    `special` says which ids they are, where the target's are not those of `Vocabulary`. At
     `max_length_ratio`·S + `EXTRA_LENGTH` tokens, or the model's `max_target_length`, a hypothesis is cut; cut ones fill
     the places that finished ones leave, and so come last. The model should be in eval mode. Unless `observe` is false,
     every hypothesis has the weights of all its steps, each the model's own at that step, whatever beam it
     came from; it costs the time and memory that they take.
+
+    With `settings.method` "refilled" a beam of two or more is that of transformers: of each sentence the best 2K
+    continuations are looked at; those of the best K that end are finished, the best K that do not end go on, and a
+    sentence ends when K are finished and the best beam's score at its present length is not above the worst of them. A
+    hypothesis that is cut counts as if END followed, with probability 1, and has its rank by score.
 
     Raises:
         RegardError: the model's logits hold NaN, or forbid every continuation.
@@ -229,7 +241,7 @@ def beam_search(
     ...     def __init__(self, values): self.values = values
     ...     def reorder(self, rows): return Rows(self.values[rows])
     >>> settings = SearchSettings(beam=2, length_penalty=0.6)
-    >>> [[best]] = beam_search(Copy(), torch.tensor([[5, 7, END]]), torch.tensor([3]), settings)
+    >>> [[best]] = beam_search(Copy(), torch.tensor([[5, 7, OWN_IDS.end]]), torch.tensor([3]), settings)
     >>> best.ids, best.weights.argmax(-1).tolist()
     ((5, 7), [0, 1, 2])
     """
@@ -237,15 +249,18 @@ def beam_search(
         return []
     memory = model.encode(source, source_lengths)
     state = model.start(memory)
-    live = _LiveBeams.initial(len(source), source.device)
-    record = _SearchRecord(source_lengths.to(source.device), settings, model.max_target_length)
+    live = _LiveBeams.initial(len(source), special.begin, source.device)
+    refilled = settings.method == "refilled" and settings.beam > 1
+    kind, width = (_RefilledRecord, 2 * settings.beam) if refilled else (_SearchRecord, settings.beam)
+    record = kind(source_lengths.to(source.device), settings, model.max_target_length, special.end)
     while True:
         if observe:
             step = model.observe_step(live.tokens, state, memory)
             attention = StepWeights(step.weights, step.self_weights)
         else:
             step, attention = model.step(live.tokens, state, memory), StepWeights()
-        following = record.advance(live, _continuations(live, step.logits, settings.beam), attention)
+        logits = _without(step.logits, special.never_said) if settings.renormalize else step.logits
+        following = record.advance(live, _continuations(live, logits, width, special.never_said), attention)
         if len(following.sentences) == 0:
             return record.hypotheses()
         # A greedy step in which no sentence ends moves nothing; and all beams of a sentence have the same memory.
@@ -275,10 +290,10 @@ class _LiveBeams:
     parents: Tensor  # [R]: the row of the step before that each continues
 
     @classmethod
-    def initial(cls, sentences: int, device: torch.device) -> _LiveBeams:
+    def initial(cls, sentences: int, begin: int, device: torch.device) -> _LiveBeams:
         """One beam per sentence, since before the first step all beams would be equal."""
         every = torch.arange(sentences, device=device)
-        return cls(every, torch.zeros(sentences, 1, device=device), torch.full_like(every, BEGIN), every)
+        return cls(every, torch.zeros(sentences, 1, device=device), torch.full_like(every, begin), every)
 
 
 @dataclass(frozen=True)
@@ -290,22 +305,30 @@ class _Continuations:
     parents: Tensor  # [N, K]: the row that each continues
 
 
-def _continuations(live: _LiveBeams, logits: Tensor, beam: int) -> _Continuations:
-    """The `beam` most probable one-token extensions of all beams of each sentence, or fewer if fewer exist."""
+def _continuations(
+    live: _LiveBeams, logits: Tensor, count: int, never_said: tuple[int, ...] = OWN_IDS.never_said
+) -> _Continuations:
+    """The `count` most probable one-token extensions of all beams of each sentence, or fewer if fewer exist."""
     sentences, width = live.log_probabilities.shape
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # [R, V]
-    # What is best of a sentence is among the best of each of its rows; two more make up for PAD and BEGIN.
-    values, indices, log_sums = top_entries(logits, min(beam + 2, logits.shape[-1]))  # [R, K + 2], [R, 1]
+    # What is best of a sentence is among the best of each of its rows; a few more make up for what is never said.
+    values, indices, log_sums = top_entries(logits, min(count + len(never_said), logits.shape[-1]))  # [R, C + 2]
     log_probabilities = values - log_sums
-    log_probabilities.masked_fill_((indices == PAD) | (indices == BEGIN), -torch.inf)
-    totals = (live.log_probabilities.view(-1, 1) + log_probabilities).view(sentences, -1)  # [N, K (K + 2)]
-    chosen = totals.topk(min(beam, totals.shape[1]))
+    for token in never_said:
+        log_probabilities.masked_fill_(indices == token, -torch.inf)
+    totals = (live.log_probabilities.view(-1, 1) + log_probabilities).view(sentences, -1)  # [N, K (C + 2)]
+    chosen = totals.topk(min(count, totals.shape[1]))
     first_rows = torch.arange(sentences, device=logits.device)[:, None] * width
     return _Continuations(
         log_probabilities=chosen.values,
         tokens=indices.view(sentences, -1).gather(1, chosen.indices),
         parents=first_rows + chosen.indices // indices.shape[1],
     )
+
+
+def _without(logits: Tensor, never_said: tuple[int, ...]) -> Tensor:
+    """Logits that give these tokens no probability."""
+    return logits.index_fill(-1, torch.tensor(never_said, dtype=torch.int64, device=logits.device), -torch.inf)
 
 
 class _Ending(NamedTuple):
@@ -316,11 +339,8 @@ class _Ending(NamedTuple):
     length: int  # with its last token
     row: int
     token: int
-
-    @property
-    def finished(self) -> bool:
-        """Whether it ended with END; False if it was cut at the maximum length."""
-        return self.token == END
+    finished: bool
+    """Whether it ended with END; False if it was cut at the maximum length."""
 
 
 class _SearchRecord:
@@ -330,13 +350,13 @@ class _SearchRecord:
     pointers of the few hypotheses that are returned are followed back.
     """
 
-    def __init__(self, source_lengths: Tensor, settings: SearchSettings, longest: int | None) -> None:
-        self._n_best = settings.n_best
+    def __init__(self, source_lengths: Tensor, settings: SearchSettings, longest: int | None, end: int) -> None:
+        self._n_best, self._end = settings.n_best, end
         self._source_lengths: list[int] = source_lengths.tolist()
         limits = [math.ceil(length * settings.max_length_ratio) + EXTRA_LENGTH for length in self._source_lengths]
         limits = [limit if longest is None else min(limit, longest) for limit in limits]
         alpha, form = settings.length_penalty, settings.penalty_form
-        penalties = [length_penalty(length, alpha, form) for length in range(max(limits) + 1)]
+        penalties = [length_penalty(length, alpha, form) for length in range(max(limits) + 2)]
         self._limits = torch.tensor(limits, device=source_lengths.device)  # [N]
         self._penalties = torch.tensor(penalties, dtype=torch.float32, device=source_lengths.device)  # by length
         self._best_scores = self._penalties.new_full((len(limits), settings.n_best), -torch.inf)  # of what finished
@@ -347,7 +367,7 @@ class _SearchRecord:
         """Record one step, and return the beams that continue."""
         self._history.append(SearchStep(live.tokens, live.parents, attention))
         length, limits = len(self._history), self._limits[live.sentences]
-        ends, at_limit = chosen.tokens == END, limits <= length
+        ends, at_limit = chosen.tokens == self._end, limits <= length
         scores = chosen.log_probabilities.float() / self._penalties[length]
         self._record_endings(live, chosen, scores.masked_fill(~(ends | at_limit[:, None]), -torch.inf))
         finished = torch.cat([self._best_scores[live.sentences], scores.masked_fill(~ends, -torch.inf)], dim=1)
@@ -370,14 +390,12 @@ class _SearchRecord:
         columns = (scores, chosen.log_probabilities, chosen.parents, chosen.tokens)
         for sentence, *column in zip(sentences, *(values[places].tolist() for values in columns), strict=True):
             score, log_probability, row, token = column
-            self._endings[sentence].append(_Ending(score, log_probability, len(self._history), row, token))
+            ending = _Ending(score, log_probability, len(self._history), row, token, token == self._end)
+            self._endings[sentence].append(ending)
 
     def hypotheses(self) -> list[list[BeamHypothesis]]:
         """The n best of each sentence by score, finished ones before those that were cut."""
-        best = [
-            sorted(endings, key=lambda ending: (not ending.finished, -ending.score))[: self._n_best]
-            for endings in self._endings
-        ]
+        best = [sorted(endings, key=self._rank)[: self._n_best] for endings in self._endings]
         if not all(best):
             raise RegardError(
                 f"sentence {best.index([])} of the batch has no translation: the model gives no continuation a "
@@ -388,6 +406,11 @@ class _SearchRecord:
             [self._hypothesis(ending, next(traced), length) for ending in endings]
             for endings, length in zip(best, self._source_lengths, strict=True)
         ]
+
+    @staticmethod
+    def _rank(ending: _Ending) -> tuple[float, ...]:
+        """Less is better: finished ones first, then by score."""
+        return (not ending.finished, -ending.score)
 
     def _hypothesis(self, ending: _Ending, path: TracedPath, source_length: int) -> BeamHypothesis:
         last, length = () if ending.finished else (ending.token,), ending.length
@@ -401,3 +424,36 @@ class _SearchRecord:
             self_weights=self_weights[:length, ..., :length].clone(),
             finished=ending.finished,
         )
+
+
+class _RefilledRecord(_SearchRecord):
+    """The history of a search whose beams are filled again when a hypothesis ends, as in transformers."""
+
+    def __init__(self, source_lengths: Tensor, settings: SearchSettings, longest: int | None, end: int) -> None:
+        super().__init__(source_lengths, settings, longest, end)
+        self._beam = settings.beam
+        self._best_scores = self._penalties.new_full((len(source_lengths), settings.beam), -torch.inf)
+
+    def advance(self, live: _LiveBeams, chosen: _Continuations, attention: StepWeights) -> _LiveBeams:
+        """Record one step, and return the beams that continue: K of each sentence, where there are as many."""
+        self._history.append(SearchStep(live.tokens, live.parents, attention))
+        length, limits = len(self._history), self._limits[live.sentences]
+        ends, at_limit = chosen.tokens == self._end, limits <= length
+        lengths = length + (at_limit[:, None] & ~ends).long()  # what is cut counts as if END followed
+        scores = chosen.log_probabilities.float() / self._penalties[lengths]
+        stops = ends | at_limit[:, None]
+        scores[:, self._beam :] = -torch.inf
+        scores.masked_fill_(~stops, -torch.inf)
+        self._record_endings(live, chosen, scores)
+        finished = torch.cat([self._best_scores[live.sentences], scores], dim=1)
+        self._best_scores[live.sentences] = finished.topk(self._beam).values
+        unended = chosen.log_probabilities.masked_fill(stops, -torch.inf)
+        kept = unended.topk(min(self._beam, unended.shape[1]))
+        tokens, parents = (of.gather(1, kept.indices) for of in (chosen.tokens, chosen.parents))
+        bounds = kept.values[:, 0].float() / self._penalties[length]
+        stays = ~at_limit & (bounds > self._best_scores[live.sentences, -1])
+        return _LiveBeams(live.sentences[stays], kept.values[stays], tokens[stays].flatten(), parents[stays].flatten())
+
+    @staticmethod
+    def _rank(ending: _Ending) -> tuple[float, ...]:
+        return (-ending.score,)

@@ -652,6 +652,7 @@ class TrainingSettings(Section):
 
 
 PenaltyForm = Literal["gnmt", "length"]
+SearchMethod = Literal["exact", "refilled"]
 """Base of the length penalty: (5 + length) / 6 (gnmt), or the length itself (length)."""
 
 
@@ -669,6 +670,13 @@ class SearchSettings(Section):
     """Most tokens of a translation, as a multiple of its source's, plus 10."""
     n_best: Count = 1
     """Translations of each line."""
+    method: SearchMethod = "exact"
+    """exact: what ends leaves its place in the beam empty, and a search ends when nothing in it can still be better.
+    refilled: every place is filled again, and a search ends when no beam is better now than the worst of as many
+    finished translations as it is wide, as transformers has it."""
+
+    renormalize: bool = False
+    """Whether probabilities are those among what may be said, without padding and the beginning of a sentence."""
 
     @model_validator(mode="after")
     def _beam_holds_the_best(self) -> SearchSettings:

@@ -6,7 +6,7 @@ Shapes: B sentences, S source tokens, T target tokens.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,11 +24,12 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
+from regard.translation.pretrained_translator import is_pretrained, read_pretrained
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
-from regard.translation.vocabulary import END, UNKNOWN, Vocabulary
+from regard.translation.vocabulary import LineVocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,8 +106,8 @@ class Translator:
     def __init__(
         self,
         model: TranslationModel,
-        source_vocabulary: Vocabulary,
-        target_vocabulary: Vocabulary,
+        source_vocabulary: LineVocabulary,
+        target_vocabulary: LineVocabulary,
         search: SearchSettings,
         *,
         longest_trained: int | None = None,
@@ -121,6 +122,8 @@ class Translator:
     def load(cls, folder: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> Self:
         """Load the translator of a run folder, or of an exported one; it computes in single precision.
 
+        The folder may also be one that transformers saved: see `from_huggingface`.
+
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
                 model than its experiment.yaml says.
@@ -128,6 +131,8 @@ class Translator:
             ConfigurationError: `which` is neither, or the experiment.yaml was damaged.
             VocabularyError: a vocabulary was damaged.
         """
+        if is_pretrained(folder) and which == "best":
+            return cls.from_huggingface(folder, device=device)
         run = RunFolder(Path(folder))
         weights = run.weights(which)
         experiment = Experiment.load(run.experiment)
@@ -135,6 +140,32 @@ class Translator:
         model = build_model(experiment.model, len(source), len(target))
         longest = restore(model, weights).get(LONGEST_SOURCE, experiment.data.max_length)
         return cls(model.to(_device(device)), source, target, experiment.search, longest_trained=longest)
+
+    @classmethod
+    def from_huggingface(
+        cls, folder: str | Path, *, ignore: Collection[str] = (), device: str | torch.device = "cpu"
+    ) -> Self:
+        """Load a translator that transformers saved: a `MarianMTModel`, as those of OPUS-MT.
+
+        Read are config.json, generation_config.json, the safetensors, source.spm, target.spm and vocab.json, with
+        target_vocab.json and tokenizer_config.json where they are there; neither transformers nor sentencepiece is
+        needed, nothing is downloaded, and no pickle is opened. It computes in single precision: logits are those of
+        transformers to rounding, and so are the tokens of its greedy and beam search, in the settings of the folder. A
+        setting that changes a translation and is not known here is refused, unless `ignore` has its name.
+
+        Sources of more than `max_position_embeddings` tokens are refused, and no translation gets longer. A model of
+        several target languages takes lines that begin with one, as ">>fra<< Hello."
+
+        It differs from transformers where a text spells a special token, such as "</s>": here that is text.
+
+        Raises:
+            CheckpointError: the folder is none, a file is missing or damaged, its model is of another type, a setting
+                is unknown, or its weights are pickles, quantised, or not those that config.json describes.
+            DeviceError: there is no such device.
+            VocabularyError: a vocabulary is missing, damaged, of a kind that is not read, or too large for the model.
+        """
+        read = read_pretrained(Path(folder), ignore)
+        return cls(read.model.to(_device(device)), read.source_vocabulary, read.target_vocabulary, read.search)
 
     def translate(
         self,
@@ -187,10 +218,10 @@ class Translator:
         """The hypotheses of each source, none of an empty one."""
         packed = IdSequences.pack(sources)
         found: list[list[BeamHypothesis]] = [[] for _ in sources]
-        spinning = SpinningCheck()
+        spinning, special = SpinningCheck(), self.target_vocabulary.special
         for rows in _batches_by_length(sources, batch_size):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
-            best = beam_search(self.model, source, lengths, settings, observe=observe)
+            best = beam_search(self.model, source, lengths, settings, observe=observe, special=special)
             for row, hypotheses in zip(rows, best, strict=True):
                 found[row] = hypotheses
             spinning.check()
@@ -227,7 +258,7 @@ class Translator:
         text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
         weights = [torch.zeros(len(target), len(source)) for source, target in zip(sources, targets, strict=True)]
         for rows in _batches_by_length(sources, batch_size):
-            batch = collate(text, np.array(rows)).to(self._device)
+            batch = collate(text, np.array(rows), self.target_vocabulary.special).to(self._device)
             seen = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
             for row, one in zip(rows, seen, strict=True):
                 weights[row] = one_map(one[: len(targets[row]), ..., : len(sources[row])], layer, head).clone()
@@ -261,7 +292,9 @@ class Translator:
         ids = [one for part, _ in parts for one in part]
         candidates = [tuple(map(self._candidate, hypotheses)) for _, hypotheses in parts]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
-        warnings = _warnings(line, read, ids, joined, len(parts), self.longest_trained)
+        special = self.source_vocabulary.special
+        nothing_known = set(ids) <= {special.unknown, special.end}
+        warnings = _warnings(line, read, len(ids), nothing_known, joined, len(parts), self.longest_trained)
         return Translation(
             source=line,
             source_tokens=tuple(self.source_vocabulary.tokens(ids)),
@@ -270,7 +303,7 @@ class Translator:
         )
 
     def _candidate(self, hypothesis: BeamHypothesis) -> Candidate:
-        ids = [*hypothesis.ids, END] if hypothesis.finished else hypothesis.ids
+        ids = [*hypothesis.ids, self.target_vocabulary.special.end] if hypothesis.finished else hypothesis.ids
         return Candidate(
             text=self.target_vocabulary.decode(hypothesis.ids),
             tokens=tuple(self.target_vocabulary.tokens(ids)),
@@ -336,24 +369,25 @@ def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
 def _warnings(
     line: str,
     read: NormalizedLine,
-    ids: list[int],
+    tokens: int,
+    nothing_known: bool,
     candidates: Sequence[Candidate],
     parts: int,
     longest_trained: int | None,
 ) -> Iterator[str]:
     """Warnings about a line's translation, a sentence each."""
-    if ids and (set(ids) == {UNKNOWN} or set("".join(read.text.split())) == set(read.guessed)):
+    if tokens and (nothing_known or set("".join(read.text.split())) == set(read.guessed)):
         yield f"the source vocabulary knows nothing of {line.strip()!r}; the translation is a guess"
     else:
         yield from read.warnings()
     if parts > 1:
         yield (
-            f"it has {len(ids):,} tokens, more than are translated at once, and is translated in {parts:,} parts, "
+            f"it has {tokens:,} tokens, more than are translated at once, and is translated in {parts:,} parts, "
             "each by itself; give one sentence a line"
         )
-    elif longest_trained is not None and len(ids) > longest_trained:
+    elif longest_trained is not None and tokens > longest_trained:
         yield (
-            f"it has {len(ids):,} tokens, and the model was trained on sentences of {longest_trained:,} at most: the "
+            f"it has {tokens:,} tokens, and the model was trained on sentences of {longest_trained:,} at most: the "
             "translation may leave out much of it; give one sentence a line"
         )
     if candidates and not candidates[0].finished:

@@ -8,8 +8,9 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -31,6 +32,78 @@ from regard.utils.atomic_files import atomic_write
 
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """The ids with a meaning of their own: of padding, of what is unknown, before a translation, and at its end.
+
+    Vocabularies made here have them at 0 to 3. Those of other libraries have them elsewhere, and one id may be two of
+    them: Marian's padding is what is before a translation. `never_said` are those that no translation holds.
+    """
+
+    pad: int = PAD
+    unknown: int = UNKNOWN
+    begin: int = BEGIN
+    end: int = END
+    never_said: tuple[int, ...] = (PAD, BEGIN)
+
+
+OWN_IDS = SpecialIds()
+"""Those of `Vocabulary`."""
+
+
+class LineVocabulary(Protocol):
+    """Text to ids and back, as a `Translator` needs it: `Vocabulary`, or that of a model from elsewhere."""
+
+    @property
+    def special(self) -> SpecialIds:
+        """Ids with a meaning of their own."""
+        ...
+
+    @property
+    def has_subwords(self) -> bool:
+        """Whether words are cut into pieces."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def encode(self, line: str) -> list[int]:
+        """The ids of a line as the model reads it; none for a line of white space."""
+        ...
+
+    def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
+        """The ids of each line."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decode ids to a line, without special ids."""
+        ...
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """The piece of each id for display."""
+        ...
+
+    def words(self, ids: Sequence[int]) -> list[int]:
+        """For each id, the number of its word; -1 for special ids."""
+        ...
+
+    def is_special(self, i: int) -> bool:
+        """Whether an id is no text."""
+        ...
+
+    def normalised(self, line: str) -> str:
+        """The line in the form that is cut into pieces."""
+        ...
+
+    def unknown_characters(self, line: str) -> list[str]:
+        """The characters of a line that are in no piece."""
+        ...
+
+    def unknown_words(self, line: str) -> list[str]:
+        """The words of a line that a vocabulary of words lacks."""
+        ...
+
 
 _SPELLINGS: dict[str, Spelling] = {
     "characters": CharacterSpelling(),
@@ -99,6 +172,8 @@ class Vocabulary:
     'Hello, <unk> world!'
     """
 
+    special = OWN_IDS
+
     def __init__(self, saved: _VocabularyFile):
         self.settings = saved.settings
         self._saved = saved
@@ -163,6 +238,15 @@ class Vocabulary:
         chunks = self._spelling.chunks(self.normalised(line))
         words = dict.fromkeys(word for chunk in chunks for word in self._spelling.pieces(chunk))
         return [word for word in words if self._segment([word]) == [UNKNOWN]]
+
+    @property
+    def has_subwords(self) -> bool:
+        """Whether a piece may be a part of a word that is not a single character."""
+        return self.settings.kind in ("bpe", "unigram")
+
+    def is_special(self, i: int) -> bool:
+        """Whether an id is no text: one of the first four."""
+        return i < len(SPECIAL)
 
     def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
         """The ids of each line."""

@@ -177,6 +177,7 @@ class Embedding(nn.Module):
         positions: P, such as `Sinusoidal(dim)` or `Learned(length, dim)`; nothing is added without it, as where
             attention turns by position.
         dropout: the probability with which a feature of the sum is dropped in training.
+        scale: what E[token] is multiplied by; √dim without it.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), sections 3.4, 3.5 and 5.4.
 
@@ -188,11 +189,18 @@ class Embedding(nn.Module):
              [0.8415, 1.9545]]])
     """
 
-    def __init__(self, tokens: nn.Embedding, positions: nn.Module | None = None, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        tokens: nn.Embedding,
+        positions: nn.Module | None = None,
+        *,
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> None:
         super().__init__()
         self.tokens = tokens
         self.positions = positions
-        self.scale = math.sqrt(tokens.embedding_dim)
+        self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
         self.dropout = nn.Dropout(dropout)
 
     @property
@@ -210,7 +218,11 @@ class Embedding(nn.Module):
 
 
 class TiedOutput(nn.Module):
-    """x Eᵀ: logits from the embedding table E, [..., dim] to [..., V].
+    """x Eᵀ + b: logits from the embedding table E, [..., dim] to [..., V].
+
+    Args:
+        tokens: E.
+        bias: whether there is a bias b, a parameter [V] that starts at 0; the papers have none, Marian's models do.
 
     Source: Press and Wolf 2017 (arXiv 1608.05859), section 3; Vaswani et al. 2017 (arXiv 1706.03762), section 3.4.
 
@@ -219,12 +231,10 @@ class TiedOutput(nn.Module):
     tensor([1., 2.])
     """
 
-    bias = None
-    """It adds none: what an output layer's bias would be."""
-
-    def __init__(self, tokens: nn.Embedding) -> None:
+    def __init__(self, tokens: nn.Embedding, *, bias: bool = False) -> None:
         super().__init__()
         self.tokens = tokens
+        self.bias = nn.Parameter(torch.zeros(tokens.num_embeddings)) if bias else None
 
     @property
     def weight(self) -> Tensor:
@@ -233,4 +243,4 @@ class TiedOutput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [..., V] of vectors [..., dim]."""
-        return linear(x, self.weight)
+        return linear(x, self.weight, self.bias)

@@ -102,6 +102,8 @@ class Transformer(nn.Module):
         decoder: the blocks of the target, likewise.
         output: features [..., dim] to logits [..., V]: `nn.Linear`, or `TiedOutput` over the target's table.
         max_source_length: the most source tokens it takes, as where positions are learned; None: any number.
+        max_target_length: the most tokens of a translation, its end included; learned positions allow no more than
+            there are.
 
     Raises:
         ConfigurationError: a number that is no length.
@@ -141,19 +143,23 @@ class Transformer(nn.Module):
         decoder: Decoder,
         output: nn.Linear | TiedOutput,
         max_source_length: int | None = None,
+        max_target_length: int | None = None,
     ) -> None:
         super().__init__()
-        if max_source_length is not None and max_source_length < 1:
-            raise ConfigurationError(f"max_source_length is {max_source_length}; it needs at least 1, or None")
+        for name, length in (("max_source_length", max_source_length), ("max_target_length", max_target_length)):
+            if length is not None and length < 1:
+                raise ConfigurationError(f"{name} is {length}; it needs at least 1, or None")
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
         self.encoder, self.decoder = encoder, decoder
         self.output = output
         self.max_source_length = max_source_length
+        self._max_target_length = max_target_length
 
     @property
     def max_target_length(self) -> int | None:
         """The most tokens of a translation, END included; None: any number."""
-        return self.target_embedding.max_length
+        limits = self._max_target_length, self.target_embedding.max_length
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """Logits [B, T, V] of each next token, for source [B, S], lengths [B] and the target so far [B, T].

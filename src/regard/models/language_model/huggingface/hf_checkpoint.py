@@ -231,7 +231,7 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
         hint = ": LanguageModel.load(folder) reads what regard saved" if "weights" in given else ""
         raise CheckpointError(f"{folder / 'config.json'} names no model_type, so transformers did not save it{hint}")
     config = configuration(given, ignore)
-    tensors = _without_predictors(_tensors(folder), config, given.get("num_nextn_predict_layers") or 0)
+    tensors = _without_predictors(open_tensors(folder), config, given.get("num_nextn_predict_layers") or 0)
     tensors = without_fused_heads(without_unread_keys(tensors, config), config)
     return Checkpoint(folder, config, stack_experts(split_fused(tensors, config), config))
 
@@ -247,14 +247,20 @@ def _without_predictors(
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(beyond)}
 
 
-def _tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of all files of a folder by their names there."""
+def open_tensors(folder: Path, auto_class: str = "AutoModelForCausalLM") -> dict[str, StoredTensor]:
+    """The tensors of all files of a folder by their names there, not yet read.
+
+    auto_class: of transformers, which loads such a folder.
+
+    Raises:
+        CheckpointError: there are no safetensors, or they are damaged.
+    """
     if (folder / SINGLE).exists():
         parts = [SINGLE]
     elif (folder / INDEX).exists():
         parts = _parts(folder / INDEX)
     else:
-        raise _no_safetensors(folder)
+        raise _no_safetensors(folder, auto_class)
     found: dict[str, StoredTensor] = {}
     for part in parts:
         file = TensorFile(folder / part, extra=EXTRA)
@@ -274,12 +280,12 @@ def _parts(index: Path) -> list[str]:
     return sorted(set(placed.values()))
 
 
-def _no_safetensors(folder: Path) -> CheckpointError:
+def _no_safetensors(folder: Path, auto_class: str) -> CheckpointError:
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if not pickles:
         return CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}: there are no weights to load")
     return CheckpointError(
         f"{folder} holds its weights as pickles ({', '.join(pickles)}), which can run code when they are opened: "
-        "regard never does. Where you trust them, AutoModelForCausalLM.from_pretrained(folder).save_pretrained("
+        f"regard never does. Where you trust them, {auto_class}.from_pretrained(folder).save_pretrained("
         "new_folder) of transformers converts them to safetensors"
     )
