@@ -37,15 +37,26 @@ def export(
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="What the weights are rounded to.")
     ] = "bfloat16",
+    layout: Annotated[
+        Literal["regard", "marian"],
+        typer.Option(
+            "--layout", help="Of the folder: that of a run, or of a MarianMTModel of transformers, in float32."
+        ),
+    ] = "regard",
 ) -> None:
     """Write what translating needs of a run into a folder of its own.
 
     The folder has the experiment, the vocabularies and one set of weights, and the other commands take it as
-    --checkpoint. Prints its path.
+    --checkpoint. With --layout marian it is one that transformers loads as a MarianMTModel. Prints its path.
     """
     from regard.translation.run_folder import export as run
+    from regard.translation.translator import Translator
 
-    folder = run(checkpoint, to, which=which, dtype=dtype)
+    if layout == "marian":
+        Translator.load(checkpoint, which).to_huggingface(to)
+        folder = to
+    else:
+        folder = run(checkpoint, to, which=which, dtype=dtype)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     typer.echo(f"{size / 1e6:.1f} MB", err=True)
     emit([str(folder)])

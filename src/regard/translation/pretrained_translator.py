@@ -12,10 +12,11 @@ from regard.models import Transformer
 from regard.models.language_model.saved_model import read_json
 from regard.models.transformer.marian_checkpoint import MarianSettings, load_marian
 from regard.translation.marian_vocabulary import MarianVocabulary, read_marian_ids
+from regard.translation.pretrained_export import SOURCE_VOCABULARY, TARGET_VOCABULARY
 from regard.translation.pretrained_search import PretrainedSearch
 from regard.translation.sentencepiece_file import SentencePieceModel
 from regard.translation.settings import SearchSettings
-from regard.translation.vocabulary import SpecialIds
+from regard.translation.vocabulary import LineVocabulary, SpecialIds, Vocabulary
 
 # Of tokenizer_config.json, what changes the ids that a text gets.
 _TOKENIZER_SETTINGS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>", "sp_model_kwargs": {}}
@@ -26,8 +27,8 @@ class PretrainedTranslator:
     """The parts of a translator of transformers."""
 
     model: Transformer
-    source_vocabulary: MarianVocabulary
-    target_vocabulary: MarianVocabulary
+    source_vocabulary: LineVocabulary
+    target_vocabulary: LineVocabulary
     search: SearchSettings
 
 
@@ -51,6 +52,8 @@ def read_pretrained(folder: Path, ignore: Collection[str] = ()) -> PretrainedTra
             "those of OPUS-MT"
         )
     settings = MarianSettings.read(config, ignore)
+    if (folder / SOURCE_VOCABULARY).exists():
+        return _exported(folder, settings, ignore)
     tokenizer = _tokenizer_settings(folder)
     separate = tokenizer.get("separate_vocabs", False)
     source_ids = read_marian_ids(folder / "vocab.json", settings.source_size)
@@ -64,6 +67,17 @@ def read_pretrained(folder: Path, ignore: Collection[str] = ()) -> PretrainedTra
         MarianVocabulary(source, source_ids, source_special, after=(source_special.end,)),
         MarianVocabulary(target, target_ids, search.special),
         search.settings,
+    )
+
+
+def _exported(folder: Path, settings: MarianSettings, ignore: Collection[str]) -> PretrainedTranslator:
+    """What `Translator.to_huggingface` wrote, with vocabularies of its own."""
+    source, target = (Vocabulary.load(folder / name) for name in (SOURCE_VOCABULARY, TARGET_VOCABULARY))
+    search = PretrainedSearch.read(folder, target.special.unknown, ignore)
+    if search.special != target.special or (len(source), len(target)) != (settings.source_size, settings.target_size):
+        raise CheckpointError(f"the vocabularies in {folder} are not those of its model: their ids or sizes differ")
+    return PretrainedTranslator(
+        load_marian(folder, settings, search.max_target_length), source, target, search.settings
     )
 
 

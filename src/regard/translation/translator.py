@@ -24,6 +24,7 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
+from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
@@ -166,6 +167,21 @@ class Translator:
         """
         read = read_pretrained(Path(folder), ignore)
         return cls(read.model.to(_device(device)), read.source_vocabulary, read.target_vocabulary, read.search)
+
+    def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
+        """Write the translator as the folder of a `MarianMTModel`, which transformers loads with equal logits.
+
+        A Transformer with norms after each layer, sinusoidal positions and softmax is one. Ids are those of the
+        vocabularies, whose files go into the folder too: transformers has no tokenizer for them, so encode with
+        `Vocabulary.load(folder / "source.vocabulary.json")`; `from_huggingface` reads them. `max_positions` is how many
+        positions the table of transformers has.
+
+        Raises:
+            CheckpointError: the folder holds something already, or cannot be written.
+            ConfigurationError: the model is none that `MarianMTModel` can compute; the message names what differs.
+        """
+        vocabularies = self.source_vocabulary, self.target_vocabulary
+        write_pretrained(Path(folder), self.model, vocabularies, self.search, max_positions)
 
     def translate(
         self,
