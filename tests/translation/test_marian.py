@@ -11,7 +11,7 @@ import torch
 from marian_folders import SENTENCES, write_folder
 from safetensors.torch import load_file, save_file
 
-from regard.errors import CheckpointError, CorpusError, VocabularyError
+from regard.errors import CheckpointError, ConfigurationError, CorpusError, VocabularyError
 from regard.translation.translator import Translator
 
 
@@ -166,6 +166,36 @@ def changed(marian, tmp_path: Path, file: str, **values) -> Path:
 def test_what_is_not_read_is_named(marian, tmp_path, file, values, message):
     with pytest.raises((CheckpointError, VocabularyError), match=message):
         Translator.from_huggingface(changed(marian, tmp_path, file, **values))
+
+
+def test_an_older_configuration_has_its_search_in_config_json(marian, tmp_path):
+    """Keys as the converters of OPUS-MT wrote them."""
+    older = {
+        "_num_labels": 3,
+        "add_bias_logits": False,
+        "add_final_layer_norm": False,
+        "classif_dropout": 0.0,
+        "extra_pos_embeddings": 20,
+        "id2label": {"0": "LABEL_0"},
+        "max_length": 16,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "num_beams": 6,
+        "num_hidden_layers": 2,
+        "static_position_embeddings": True,
+        "bad_words_ids": [[3]],
+    }
+    folder = changed(marian, tmp_path, "config.json", **older)
+    assert Translator.from_huggingface(folder).search.beam == 1  # generation_config.json comes first
+    (folder / "generation_config.json").unlink()
+    translator = Translator.from_huggingface(folder)
+    assert (translator.search.beam, translator.model.max_target_length) == (6, 14)
+    assert translator.target_vocabulary.special.never_said == (3,)
+
+
+def test_a_folder_of_transformers_has_one_set_of_weights(marian):
+    with pytest.raises(ConfigurationError, match="one set of weights, that of transformers: leave 'last' out"):
+        Translator.load(marian[0], "last")
 
 
 def test_settings_that_change_nothing_can_be_ignored(marian, tmp_path):

@@ -18,6 +18,14 @@ from regard.translation.translator import Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
 
 LINES = ["I am tired.", "Where is the station?"]
+SENTENCES = [
+    *LINES,
+    "Hello!",
+    "We have two dogs and a cat, and they sleep in the garden.",
+    "She did not know what to say when her mother asked her where she had been.",
+    "Would you like some coffee?",
+    "A man in a blue shirt is standing on a ladder cleaning a window.",
+]
 
 
 def translator_of(**changes) -> Translator:
@@ -73,6 +81,23 @@ def test_the_installed_translator_says_the_same_in_transformers(tmp_path):
     assert [translator.target_vocabulary.decode(one[one != 3].tolist()) for one in said] == greedy
     again = Translator.from_huggingface(tmp_path / "fr")
     assert [one.text for one in again.translate(LINES, search=SearchSettings(beam=1))] == greedy
+
+
+def test_beams_of_a_trained_model_say_the_tokens_of_transformers(tmp_path):
+    """Sentences that end at different steps, in one batch of transformers and one of ours."""
+    folder = tmp_path / "fr"
+    Translator.load(ENGLISH_FRENCH).to_huggingface(folder, max_positions=64)
+    translator, model = Translator.from_huggingface(folder), MarianMTModel.from_pretrained(folder).eval()
+    ids = [torch.tensor(translator.source_vocabulary.encode(line)) for line in SENTENCES]
+    source = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    mask = (torch.arange(source.shape[1]) < torch.tensor([[len(one)] for one in ids])).long()
+    said = model.generate(input_ids=source, attention_mask=mask, num_return_sequences=5)  # type: ignore[attr-defined]
+    search = translator.search.model_copy(update={"n_best": 5})
+    for row, translation in enumerate(translator.translate(SENTENCES, search=search)):
+        expected = [[i for i in one.tolist() if i not in (0, 2, 3)] for one in said[5 * row : 5 * row + 5]]
+        assert [candidate.text for candidate in translation.candidates] == [
+            translator.target_vocabulary.decode(one) for one in expected
+        ]
 
 
 @pytest.mark.parametrize(

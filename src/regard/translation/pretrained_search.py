@@ -69,7 +69,8 @@ class PretrainedSearch:
         names = _IDS if path.exists() else GENERATION | _IDS
         values = {name: value for name, value in config.items() if name in names}
         values |= {name: value for name, value in _own(path).items() if value is not None}
-        given = ModelSettings({**values, "model_type": "generation"}, {})
+        origin = path.name if path.exists() else "config.json"
+        given = ModelSettings({**values, "model_type": config.get("model_type")}, {}, origin=origin)
         special = _special(given, unknown)
         for name, allowed in _WITHOUT_EFFECT.items():
             if name not in ignore:
@@ -87,6 +88,7 @@ class PretrainedSearch:
             penalty_form="length",
             max_length_ratio=UNLIMITED,
             method="refilled",
+            forced_end=given.get("forced_eos_token_id") is not None,
             renormalize=given.only("renormalize_logits", None, True, False) is True,
         )
         longest = _longest(given)

@@ -219,7 +219,7 @@ def beam_search(
     With `settings.method` "refilled" a beam of two or more is that of transformers: of each sentence the best 2K
     continuations are looked at; those of the best K that end are finished, the best K that do not end go on, and a
     sentence ends when K are finished and the best beam's score at its present length is not above the worst of them. A
-    hypothesis that is cut counts as if END followed, with probability 1, and has its rank by score.
+    hypothesis that is cut has its rank by score, with `settings.forced_end` as if END followed with probability 1.
 
     Raises:
         RegardError: the model's logits hold NaN, or forbid every continuation.
@@ -431,7 +431,7 @@ class _RefilledRecord(_SearchRecord):
 
     def __init__(self, source_lengths: Tensor, settings: SearchSettings, longest: int | None, end: int) -> None:
         super().__init__(source_lengths, settings, longest, end)
-        self._beam = settings.beam
+        self._beam, self._forced = settings.beam, int(settings.forced_end)
         self._best_scores = self._penalties.new_full((len(source_lengths), settings.beam), -torch.inf)
 
     def advance(self, live: _LiveBeams, chosen: _Continuations, attention: StepWeights) -> _LiveBeams:
@@ -439,7 +439,7 @@ class _RefilledRecord(_SearchRecord):
         self._history.append(SearchStep(live.tokens, live.parents, attention))
         length, limits = len(self._history), self._limits[live.sentences]
         ends, at_limit = chosen.tokens == self._end, limits <= length
-        lengths = length + (at_limit[:, None] & ~ends).long()  # what is cut counts as if END followed
+        lengths = length + self._forced * (at_limit[:, None] & ~ends)
         scores = chosen.log_probabilities.float() / self._penalties[lengths]
         stops = ends | at_limit[:, None]
         scores[:, self._beam :] = -torch.inf

@@ -675,6 +675,8 @@ class SearchSettings(Section):
     refilled: every place is filled again, and a search ends when no beam is better now than the worst of as many
     finished translations as it is wide, as transformers has it."""
 
+    forced_end: bool = False
+    """Whether a refilled search ranks what is cut as if its end followed, as transformers with forced_eos_token_id."""
     renormalize: bool = False
     """Whether probabilities are those among what may be said, without padding and the beginning of a sentence."""
 

@@ -132,7 +132,9 @@ class Translator:
             ConfigurationError: `which` is neither, or the experiment.yaml was damaged.
             VocabularyError: a vocabulary was damaged.
         """
-        if is_pretrained(folder) and which == "best":
+        if is_pretrained(folder):
+            if which != "best":
+                raise ConfigurationError(f"{folder} has one set of weights, that of transformers: leave {which!r} out")
             return cls.from_huggingface(folder, device=device)
         run = RunFolder(Path(folder))
         weights = run.weights(which)

@@ -49,20 +49,27 @@ MARIAN_ACTIVATIONS: dict[str, Activation] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
 }
-# Settings of training, and older ones that MarianMTModel does not read.
+# Settings of training and of tokenizers, and older ones that MarianMTModel does not read.
 _HARMLESS = {
+    "_num_labels",
     "activation_dropout",
     "add_bias_logits",
     "attention_dropout",
     "classif_dropout",
     "classifier_dropout",
     "decoder_layerdrop",
+    "do_blenderbot_90_layernorm",
     "dropout",
     "encoder_layerdrop",
     "extra_pos_embeddings",
+    "finetuning_task",
     "gradient_checkpointing",
     "init_std",
     "num_hidden_layers",
+    "num_labels",
+    "output_past",
+    "save_step",
+    "tokenizer_class",
 }
 # Those of generation, which older files have in config.json; `translation.pretrained_search` reads them.
 GENERATION = {
@@ -132,7 +139,12 @@ class MarianSettings:
             for part in ("encoder", "decoder")
         ]
         source = _size(settings, "vocab_size")
-        for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
+        for name in (
+            "normalize_before",
+            "normalize_embedding",
+            "add_final_layer_norm",
+            "force_bos_token_to_be_generated",
+        ):
             settings.only(name, False, default=False)
         settings.only("static_position_embeddings", True, default=True)
         read = cls(

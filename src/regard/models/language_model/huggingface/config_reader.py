@@ -122,10 +122,13 @@ LARGEST_SIZES = {
 
 
 class ModelSettings:
-    """The settings of a checkpoint's config.json over the defaults of its architecture; it tracks which are read."""
+    """The settings of a checkpoint's config.json over the defaults of its architecture; it tracks which are read.
 
-    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.values, self.defaults = values, defaults
+    origin: the name of the file, where it is another one.
+    """
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], *, origin: str = "config.json") -> None:
+        self.values, self.defaults, self.origin = values, defaults, origin
         self.read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -148,7 +151,7 @@ class ModelSettings:
         """
         value = self.get(name)
         if value is None:
-            raise CheckpointError(f"config.json says nothing of {name!r}, which a {self.model_type} model needs")
+            raise CheckpointError(f"{self.origin} says nothing of {name!r}, which a {self.model_type} model needs")
         return value
 
     def is_off(self, name: str) -> bool:
@@ -185,8 +188,8 @@ class ModelSettings:
         if value not in supported:
             some = ", ".join(repr(other) for other in supported)
             raise CheckpointError(
-                f"config.json says {name}={value!r}, which changes what the model computes and is not supported here; "
-                f"supported: {some}"
+                f"{self.origin} says {name}={value!r}, which changes what the model computes and is not supported "
+                f"here; supported: {some}"
             )
         return value
 
@@ -202,8 +205,8 @@ class ModelSettings:
         if unknown:
             said = ", ".join(f"{name}={self.values[name]!r}" for name in unknown)
             raise CheckpointError(
-                f"config.json has {len(unknown)} settings that are unknown here for a {self.model_type} model, and may "
-                f"change what it computes: {said}. Name those that change nothing in ignore={tuple(unknown)}"
+                f"{self.origin} has {len(unknown)} settings that are unknown here for a {self.model_type} model, and "
+                f"may change what it computes: {said}. Name those that change nothing in ignore={tuple(unknown)}"
             )
 
     @property
