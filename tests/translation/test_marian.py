@@ -136,6 +136,25 @@ def test_languages_and_special_tokens_in_text(marian):
         vocabulary.encode(">>fre<< The dog.")
 
 
+def test_every_part_of_a_line_has_its_language(marian):
+    translator = Translator.from_huggingface(marian[0])
+    line = " >>deu<< The dog is quick. You are tired."
+    parts = translator.translate([">>deu<< The dog is quick.", ">>deu<< You are tired."])
+    [whole] = translator.translate([line], split_above=8)
+    assert whole.text == " ".join(part.text for part in parts)
+    assert whole.source_tokens == (*parts[0].source_tokens, *parts[1].source_tokens)
+    assert whole.source_tokens.count(">>deu<<") == 2
+
+
+def test_signs_without_pieces_are_left_out_and_named(marian):
+    translator = Translator.from_huggingface(marian[0])
+    odd, plain = translator.translate(["The dog ❤ is “quick” \ud83d.", "The dog is quick."])
+    assert "does not know '❤', '“', '”', which it leaves out" in odd.warnings[0].replace(" '\ufffd',", "")
+    assert odd.source_tokens == plain.source_tokens
+    [empty] = translator.translate([" "])
+    assert (empty.text, empty.candidates) == ("", ())
+
+
 def changed(marian, tmp_path: Path, file: str, **values) -> Path:
     folder = tmp_path / "changed"
     shutil.copytree(marian[0], folder)

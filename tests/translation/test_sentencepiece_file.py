@@ -85,6 +85,11 @@ def test_the_longest_rule_is_applied():
         assert rules.normalised(text) == replaced(text)
 
 
+def test_a_long_word_takes_time_in_proportion(tmp_path):
+    word = "éßf" * 200_000  # each place copied to the end would be 4·10¹¹ bytes
+    assert CharacterMap(charsmap(RULES)).normalised(word) == word
+
+
 def test_text_is_cut_by_rules_and_pieces(tmp_path):
     path = tmp_path / "one.spm"
     path.write_bytes(spm([("▁", -9.0), ("▁fin", -2.0), ("f", -5.0), ("e", -5.0)], normalizer=field(2, charsmap(RULES))))

@@ -67,6 +67,10 @@ class MarianVocabulary:
         language, text = self._split(line)
         return " ".join([*(self._pieces[code] for code in language), text])
 
+    def language(self, line: str) -> str:
+        """What a line begins with to say which language it is translated into, as ">>fra<<"; "" where it says none."""
+        return "".join(self._pieces[code] for code in self._split(line)[0])
+
     def unknown_characters(self, line: str) -> list[str]:
         """The characters of a line that are in no piece, each once, in their order; white space is always known."""
         text = self._split(line)[1]

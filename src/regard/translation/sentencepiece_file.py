@@ -28,6 +28,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _MODEL_TYPES: dict[object, str] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _REMEMBERED = 1 << 16
 _SPACES = re.compile(" +")
+_SURROGATES = re.compile("[\ud800-\udfff]")  # half a pair, which is no character
 
 
 class SentencePieceModel:
@@ -67,6 +68,7 @@ class SentencePieceModel:
 
     def normalised(self, text: str) -> str:
         """The text in the form that is cut, its words separated by single spaces."""
+        text = _SURROGATES.sub("\ufffd", text)
         text = " ".join(map(self._normalised_word, text.split(" ")))
         return _SPACES.sub(" ", text.replace(SPACE, " ")).strip(" ")
 
@@ -96,7 +98,7 @@ class CharacterMap:
 
     def normalised(self, text: str) -> str:
         """The text with every rule applied once, from left to right."""
-        data, at, parts = text.encode("utf-8", "replace"), 0, []
+        data, at, parts = text.encode(), 0, []
         while at < len(data):
             length, value = self._longest(data, at)
             if length:
@@ -111,13 +113,13 @@ class CharacterMap:
         """The bytes of the longest key that begins here, and the place of its replacement; 0 bytes if there is none."""
         units = self._units
         node, longest, value = _offset(units[0]), 0, 0
-        for length, byte in enumerate(data[at:], start=1):
-            node ^= byte
-            if node >= len(units) or units[node] & 0x800000FF != byte:
+        for place in range(at, len(data)):
+            node ^= data[place]
+            if node >= len(units) or units[node] & 0x800000FF != data[place]:
                 break
             has_value, node = units[node] >> 8 & 1, node ^ _offset(units[node])
             if has_value:
-                longest, value = length, units[node] & 0x7FFFFFFF
+                longest, value = place + 1 - at, units[node] & 0x7FFFFFFF
         return longest, value
 
 

@@ -228,7 +228,10 @@ class Translator:
         most = self.model.max_source_length
         longest = 2 * split_above if most is None else min(2 * split_above, most)
         above = split_above if most is None else min(split_above, most)
-        return cut_line(line, lambda text: len(self.source_vocabulary.encode(text)), above, longest)
+        language = self.source_vocabulary.language(line)  # every part is translated into it
+        text = line.lstrip().removeprefix(language)
+        parts = cut_line(text, lambda part: len(self.source_vocabulary.encode(language + part)), above, longest)
+        return [language + part for part in parts]
 
     def _search(
         self, sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool

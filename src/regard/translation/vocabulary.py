@@ -96,6 +96,10 @@ class LineVocabulary(Protocol):
         """The line in the form that is cut into pieces."""
         ...
 
+    def language(self, line: str) -> str:
+        """What a line begins with to say which language it is translated into; "" where it says none."""
+        ...
+
     def unknown_characters(self, line: str) -> list[str]:
         """The characters of a line that are in no piece."""
         ...
@@ -223,6 +227,10 @@ class Vocabulary:
     def normalised(self, line: str) -> str:
         """The line in NFC, in lower case if so configured: the form that is segmented into pieces."""
         return _normalise(line, self.settings)
+
+    def language(self, line: str) -> str:
+        """The empty string: a model has one target language."""
+        return ""
 
     def unknown_characters(self, line: str) -> list[str]:
         """The characters of a line that are in no piece, each once, in their order; white space is always known."""
