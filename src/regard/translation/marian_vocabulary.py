@@ -40,9 +40,8 @@ class MarianVocabulary:
     ) -> None:
         self.special, self._model, self._ids, self._after = special, model, dict(ids), after
         self._pieces = {number: piece for piece, number in ids.items()}
-        self._outside_text = {special.pad, special.begin, special.end}
         self._languages = {piece: number for piece, number in ids.items() if _LANGUAGE.fullmatch(piece)}
-        self._marks = {*self._outside_text, special.unknown, *self._languages.values()}
+        self._marks = {special.pad, special.begin, special.end, special.unknown, *self._languages.values()}
         self._word_ids = functools.lru_cache(_REMEMBERED_WORDS)(self._encode_word)
 
     def __len__(self) -> int:
@@ -149,7 +148,8 @@ def read_marian_ids(path: Path, size: int) -> dict[str, int]:
     """The ids of vocab.json, for a model with so many.
 
     Raises:
-        VocabularyError: the file is missing or damaged, has an id twice, none for "<unk>", or more than the model.
+        CheckpointError: the file is missing, or is not JSON.
+        VocabularyError: it has an id twice, none for "<unk>", or ids beyond those of the model.
     """
     ids: dict[str, Any] = read_json(path)
     wrong = next((piece for piece, number in ids.items() if type(number) is not int or number < 0), None)
