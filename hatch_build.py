@@ -40,6 +40,7 @@ class NativeCode(BuildHookInterface):
         keep = builder.kept_folder(editable=False)
         reason = builder.build(folder, all_variants=True, keep=keep, machine=processor(tag))
         if reason and os.environ.get(SETTING):
+            self._scratch.cleanup()
             raise RuntimeError(f"there is no native code for {SETTING}={tag}: {reason}")
         self._say(reason)
         for name in [builder.REASON] if reason else [builder.LIBRARY, builder.CHECKSUM]:

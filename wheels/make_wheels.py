@@ -69,10 +69,10 @@ def main() -> None:
     if wrong:
         sys.exit("\n".join(wrong))
     run(sys.executable, "-m", "twine", "check", "--strict", *made)
+    # Two packages are meant (W009), and each translator has both its vocabularies, the same or not (W002).
     run(
         Path(sys.executable).with_name("check-wheel-contents"),
-        "--ignore",
-        "W009",
+        *("--ignore", "W002,W009"),
         *(path for path in made if path.suffix == ".whl"),
     )
     print(f"\n{len(made)} distributions in {told.to}, none with a fault.")
