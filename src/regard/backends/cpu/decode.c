@@ -4,7 +4,7 @@
  * decoding) for the parts. */
 #include "decode.h"
 #include "prefetch.h"
-#include "rooms.h"
+#include "aligned_memory.h"
 #include "row_lanes.h"
 #include "typed_rows.h"
 
@@ -304,7 +304,7 @@ void EXPORTED(regard_decode)(struct decode *problem) {
     int64_t floats = query + rows * problem->value_dim;
     const int rows_in_lanes = 2 * problem->rows > LANES;
     if (rows_in_lanes) floats = lane_scratch_floats(problem);
-    float *numbers = new_room(floats * 4);
+    float *numbers = aligned_memory(floats * 4);
     if (!numbers) {
         problem->failed = 1;
         return;
@@ -317,5 +317,5 @@ void EXPORTED(regard_decode)(struct decode *problem) {
         else
             process_unit(problem, &scratch_rows, unit, whole);
     }
-    end_room(numbers);
+    free_aligned(numbers);
 }

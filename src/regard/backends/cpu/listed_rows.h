@@ -6,7 +6,7 @@
 
 #include "gathered.h"
 #include "prefetch.h"
-#include "rooms.h"
+#include "aligned_memory.h"
 #include "transpose.h"
 #include "typed_rows.h"
 
@@ -63,7 +63,7 @@ INLINE int64_t gather_scratch(const struct gathered *problem, char *memory, stru
 
 INLINE char *new_gather_scratch(const struct gathered *problem, struct gather_scratch *scratch) {
     int64_t bytes = gather_scratch(problem, 0, scratch);
-    char *memory = new_room(bytes);
+    char *memory = aligned_memory(bytes);
     if (!memory) return 0;
     gather_scratch(problem, memory, scratch);
     memset(scratch->seen, 0, (size_t)problem->blocks);

@@ -5,7 +5,7 @@
 #include "flash.h"
 #include "microkernel.h"
 #include "prefetch.h"
-#include "rooms.h"
+#include "aligned_memory.h"
 #include "typed_rows.h"
 #include "transpose.h"
 

@@ -1,6 +1,6 @@
 /* Memory that a call works in: whole cache lines, by C11's functions, which Windows has under other names. */
-#ifndef REGARD_ROOMS_H
-#define REGARD_ROOMS_H
+#ifndef REGARD_ALIGNED_MEMORY_H
+#define REGARD_ALIGNED_MEMORY_H
 
 #include "simd.h"
 
@@ -9,9 +9,8 @@
 #include <malloc.h>
 #endif
 
-/* Room for so many bytes, none among them, from the beginning of a cache line on; 0 where memory has run out. `end_room`
- * gives it back. */
-INLINE void *new_room(int64_t bytes) {
+/* So many bytes, 0 too, from the beginning of a cache line on; null where memory has run out. `free_aligned` frees it. */
+INLINE void *aligned_memory(int64_t bytes) {
     const size_t lines = (size_t)bytes / 64 + 1;
 #if defined(_WIN32)
     return _aligned_malloc(64 * lines, 64);
@@ -20,11 +19,11 @@ INLINE void *new_room(int64_t bytes) {
 #endif
 }
 
-INLINE void end_room(void *room) {
+INLINE void free_aligned(void *memory) {
 #if defined(_WIN32)
-    _aligned_free(room);
+    _aligned_free(memory);
 #else
-    free(room);
+    free(memory);
 #endif
 }
 
