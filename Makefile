@@ -11,6 +11,7 @@ NATIVE := src/regard/backends/cpu
 CREATED := $(VENV)/.created
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
+RELEASE := $(VENV)/.installed-release
 # Without byte code, which takes 20 seconds of a core for all packages: what is imported gets it then, in a third of that.
 INSTALL := $(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar off \
   --constraint constraints.txt
@@ -46,7 +47,7 @@ REPORT ?= docs/gpu.md
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-triton test-cards test-variant durations conformance aarch64 check format docs bench gpu comparisons figures clean
+.PHONY: help demo test test-all test-triton test-cards test-variant durations conformance aarch64 check format docs bench gpu comparisons figures wheels clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -150,6 +151,9 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	done
 	$(BIN)/python recipes/check_figures.py
 
+wheels: $(RELEASE)  ## make the source distribution and the wheels of seven platforms in dist/, and check each: 15 minutes of a core
+	$(BIN)/python wheels/make_wheels.py
+
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .benchmarks
 	rm -f $(NATIVE)/libregard.so* $(NATIVE)/not_built.txt
@@ -178,3 +182,9 @@ $(DEV): $(CREATED) pyproject.toml constraints.txt $(COMPILED)
 	@$(compile)
 	$(INSTALL) --editable '.[dev]'
 	@touch $(DEMO) $@
+
+# What compiles for other systems, and checks distributions.
+$(RELEASE): $(CREATED) pyproject.toml constraints.txt $(COMPILED)
+	@$(compile)
+	$(INSTALL) --editable '.[release]'
+	@touch $@

@@ -1,11 +1,16 @@
 """While a wheel is built, so is the native code in it. Without a C compiler the wheel holds the reason instead.
 
-An editable installation gets the variants of native code that this processor runs, a wheel all of its family.
+An editable installation gets the variants of native code that this processor runs, a wheel all of its family. With
+REGARD_PLATFORM, such as macosx_11_0_arm64, the wheel is for that system and processor, which $CC compiles for, and is
+not made without native code.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import platform
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +20,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
 NATIVE = "src/regard/backends/cpu"
+SETTING = "REGARD_PLATFORM"
+"""The environment variable that names the system and processor of the wheel as its tag does."""
+PROCESSORS = ("x86_64", "amd64", "aarch64", "arm64")
+"""The families of processors that have variants of their own, as the ends of tags name them."""
 
 
 class NativeCode(BuildHookInterface):
@@ -27,17 +36,33 @@ class NativeCode(BuildHookInterface):
             return
         self._scratch = tempfile.TemporaryDirectory()
         folder = Path(self._scratch.name)
-        reason = builder.build(folder, all_variants=True, keep=builder.kept_folder(editable=False))
+        tag = os.environ.get(SETTING) or own_platform()
+        keep = builder.kept_folder(editable=False)
+        reason = builder.build(folder, all_variants=True, keep=keep, machine=processor(tag))
+        if reason and os.environ.get(SETTING):
+            self._scratch.cleanup()
+            raise RuntimeError(f"there is no native code for {SETTING}={tag}: {reason}")
         self._say(reason)
         for name in [builder.REASON] if reason else [builder.LIBRARY, builder.CHECKSUM]:
             build_data["force_include"][str(folder / name)] = f"{NATIVE.removeprefix('src/')}/{name}"
         if reason is None:
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{platform()}"
+            build_data["tag"] = f"py3-none-{tag}"
+        if os.environ.get(SETTING):
+            build_data["sbom_files"].append(str(self._bill_of_materials(folder, tag)))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":
             self._scratch.cleanup()
+
+    def _bill_of_materials(self, folder: Path, tag: str) -> Path:
+        """The file that says what the wheel is made of."""
+        core = self.metadata.core
+        bill = load(Path(self.root) / "wheels" / "bill_of_materials.py")
+        path = folder / f"{core.name}.cdx.json"
+        content = bill.bill_of_materials(core.name, self.metadata.version, tag, core.dependencies)
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        return path
 
     def _say(self, reason: str | None) -> None:
         if reason:
@@ -54,6 +79,15 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def platform() -> str:
+def processor(tag: str) -> str:
+    """The family of processors that a tag ends with; this one, where the tag ends with none that has variants.
+
+    >>> processor("manylinux_2_17_aarch64")
+    'aarch64'
+    """
+    return next((name for name in PROCESSORS if tag.endswith(f"_{name}")), platform.machine().lower())
+
+
+def own_platform() -> str:
     """The system and processor that the library is for. It knows nothing of Python, so the tag names no Python."""
     return next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))

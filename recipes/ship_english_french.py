@@ -2,7 +2,7 @@
 
     python recipes/ship_english_french.py --data FILE
 
-Averages the weights of the run, exports them in bfloat16 to src/regard/translation/english_french, translates the
+Averages the weights of the run, exports them in bfloat16 to src/regard_models/english_french, translates the
 held-out sentences with what was exported, and writes the scores into the model card there. FILE is the table of pairs.
 """
 

@@ -2,7 +2,7 @@
 
     python recipes/ship_korean_english.py --data FILE
 
-Exports runs/tatoeba-korean-english-luong and -bahdanau in bfloat16 to src/regard/translation/korean_english, translates
+Exports runs/tatoeba-korean-english-luong and -bahdanau in bfloat16 to src/regard_models/korean_english, translates
 the held-out sentences with what was exported, and writes the scores into the card there. FILE is the table of pairs.
 """
 

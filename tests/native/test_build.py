@@ -50,7 +50,7 @@ def compile_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiles:
         pytest.skip("there is no C compiler")
     monkeypatch.setattr(build, "SOURCES", shutil.copytree(build.SOURCES, tmp_path / "sources"))
     monkeypatch.setattr(build, "SOURCES_PER_VARIANT", ("finite.c", "top_entries.c"))
-    monkeypatch.setattr(build, "compiler_flags", lambda: {"strange": (), build.baseline(): ()})
+    monkeypatch.setattr(build, "compiler_flags", lambda machine=None: {"strange": (), build.baseline(): ()})
     monkeypatch.delenv(build.SETTING, raising=False)
     builds = Compiles(tmp_path)
     monkeypatch.setenv("CC", builds.command)
@@ -126,7 +126,7 @@ def test_two_builds_at_once(compile_two):
         f"s = importlib.util.spec_from_file_location('build', {str(build.SOURCES / 'build.py')!r})\n"
         "m = importlib.util.module_from_spec(s); s.loader.exec_module(m)\n"
         "m.SOURCES_PER_VARIANT = ('finite.c', 'top_entries.c')\n"
-        f"m.compiler_flags = lambda: {{{build.baseline()!r}: ()}}\n"
+        f"m.compiler_flags = lambda machine: {{{build.baseline()!r}: ()}}\n"
         f"sys.exit(m.build(pathlib.Path({str(compile_two.library)!r}), keep=pathlib.Path({str(compile_two.kept)!r})))"
     )
     running = [subprocess.Popen([sys.executable, "-I", "-c", script]) for _ in range(3)]
@@ -154,6 +154,39 @@ def test_the_variants_of_this_processor_or_those_asked_for(compile_two, monkeypa
     assert {name for name in ("strange", build.baseline()) if hasattr(opened, f"regard_finite_{name}")} == variants
 
 
+def test_a_variant_in_pairs_has_code_of_its_own_only_where_pairs_are_multiplied(compile_two, monkeypatch):
+    monkeypatch.setattr(
+        build, "compiler_flags", lambda machine=None: {"fastbf16": (), "fast": (), build.baseline(): ()}
+    )
+    monkeypatch.setattr(build, "PAIRED_SOURCES", ("finite.c",))
+    monkeypatch.setenv(build.SETTING, "fastbf16")
+    assert compile_two() == ["cpu_support.c", *["finite.c"] * 3, *["top_entries.c"] * 2]
+    opened = compile_two.opened()
+    assert hasattr(opened, "regard_finite_fastbf16")
+    assert hasattr(opened, "regard_top_entries_fast")  # which was not asked for, but is called
+    assert not hasattr(opened, "regard_top_entries_fastbf16")
+
+
+def test_a_variant_in_pairs_goes_with_the_one_that_it_calls(compile_two, monkeypatch):
+    flags = {"fastbf16": (), "fast": ("-mno-such-flag",), build.baseline(): ()}
+    monkeypatch.setattr(build, "compiler_flags", lambda machine=None: flags)
+    monkeypatch.setattr(build, "PAIRED_SOURCES", ("finite.c",))
+    compile_two(all_variants=True)
+    assert not hasattr(compile_two.opened(), "regard_finite_fastbf16")
+    assert hasattr(compile_two.opened(), f"regard_finite_{build.baseline()}")
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("variant", [name for name in build.compiler_flags() if name.endswith(build.PAIRED)])
+def test_the_sources_that_multiply_in_pairs_are_those_compiled_for_it(variant):
+    instruction = re.compile(r"\bvdpbf16ps|\bvcvtne\w*bf16|\bbfdot|\bbfcvt|\bbfml")
+    for source in build.SOURCES_PER_VARIANT:
+        command = [str(COMPILER), "-std=gnu11", "-O1", *build.compiler_flags()[variant], "-DVARIANT=x", "-S", "-o", "-"]
+        done = subprocess.run([*command, str(build.SOURCES / source)], capture_output=True, text=True, check=True)
+        assert bool(instruction.search(done.stdout)) == (source in build.PAIRED_SOURCES), source
+
+
 def test_an_unknown_variant_asked_for(compile_two, monkeypatch):
     monkeypatch.setenv(build.SETTING, "strange,stranger")
     assert build.build(compile_two.library, keep=compile_two.kept) == (
@@ -163,7 +196,9 @@ def test_an_unknown_variant_asked_for(compile_two, monkeypatch):
 
 
 def test_a_compiler_that_knows_no_wider_variant(compile_two, monkeypatch):
-    monkeypatch.setattr(build, "compiler_flags", lambda: {"wide": ("-mno-such-flag",), build.baseline(): ()})
+    monkeypatch.setattr(
+        build, "compiler_flags", lambda machine=None: {"wide": ("-mno-such-flag",), build.baseline(): ()}
+    )
     (compile_two.library / build.REASON).write_text("an older reason")
     compile_two(all_variants=True)
     assert sorted(path.name for path in compile_two.library.iterdir()) == [build.LIBRARY, build.CHECKSUM]
@@ -276,7 +311,7 @@ def test_a_wheel_holds_every_variant_compiled_without_a_warning_and_says_for_whi
     opened = ctypes.CDLL(source)
     opened.regard_digest.restype = ctypes.c_char_p
     assert opened.regard_digest().decode() == build.digest()
-    assert all(hasattr(opened, f"regard_additive_backward_{name}") for name in build.compiler_flags())
+    assert all(hasattr(opened, f"regard_flash_backward_{name}") for name in build.compiler_flags())
     assert opened.regard_runs(build.baseline().encode()) == 1
     assert opened.regard_runs(b"sve") == 0
     hook.finalize("standard", data, "")
@@ -291,3 +326,29 @@ def test_a_wheel_without_the_library_holds_the_reason(hook, monkeypatch):
     assert data.keys() == {"force_include"}
     assert hook.warnings[0].startswith("regard is installed without its native code: no C compiler was found")
     hook.finalize("standard", data, "")
+
+
+def test_a_wheel_for_another_platform_has_its_tag_and_its_bill_of_materials(hook, monkeypatch, tmp_path):
+    asked = {}
+
+    builder = SimpleNamespace(build=lambda folder, **options: asked.update(options), LIBRARY="a", CHECKSUM="b")
+    builder.kept_folder = lambda **_: tmp_path
+    loading = hook.initialize.__func__.__globals__
+    load = loading["load"]
+    monkeypatch.setitem(loading, "load", lambda path: builder if path.name == "build.py" else load(path))
+    core = SimpleNamespace(name="regard", dependencies=["torch>=2.11"])
+    hook.metadata = SimpleNamespace(core=core, version="1.2")
+    monkeypatch.setenv("REGARD_PLATFORM", "macosx_11_0_arm64")
+    data: dict[str, Any] = {"force_include": {}, "sbom_files": []}
+    hook.initialize("standard", data)
+    assert (data["tag"], asked["machine"], asked["all_variants"]) == ("py3-none-macosx_11_0_arm64", "arm64", True)
+    (bill,) = data["sbom_files"]
+    assert '"purl": "pkg:pypi/regard@1.2"' in Path(bill).read_text("utf-8")
+    hook.finalize("standard", data, "")
+
+
+def test_a_wheel_for_another_platform_is_not_made_without_native_code(hook, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("REGARD_PLATFORM", "win_amd64")
+    with pytest.raises(RuntimeError, match="there is no native code for REGARD_PLATFORM=win_amd64: no C compiler was"):
+        hook.initialize("standard", {"force_include": {}, "sbom_files": []})

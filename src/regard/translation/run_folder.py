@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigurationError, nearest
+from regard.errors import CheckpointError, ConfigurationError, MissingExtra, nearest
 from regard.translation.checkpoint import load_weights, read_header, save_tensors
 from regard.translation.experiment import Experiment
 from regard.translation.vocabulary import Vocabulary
@@ -140,11 +141,17 @@ class RunFolder:
         Raises:
             CheckpointError: the folder or one of its files is missing.
             ConfigurationError: no run keeps weights of that name.
+            MissingExtra: the folder is one of the distribution regard-models, which is not installed.
         """
         if which not in get_args(Which):
             known = nearest(which, get_args(Which))
             raise ConfigurationError(f"which is {which!r}, but a run keeps no such weights; {known}")
         if not self.path.is_dir():
+            if MODELS in self.path.parents:
+                raise MissingExtra(
+                    f"this needs the translator {self.path.relative_to(MODELS).as_posix()!r} of the package "
+                    "'regard-models', which is not installed; pip install regard-models brings it"
+                )
             raise CheckpointError(f"there is no folder {self.path}; {_NEEDED}")
         weights = getattr(self, which)
         missing = self.missing_for(weights)
@@ -159,13 +166,22 @@ class RunFolder:
         return weights
 
 
-ENGLISH_FRENCH = Path(__file__).parent / "english_french"
+def _models() -> Path:
+    """The folder of the distribution regard-models, found without importing it, or where it would be."""
+    found = find_spec("regard_models")
+    return Path(found.origin).parent if found and found.origin else Path(__file__).parents[2] / "regard_models"
+
+
+MODELS = _models()
+"""The folder of the trained translators, which are a distribution of their own."""
+
+ENGLISH_FRENCH = MODELS / "english_french"
 """A small Transformer for everyday sentences, exported from `recipes/tatoeba-english-french.yaml`: a folder for
 `Translator.load`. Its README.md tells what it learned from, how good it is, and what it is not for."""
 
 KOREAN_ENGLISH = {
-    "dot": Path(__file__).parent / "korean_english" / "luong",
-    "additive": Path(__file__).parent / "korean_english" / "bahdanau",
+    "dot": MODELS / "korean_english" / "luong",
+    "additive": MODELS / "korean_english" / "bahdanau",
 }
 """Recurrent translators of short sentences, by their scores, exported from `recipes/tatoeba-korean-english-*.yaml`:
 folders for `Translator.load`. The README.md beside them tells how good they are."""

@@ -110,7 +110,7 @@ INLINE void process_band(const struct additive_forward *work, struct band *band,
 void EXPORTED(regard_additive_forward)(struct additive_forward *work) {
     int64_t padded = padded_dim(work->value_dim), rows = work->row_end - work->row_begin, unit;
     int64_t bands = (rows + work->band - 1) / work->band;
-    float *room = aligned_alloc(64, (size_t)((BAND + STRIP) * padded + 16) * sizeof(float)), *left = room;
+    float *room = aligned_memory(((BAND + STRIP) * padded + 16) * 4), *left = room;
     if (!room) {
         work->failed = 1;
         return;
@@ -121,5 +121,5 @@ void EXPORTED(regard_additive_forward)(struct additive_forward *work) {
         band.head = unit / bands, band.begin = work->row_begin + first, band.count = min_int(rows - first, work->band);
         BY_DTYPE(work->scores->dtype, process_band(work, &band, DTYPE));
     }
-    free(room);
+    free_aligned(room);
 }

@@ -160,7 +160,7 @@ void EXPORTED(regard_additive_tile_gradients)(struct additive_backward *work) {
     int64_t rows = tile->row_end - tile->row_begin, padded = padded_dim(work->value_dim), group_size = GROUP;
     int64_t strips = (tile->column_end + STRIP - 1) / STRIP - tile->column_begin / STRIP;
     int64_t floats = strips * padded * STRIP + 2 * GROUP * padded + 3 * 16;
-    float *room = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *left = room;
+    float *room = aligned_memory(floats * 4), *left = room;
     if (!room) {
         work->failed = 1;
         return;
@@ -176,5 +176,5 @@ void EXPORTED(regard_additive_tile_gradients)(struct additive_backward *work) {
         BY_DTYPE(work->scores->dtype, process_group(work, &state, &group, DTYPE));
         begin += group.count;
     }
-    free(room);
+    free_aligned(room);
 }

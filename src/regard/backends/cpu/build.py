@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +64,21 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
 )
 CPU_SUPPORT = "cpu_support.c"
 
+PAIRED = "bf16"
+"""How the names of the variants end that multiply bfloat16 in pairs; in all else they are as those without."""
+PAIRED_SOURCES = (
+    "decode.c",
+    "short.c",
+    "flash_backward.c",
+    "flash.c",
+    "additive_forward.c",
+    "additive_tile_gradients.c",
+    "flash_reductions.c",
+    "flash_weights.c",
+    "pair_products.c",
+)
+"""The sources that do so. Of the others such a variant has no code of its own: it calls that of the variant without."""
+
 # -fwrapv: whole numbers are bits here. contract: x * y + z may be one instruction, rounded once.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
 
@@ -83,18 +99,33 @@ class BuildError(Exception):
     """The library could not be built; the message is the reason."""
 
 
-def compiler_flags() -> dict[str, tuple[str, ...]]:
-    """The compiler flags of each variant for a processor of this family, the fastest first; the last runs anywhere.
+def compiler_flags(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
+    """The compiler flags of each variant for a processor of a family, the fastest first; the last runs anywhere.
 
     >>> list(compiler_flags())[-1] == baseline()
     True
     """
-    return {**(FOR_X86 if MACHINE in ("x86_64", "amd64") else FOR_ARM if baseline() == "neon" else {}), baseline(): ()}
+    always = baseline(machine)
+    return {**(FOR_X86 if machine in ("x86_64", "amd64") else FOR_ARM if always == "neon" else {}), always: ()}
 
 
-def baseline() -> str:
-    """The variant that every processor of this family can run: "neon" or "plain"."""
-    return "neon" if MACHINE in ("aarch64", "arm64") else "plain"
+def baseline(machine: str = MACHINE) -> str:
+    """The variant that every processor of a family can run: "neon" or "plain"."""
+    return "neon" if machine in ("aarch64", "arm64") else "plain"
+
+
+def without_pairs(variant: str) -> str:
+    """The variant whose code one that multiplies in pairs calls where there is nothing to multiply so; else itself.
+
+    >>> without_pairs("avx512bf16"), without_pairs("avx512")
+    ('avx512', 'avx512')
+    """
+    return variant.removesuffix(PAIRED)
+
+
+def sources_of(variant: str) -> tuple[str, ...]:
+    """The sources that are compiled for a variant."""
+    return SOURCES_PER_VARIANT if variant == without_pairs(variant) else PAIRED_SOURCES
 
 
 def digest() -> str:
@@ -125,18 +156,21 @@ def files_of(*names: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def build(folder: Path = SOURCES, *, all_variants: bool = False, keep: Path | None = None) -> str | None:
+def build(
+    folder: Path = SOURCES, *, all_variants: bool = False, keep: Path | None = None, machine: str = MACHINE
+) -> str | None:
     """Compile the library into `folder`; return None, or the reason for a failure, which is written there instead.
 
     Args:
         folder: where the library goes.
         all_variants: for all processors of the family, not only for what this one runs; REGARD_VARIANTS comes first.
         keep: where object files are kept; by default `kept_folder()`.
+        machine: the family of processors that $CC compiles for, as `platform.machine()` calls it there.
     """
     try:
         try:
             with tempfile.TemporaryDirectory() as scratch:
-                library = Compiler(Path(scratch), keep or kept_folder()).library(all_variants=all_variants)
+                library = Compiler(Path(scratch), keep or kept_folder(), machine).library(all_variants=all_variants)
         except BuildError as error:
             for name in (LIBRARY, CHECKSUM):
                 (folder / name).unlink(missing_ok=True)
@@ -203,8 +237,9 @@ class ObjectFile(NamedTuple):
 class Compiler:
     """The C compiler of the system, $CC or cc, and the object files that it has compiled before."""
 
-    def __init__(self, scratch: Path, keep: Path | None) -> None:
+    def __init__(self, scratch: Path, keep: Path | None, machine: str) -> None:
         self.scratch, self.keep = scratch, keep
+        self.variants, self.baseline = compiler_flags(machine), baseline(machine)
         self.command = shlex.split(os.environ.get("CC", "")) or ["cc"]
         about = self.run("-v")
         self.version = f"{self.command}{about.stdout}{about.stderr}"  # and the system that it compiles for
@@ -215,16 +250,16 @@ class Compiler:
         Raises:
             BuildError: there is no compiler, or it fails on what every processor runs.
         """
-        support = self.object_file(CPU_SUPPORT, "any", f'-DDIGEST="{digest()}"', f'-DBASELINE="{baseline()}"')
+        support = self.object_file(CPU_SUPPORT, "any", f'-DDIGEST="{digest()}"', f'-DBASELINE="{self.baseline}"')
         self.make(support)
         parts = {
             variant: [
-                self.object_file(source, variant, *compiler_flags()[variant], f"-DVARIANT={variant}")
-                for source in SOURCES_PER_VARIANT
+                self.object_file(source, variant, *self.variants[variant], f"-DVARIANT={variant}")
+                for source in sources_of(variant)
             ]
             for variant in self.chosen(support, all_variants=all_variants)
         }
-        objects = [support]
+        objects: dict[str, list[ObjectFile]] = {}
         with self.progress(parts), ThreadPoolExecutor(core_count()) as pool:  # each waits for a compiler of its own
             making = {variant: [pool.submit(self.make, part) for part in own] for variant, own in parts.items()}
             for variant, own in parts.items():
@@ -232,23 +267,26 @@ class Compiler:
                     for each in making[variant]:
                         each.result()
                 except BuildError:
-                    if variant == baseline():
+                    if variant == self.baseline:
                         raise
                 else:
-                    objects += own
+                    objects[variant] = own
         self.forget()
-        return self.linked(objects)
+        whole = [own for variant, own in objects.items() if without_pairs(variant) in objects]
+        return self.linked([support, *chain.from_iterable(whole)])
 
     def chosen(self, support: ObjectFile, *, all_variants: bool) -> list[str]:
         """The variants to compile for: those of REGARD_VARIANTS, all, or what this processor runs; and the baseline."""
-        names, setting = [*compiler_flags()], os.environ.get(SETTING, "")
+        names, setting = [*self.variants], os.environ.get(SETTING, "")
         if setting not in ("", "all"):
             for name in setting.split(","):
                 if name not in names:
                     raise BuildError(
                         f"{SETTING} is {setting!r}, where {name!r} is no variant: name some of {names}, or 'all'"
                     )
-            return [name for name in names if name in setting.split(",") or name == baseline()]
+            asked = {self.baseline, *setting.split(",")}
+            asked |= {without_pairs(name) for name in asked}
+            return [name for name in names if name in asked]
         if setting == "all" or all_variants:
             return names
         alone = self.scratch / "support.so"
@@ -257,7 +295,7 @@ class Compiler:
             runs = ctypes.CDLL(str(alone)).regard_runs
         except OSError:  # compiled for another system than this one
             return names
-        return [name for name in names if runs(name.encode()) or name == baseline()]
+        return [name for name in names if runs(name.encode()) or name == self.baseline]
 
     @contextlib.contextmanager
     def progress(self, parts: dict[str, list[ObjectFile]]) -> Iterator[None]:

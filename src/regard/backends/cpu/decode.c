@@ -4,11 +4,11 @@
  * decoding) for the parts. */
 #include "decode.h"
 #include "prefetch.h"
+#include "aligned_memory.h"
 #include "row_lanes.h"
 #include "typed_rows.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* Few rows are computed as 1, ROWS or twice ROWS, with rows of padding; more than half as many as there are lanes go in
  * the lanes. */
@@ -304,7 +304,7 @@ void EXPORTED(regard_decode)(struct decode *problem) {
     int64_t floats = query + rows * problem->value_dim;
     const int rows_in_lanes = 2 * problem->rows > LANES;
     if (rows_in_lanes) floats = lane_scratch_floats(problem);
-    float *numbers = aligned_alloc(64, (size_t)(floats * 4 + 64) / 64 * 64);
+    float *numbers = aligned_memory(floats * 4);
     if (!numbers) {
         problem->failed = 1;
         return;
@@ -317,5 +317,5 @@ void EXPORTED(regard_decode)(struct decode *problem) {
         else
             process_unit(problem, &scratch_rows, unit, whole);
     }
-    free(numbers);
+    free_aligned(numbers);
 }

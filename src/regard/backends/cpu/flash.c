@@ -241,7 +241,7 @@ void EXPORTED(regard_flash)(struct flash *problem) {
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16;
     floats += narrow_floats(problem, rows) + (problem->call_bias ? TILE_FLOATS : 0);
-    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    float *memory = aligned_memory(floats * 4), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
         return;
@@ -261,5 +261,5 @@ void EXPORTED(regard_flash)(struct flash *problem) {
         if (!process_narrow(problem, &narrow, &unit, &next, dtype)) process_row_blocks(problem, &state, dtype);
     }
     finish_check(problem, state.check + narrow.check);
-    free(memory);
+    free_aligned(memory);
 }

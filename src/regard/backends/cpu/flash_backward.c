@@ -326,7 +326,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = 3 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;
     floats += band_floats(problem) + (problem->call_bias ? TILE_FLOATS + BLOCK * BLOCK : 0);
-    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    float *memory = aligned_memory(floats * 4), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
     struct gradient state = {.cursors = cursors};
     if (!memory || !cursors)
@@ -360,6 +360,6 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
             process_unit(problem, &band, &state, unit, (int)problem->dtype);
         finish_check(problem, state.check + band.check);
     }
-    free(memory);
+    free_aligned(memory);
     free(cursors);
 }

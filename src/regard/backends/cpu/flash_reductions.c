@@ -259,7 +259,7 @@ static void reduce_row_blocks(const struct flash *problem, struct reduction_stat
 /* Takes one strip of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_reductions)(struct flash *problem) {
     const int64_t *strip_blocks = problem->reductions->strip_blocks, strips = problem->reductions->strips;
-    float *memory = aligned_alloc(64, (size_t)(state_floats(problem) * 4 + 63) / 64 * 64);
+    float *memory = aligned_memory(state_floats(problem) * 4);
     if (!memory) {
         problem->failed = 1;
         return;
@@ -276,5 +276,5 @@ void EXPORTED(regard_flash_reductions)(struct flash *problem) {
             reduce_row_blocks(problem, &state);
         }
     }
-    free(memory);
+    free_aligned(memory);
 }

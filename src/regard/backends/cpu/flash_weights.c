@@ -106,7 +106,7 @@ void EXPORTED(regard_flash_weights)(struct flash *problem) {
     int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
             units_of_head = (problem->rows + rows - 1) / rows, unit;
     int64_t floats = (rows + BLOCK) * padded + 2 * 16;
-    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    float *memory = aligned_memory(floats * 4), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
         return;
@@ -120,5 +120,5 @@ void EXPORTED(regard_flash_weights)(struct flash *problem) {
         state.count = min_int(problem->rows - state.begin, rows), state.blocks = (state.count + BLOCK - 1) / BLOCK;
         BY_DTYPE(problem->dtype, weigh_row_blocks(problem, &state, DTYPE));
     }
-    free(memory);
+    free_aligned(memory);
 }

@@ -115,5 +115,5 @@ void EXPORTED(regard_gathered_backward)(struct gathered *problem) {
             for (int64_t at = 0; at < problem->lists * pieces; at++)
                 work_on_piece(problem, &scratch, head / problem->list_heads, head % problem->list_heads, at / pieces,
                               at % pieces, gradients_of_one[problem->dtype], gradients_of_some[problem->dtype]);
-    free(memory);
+    free_aligned(memory);
 }

@@ -71,5 +71,5 @@ void EXPORTED(regard_gathered)(struct gathered *problem) {
             work_on_piece(problem, &scratch, head / problem->list_heads, head % problem->list_heads, list % problem->lists,
                           at % pieces, attend_one[problem->dtype], attend_some[problem->dtype]);
         }
-    free(memory);
+    free_aligned(memory);
 }

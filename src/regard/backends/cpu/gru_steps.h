@@ -76,7 +76,7 @@ INLINE void run_units(struct gru_decoder *problem,
     int64_t rows = problem->unit, gates = 3 * problem->hidden_dim, input = cell_input_dim(problem), unit;
     int64_t floats = rows * (panel_columns(problem->hidden_dim) + panel_columns(input) + 2 * panel_columns(gates) +
                              panel_columns(problem->key_dim)) + round_up_to_lanes(problem->keys);
-    float *room = aligned_alloc(64, (size_t)(floats + 16) / 16 * 16 * sizeof(float)), *left = room;
+    float *room = aligned_memory(floats * 4), *left = room;
     if (!room) {
         problem->failed = 1;
         return;
@@ -91,7 +91,7 @@ INLINE void run_units(struct gru_decoder *problem,
         state.groups = (state.count + GROUP - 1) / GROUP * GROUP;
         run(problem, &state);
     }
-    free(room);
+    free_aligned(room);
 }
 
 #endif

@@ -32,17 +32,14 @@ Measured when the library is loaded, in 40 µs: 2.0 on AMD's Zen 5; on Intel's E
 MEND = "install regard again where there is a C compiler: cc, or what $CC names"
 
 
-PAIRED = "bf16"
-"""How the names of the native variants end that multiply bfloat16 in pairs; in all else they are as those without."""
-
-
 class Library:
     """The C functions of one variant; pointers go in as whole numbers or by `ctypes.byref`."""
 
     def __init__(self, opened: ctypes.CDLL, variant: str) -> None:
         def function(name: str, *arguments: type, returns: type | None = None) -> Callable:
-            # The C function regard_NAME_VARIANT: regard_flash_avx512 of `flash`, defined as ENTRY(flash) in C.
-            symbol = getattr(opened, f"regard_{name}_{variant}")
+            # The C function regard_NAME_VARIANT: regard_flash_avx512 of `flash`, EXPORTED(regard_flash) in C.
+            own = getattr(opened, f"regard_{name}_{variant}", None)
+            symbol = own or getattr(opened, f"regard_{name}_{build.without_pairs(variant)}")
             symbol.argtypes, symbol.restype = arguments, returns
             return symbol
 
@@ -130,7 +127,7 @@ def variant_in_use() -> str | None:
 
 def multiplies_in_pairs(native_variant: str | None, dtype: torch.dtype) -> bool:
     """Whether a variant of the native code multiplies numbers of a dtype in pairs."""
-    return dtype == torch.bfloat16 and (native_variant or "").endswith(PAIRED)
+    return dtype == torch.bfloat16 and (native_variant or "").endswith(build.PAIRED)
 
 
 def current() -> Library:
@@ -287,7 +284,7 @@ def _open(folder: Path) -> dict[str, Library]:
 
 
 def _load(folder: Path) -> ctypes.CDLL:
-    """The library of a folder, built from the sources that are there."""
+    """The library of a folder, built from the sources that are there; a wheel has none."""
     path, note = folder / build.LIBRARY, folder / build.REASON
     if not path.exists():
         if note.exists():
@@ -303,6 +300,6 @@ def _load(folder: Path) -> ctypes.CDLL:
     if not hasattr(opened, "regard_digest"):
         raise LibraryUnusable(f"{path} is not regard's; {MEND}")
     opened.regard_digest.restype = ctypes.c_char_p
-    if opened.regard_digest().decode() != build.digest():
+    if (build.SOURCES / build.CPU_SUPPORT).exists() and opened.regard_digest().decode() != build.digest():
         raise LibraryUnusable(f"it was built from other sources than these; {MEND}")
     return opened

@@ -6,11 +6,11 @@
 
 #include "gathered.h"
 #include "prefetch.h"
+#include "aligned_memory.h"
 #include "transpose.h"
 #include "typed_rows.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* So many rows are multiplied by a key that is read once, as many sums as there are registers for beside what is read.
  * PART_VECTORS: of one row, or of all rows one each, the vectors that stay in registers while keys are read. */
@@ -63,7 +63,7 @@ INLINE int64_t gather_scratch(const struct gathered *problem, char *memory, stru
 
 INLINE char *new_gather_scratch(const struct gathered *problem, struct gather_scratch *scratch) {
     int64_t bytes = gather_scratch(problem, 0, scratch);
-    char *memory = aligned_alloc(64, (size_t)bytes);
+    char *memory = aligned_memory(bytes);
     if (!memory) return 0;
     gather_scratch(problem, memory, scratch);
     memset(scratch->seen, 0, (size_t)problem->blocks);

@@ -490,11 +490,11 @@ INLINE struct block_state take_state(const struct mixed_heads *problem, int numb
     int64_t sizes[] = {padded * TILE, rows * problem->padded_value_dim, rows * BLOCK, rows * LANES, rows,
                        padded * padded * LANES};
     int64_t floats = 4 * sizes[0] + sizes[1] + 2 * sizes[2] + 2 * sizes[3] + 4 * sizes[4] + 2 * sizes[5] + 15 * 16;
-    struct block_state state = {.memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64)};
+    struct block_state state = {.memory = aligned_memory(floats * 4)};
     float *memory = state.memory;
     if (!memory) return state;
     int64_t kept = most_tiles(tiles) * numbers * padded * BLOCK * BLOCK * (int64_t)sizeof(float);
-    if (kept && kept <= MOST_KEPT) state.kept = aligned_alloc(64, (size_t)kept);
+    if (kept && kept <= MOST_KEPT) state.kept = aligned_memory(kept);
     memset(memory, 0, (size_t)floats * 4);
     state.scores = take_floats(&memory, sizes[0]), state.logits = take_floats(&memory, sizes[0]);
     state.grad_mixed = take_floats(&memory, sizes[0]), state.grad_weights = take_floats(&memory, sizes[0]);
@@ -510,7 +510,7 @@ INLINE struct block_state take_state(const struct mixed_heads *problem, int numb
 INLINE void finish_state(struct flash *tiles, struct block_state *state) {
     if (!state->memory) tiles->failed = 1;
     finish_check(tiles, state->check);
-    free(state->memory), free(state->kept);
+    free_aligned(state->memory), free_aligned(state->kept);
 }
 
 INLINE void take_rows(const struct flash *tiles, struct block_state *state, int64_t block) {

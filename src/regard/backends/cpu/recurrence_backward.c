@@ -304,7 +304,7 @@ void EXPORTED(regard_recurrence_backward)(struct recurrence *problem) {
     int64_t rows = BLOCK * padded, values = BLOCK * value_padded, matrix = padded * value_padded;
     int64_t floats = chunk_floats(padded, value_padded) + (states + 1) * (matrix + padded) + matrix + 6 * rows + 3 * values + 2 * BLOCK * BLOCK +
                      BLOCK + padded + 18 * 16;
-    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    float *memory = aligned_memory(floats * 4), *free_memory = memory;
     struct backward state = {.chunk = {.padded = padded, .value_padded = value_padded}};
     if (!memory) {
         problem->failed = 1;
@@ -325,5 +325,5 @@ void EXPORTED(regard_recurrence_backward)(struct recurrence *problem) {
         int64_t part = begin_unit(problem, &state.chunk, unit);
         process_sequence(problem, &state, part, border);
     }
-    free(memory);
+    free_aligned(memory);
 }

@@ -67,7 +67,7 @@ INLINE void process_sequence(const struct recurrence *problem, struct forward *s
 void EXPORTED(regard_recurrence)(struct recurrence *problem) {
     int64_t padded = padded_dim(problem->dim), value_padded = padded_dim(problem->value_dim), unit;
     int64_t floats = chunk_floats(padded, value_padded) + padded * value_padded + padded + BLOCK * (3 * padded + value_padded + BLOCK) + 8 * 16;
-    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64), *free_memory = memory;
+    float *memory = aligned_memory(floats * 4), *free_memory = memory;
     struct forward state = {.chunk = {.padded = padded, .value_padded = value_padded}};
     if (!memory) {
         problem->failed = 1;
@@ -82,5 +82,5 @@ void EXPORTED(regard_recurrence)(struct recurrence *problem) {
         begin_unit(problem, &state.chunk, unit);
         process_sequence(problem, &state);
     }
-    free(memory);
+    free_aligned(memory);
 }

@@ -2,9 +2,9 @@
  * and, by the delta rule, with the key are found together, and the recent tokens that it lacks are added to them. Where it is written,
  * it is in cache. */
 #include "recurrence_chunk.h"
+#include "aligned_memory.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* Vectors of value columns that go at once, where there are so many: their sums stay in registers. */
 enum { VECTORS = 4, MOST_VECTORS = LANES == 16 ? 8 : 4 };
@@ -377,7 +377,7 @@ int64_t EXPORTED(regard_recurrence_step)(const struct recurrence_step *prepared,
     problem->query.data = query, problem->key.data = key, problem->value.data = value, problem->decay.data = decay;
     problem->beta.data = beta, problem->removal.data = removal, problem->state = state, problem->recent = recent;
     problem->recent_count = recent_count, problem->output = output, problem->final_state = final_state;
-    work.floats = thread_floats(problem), work.memory = aligned_alloc(64, (size_t)(work.floats * (team ? threads : 1)) * sizeof(float));
+    work.floats = thread_floats(problem), work.memory = aligned_memory(work.floats * (team ? threads : 1) * 4);
     if (!work.memory) return 2;
     work.shares = team ? min_int(threads, MOST_SHARES) : 1, work.arrived = 0;
     for (int64_t share = 0; share < work.shares; share++) work.share[share].taken = 0;
@@ -385,6 +385,6 @@ int64_t EXPORTED(regard_recurrence_step)(const struct recurrence_step *prepared,
         team(take_heads, &work, (unsigned)threads, 0);
     else
         take_heads(&work);
-    free(work.memory);
+    free_aligned(work.memory);
     return problem->invalid;
 }

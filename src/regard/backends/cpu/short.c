@@ -706,7 +706,7 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     int64_t numbers = 0;
     enum { MATRICES = sizeof(sizes) / sizeof(sizes[0]) };
     for (int i = 0; i < MATRICES; i++) numbers += (sizes[i] + 15) / 16 * 16;
-    float *memory = aligned_alloc(64, (size_t)(numbers + 16) * sizeof(float)), *rest = memory;
+    float *memory = aligned_memory((numbers + 16) * 4), *rest = memory;
     if (!memory) return 0;
     for (int i = 0; i < MATRICES; i++) *targets[i] = take_floats(&rest, sizes[i]);
     state->width = width, state->block = block;
@@ -769,7 +769,7 @@ INLINE void process(struct short_attention *problem, const int backward) {
     if (sum_lanes(state.check) != 0.0f) __atomic_store_n(&problem->nonfinite, 1, __ATOMIC_RELAXED);
     if (!(max_of_lanes(state.largest) < COARSE)) __atomic_store_n(&problem->coarse, 1, __ATOMIC_RELAXED);
     if (state.overflow) __atomic_store_n(&problem->overflow, 1, __ATOMIC_RELAXED);
-    free(memory);
+    free_aligned(memory);
 }
 
 /* Takes one unit after another while any is left; any number of threads may call these at once. */

@@ -39,7 +39,7 @@ typedef float unaligned_lanes __attribute__((vector_size(4 * LANES), aligned(4),
 #define SHUFFLE(first, second, source) shuffle(first, second, source)
 INLINE lanes shuffle(lanes first, lanes second, bits source) {
     lanes result;
-    for (int lane = 0; lane < LANES; lane++)
+    UNROLL for (int lane = 0; lane < LANES; lane++)
         result[lane] = source[lane] < LANES ? first[source[lane]] : second[source[lane] - LANES];
     return result;
 }

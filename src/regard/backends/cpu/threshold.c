@@ -555,7 +555,7 @@ INLINE void forget_rows(struct row_state *state) {
 INLINE struct row_state take_state(const struct flash *tiles, int64_t rows) {
     int64_t padded = padded_dim(tiles->dim), value_padded = padded_dim(tiles->value_dim);
     int64_t floats = (2 * rows + 3 * BLOCK) * padded + (rows + 3 * BLOCK) * value_padded + 2 * BLOCK * BLOCK + 12 * 16;
-    float *memory = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64);
+    float *memory = aligned_memory(floats * 4);
     struct row_state state = {.query = memory, .kept = calloc((size_t)rows, sizeof(struct kept)), .check = {0}};
     if (!memory) return state;
     take_floats(&memory, rows * padded);
@@ -575,7 +575,7 @@ INLINE void finish_state(struct flash *tiles, struct row_state *state, int64_t r
     for (int64_t row = 0; state->kept && row < rows; row++)
         free(state->kept[row].scores), free(state->kept[row].columns), free(state->kept[row].grad_weights);
     finish_check(tiles, state->check);
-    free(state->query), free(state->kept);
+    free_aligned(state->query), free(state->kept);
 }
 
 /* Takes some blocks of rows of one head after another while any is left; any number of threads may call it at once. */

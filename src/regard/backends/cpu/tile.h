@@ -5,11 +5,11 @@
 #include "flash.h"
 #include "microkernel.h"
 #include "prefetch.h"
+#include "aligned_memory.h"
 #include "typed_rows.h"
 #include "transpose.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #define LOG2_E 1.44269504f
 #define LN_2 0.69314718f
