@@ -7,6 +7,7 @@ from torch import Tensor
 import regard
 from regard import biases, masks, native, normalizers
 from regard.core.grid import Grid
+from regard.errors import KernelError
 from regard.kernels import choose
 from regard.kernels.planning.rates import ZEN_4
 from regard.kernels.validation import make_problem
@@ -121,6 +122,21 @@ def test_a_bias_by_distance_has_its_gradient():
     (truth,) = torch.autograd.grad(expected, wide, above(output).double())
     torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=64 * EPS * truth.abs().max().item())
+
+
+def test_biases_of_content_are_left_to_torch():
+    leaves = inputs(4, 2, 37, 53, 16, 16)
+    gates = torch.nn.functional.logsigmoid(drawn(2, 4, 53))
+    options: dict = {"mask": masks.causal(), "normalizer": normalizers.TalkingHeads(*leaves[3:])}
+    bias = biases.forget_gates(gates)
+    with pytest.raises(KernelError, match="of all biases its code adds those by distance alone"):
+        regard.attention(*leaves[:3], bias=bias, kernel="mixed_heads", **options)
+    sums = gates.double().cumsum(-1)
+    added = sums[..., -37:, None] - sums[..., None, :]
+    query, key, value, *parts = (leaf.detach().double() for leaf in leaves)
+    truth = output_of(talking_weights(query, key, masks.causal().dense(37, 53), *parts, added=added), value)
+    found = regard.attention(*leaves[:3], bias=bias, **options)
+    torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_drops_the_weights_that_the_formula_drops():

@@ -29,6 +29,7 @@ from regard.translation.data_split import evaluation_text
 from regard.translation.experiment import Experiment
 from regard.translation.training import train
 from regard.translation.translator import Translator
+from regard.translation.vocabulary import Vocabulary
 
 try:
     import resource
@@ -80,7 +81,8 @@ def _translation_run(job: Job, experiment: Experiment) -> RunRecord:
     result = train(experiment, job.folder, verbose=False)
     peak, processor = _peak_bytes(), time.process_time() - processor
     translator = Translator.load(job.folder, "best" if experiment.data.validates else "last")
-    encoded = encode(text, translator.source_vocabulary, translator.target_vocabulary)
+    vocabularies = translator.source_vocabulary, translator.target_vocabulary
+    encoded = encode(text, *cast(tuple[Vocabulary, Vocabulary], vocabularies))  # trained here: they are our own
     speed = None
     if job.measure == "cross-entropy":
         statistics = cross_entropy_statistics(cast(nn.Module, translator.model), encoded)

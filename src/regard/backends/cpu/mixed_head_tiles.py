@@ -24,9 +24,11 @@ from .flash_tiles import (
     FlashInC,
     FlashProblem,
     FlashStruct,
+    has_call_bias,
     joined_gradients,
     rows_struct,
     tile_problems,
+    with_bias_gradient,
 )
 from .threads import run_units, thread_count
 
@@ -72,6 +74,8 @@ class MixedHeadsInC:
             reasons.append("its code has no softcap")
         if problem.sinks is not None:
             reasons.append("its code has no sinks")
+        if has_call_bias(problem):
+            reasons.append("of all biases its code adds those by distance alone")
         return reasons or FlashInC().why_not(problem)
 
     def visited_pairs(self, problem: Problem) -> float:
@@ -92,6 +96,7 @@ class MixedHeadsInC:
             results.append((batch, found))
             totals = [total + each for total, each in zip(totals, of_matrices, strict=True)]
         gradients = joined_gradients(batched, replace(saved, needs_normalizer_grad=False), results)
+        gradients = with_bias_gradient(batched, saved, results, gradients)
         if not saved.needs_normalizer_grad:
             return gradients
         return replace(gradients, normalizer=tuple(total[:heads, :heads] for total in totals))
