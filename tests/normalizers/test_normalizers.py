@@ -148,7 +148,9 @@ def test_transforms(normalizer):
 
     torch.testing.assert_close(torch.func.vmap(each)(query, key, value), expected)
     single = torch.func.grad(lambda q: each(q, key[0], value[0]).sum())(query[0])
-    torch.testing.assert_close(single, whole[0][0])
+    # It may be by another kernel, whose sums are rounded otherwise: by the size of their terms.
+    largest = whole[0][0].abs().max().item()
+    torch.testing.assert_close(single, whole[0][0], rtol=0, atol=16 * torch.finfo(torch.float32).eps * largest)
     if isinstance(normalizer, normalizers.Hard):
         return  # its derivative is that of softmax, not of what it computes
     with forward_ad.dual_level():
