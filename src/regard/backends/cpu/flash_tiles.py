@@ -85,11 +85,7 @@ class FlashInC:
         bias = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
         call = CallBiasGradients.over(batched, bias) if bias else None
         results = [(batch, _gradients(part, saved.part(batch), call)) for batch, part in tile_problems(batched)]
-        gradients = joined_gradients(batched, saved, results)
-        if not bias:
-            return gradients
-        add_bias_gradients(batched, _summed_line(results), call, bias)
-        return replace(gradients, bias=bias)
+        return joined_gradients(batched, saved, results, bias, call)
 
     def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there.
@@ -142,9 +138,16 @@ class FlashInC:
 
 
 def joined_gradients(
-    batched: BatchedProblem, saved: Saved, results: Sequence[tuple[slice, Gradients]]
+    batched: BatchedProblem,
+    saved: Saved,
+    results: Sequence[tuple[slice, Gradients]],
+    bias: tuple[Tensor, ...] = (),
+    call: CallBiasGradients | None = None,
 ) -> ProblemGradients:
-    """The gradients of a batched problem from those of slices of its batches, without those of a bias."""
+    """The gradients of a batched problem from those of slices of its batches.
+
+    bias: those of a bias, which the diagonals' and `call` are added to; without it they begin at 0.
+    """
     if len(results) == 1:
         (query, key, value, _) = results[0][1]
         gradients = ProblemGradients(query, key, value, checked=isinstance(results[0][1], CheckedGradients))
@@ -157,18 +160,11 @@ def joined_gradients(
         (parameter,) = batched.problem.normalizer.parameters()
         of_heads = line.sum(-1)
         gradients = replace(gradients, normalizer=(of_heads if parameter.ndim else of_heads.sum(),))
+    if saved.needs_bias_grad:
+        bias = bias or batched.zero_bias_gradients()
+        add_bias_gradients(batched, line, call, bias)
+        gradients = replace(gradients, bias=bias)
     return gradients
-
-
-def with_bias_gradient(
-    batched: BatchedProblem, saved: Saved, results: Sequence[tuple[slice, Gradients]], gradients: ProblemGradients
-) -> ProblemGradients:
-    """The gradients with those of a bias by distance, from the gradient of each diagonal."""
-    if not saved.needs_bias_grad:
-        return gradients
-    bias = batched.zero_bias_gradients()
-    add_bias_gradients(batched, _summed_line(results), None, bias)
-    return replace(gradients, bias=bias)
 
 
 def _summed_line(results: Sequence[tuple[slice, Gradients]]) -> Tensor | None:

@@ -28,7 +28,6 @@ from .flash_tiles import (
     joined_gradients,
     rows_struct,
     tile_problems,
-    with_bias_gradient,
 )
 from .threads import run_units, thread_count
 
@@ -96,7 +95,6 @@ class MixedHeadsInC:
             results.append((batch, found))
             totals = [total + each for total, each in zip(totals, of_matrices, strict=True)]
         gradients = joined_gradients(batched, replace(saved, needs_normalizer_grad=False), results)
-        gradients = with_bias_gradient(batched, saved, results, gradients)
         if not saved.needs_normalizer_grad:
             return gradients
         return replace(gradients, normalizer=tuple(total[:heads, :heads] for total in totals))

@@ -26,7 +26,6 @@ from .flash_tiles import (
     joined_gradients,
     rows_struct,
     tile_problems,
-    with_bias_gradient,
 )
 from .library import last_contiguous
 from .threads import run_units, thread_count
@@ -98,7 +97,7 @@ class ThresholdsInC:
             own = saved.part(batch)
             found = backward(part, normalizer, own.lse, own.grad_output, wants_relative_bias=saved.needs_bias_grad)
             results.append((batch, found))
-        return with_bias_gradient(batched, saved, results, joined_gradients(batched, saved, results))
+        return joined_gradients(batched, saved, results)
 
 
 def forward(part: FlashProblem, normalizer: Normalizer | None) -> tuple[Tensor, Tensor]:
