@@ -137,6 +137,17 @@ class FlashInC:
         return share * pairs
 
 
+def reasons_of_tiles(problem: Problem, reasons: list[str]) -> list[str]:
+    """These, and a softcap, sinks and biases of content, which code for other normalizers lacks; else what tiles do."""
+    if problem.softcap is not None:
+        reasons.append("its code has no softcap")
+    if problem.sinks is not None:
+        reasons.append("its code has no sinks")
+    if has_call_bias(problem):
+        reasons.append("of all biases its code adds those by distance alone")
+    return reasons or FlashInC().why_not(problem)
+
+
 def joined_gradients(
     batched: BatchedProblem,
     saved: Saved,
@@ -287,6 +298,22 @@ class FlashStruct(ctypes.Structure):
         *((name, RowsStruct) for name in ("keep", "weights", "entropy_terms")),
         *(("reductions", c_void_p), ("call_bias", c_void_p)),
     )
+
+
+class TileWork:
+    """A structure that begins with `tiles`, and is run in as many units."""
+
+    tiles: FlashStruct
+
+    @property
+    def unit_count(self) -> int:
+        """The number of units of work."""
+        return self.tiles.unit_count
+
+    @property
+    def failed(self) -> int:
+        """Whether there was no memory."""
+        return self.tiles.failed
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -24,8 +24,9 @@ from .flash_tiles import (
     FlashInC,
     FlashProblem,
     FlashStruct,
-    has_call_bias,
+    TileWork,
     joined_gradients,
+    reasons_of_tiles,
     rows_struct,
     tile_problems,
 )
@@ -38,7 +39,7 @@ MOST_SUMS = 2**30
 """The most bytes of gradients of keys and values that parts of the rows sum up, each on its own."""
 
 
-class MixedHeadsStruct(ctypes.Structure):
+class MixedHeadsStruct(TileWork, ctypes.Structure):
     """The structure `mixed_heads` of mixed_heads.h."""
 
     _fields_ = (
@@ -50,16 +51,6 @@ class MixedHeadsStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("grad_query", "grad_key", "grad_value", "grad_before", "grad_after")),
     )
 
-    @property
-    def unit_count(self) -> int:
-        """The number of units of work."""
-        return self.tiles.unit_count
-
-    @property
-    def failed(self) -> int:
-        """Whether there was no memory."""
-        return self.tiles.failed
-
 
 class MixedHeadsInC:
     """Talking heads by one call of C for each slice of batches with the same tiles."""
@@ -69,13 +60,7 @@ class MixedHeadsInC:
         reasons = []
         if not isinstance(problem.normalizer, TalkingHeads):
             reasons.append("its code computes normalizers.TalkingHeads")
-        if problem.softcap is not None:
-            reasons.append("its code has no softcap")
-        if problem.sinks is not None:
-            reasons.append("its code has no sinks")
-        if has_call_bias(problem):
-            reasons.append("of all biases its code adds those by distance alone")
-        return reasons or FlashInC().why_not(problem)
+        return reasons_of_tiles(problem, reasons)
 
     def visited_pairs(self, problem: Problem) -> float:
         """The pairs whose scores are computed."""

@@ -22,8 +22,9 @@ from .flash_tiles import (
     FlashInC,
     FlashProblem,
     FlashStruct,
-    has_call_bias,
+    TileWork,
     joined_gradients,
+    reasons_of_tiles,
     rows_struct,
     tile_problems,
 )
@@ -34,7 +35,7 @@ ROW_BLOCKS = 1
 """Blocks of rows in a unit of work: where most keys have weight, the lists of those of more rows leave the cache."""
 
 
-class ThresholdStruct(ctypes.Structure):
+class ThresholdStruct(TileWork, ctypes.Structure):
     """The structure `threshold` of threshold.h."""
 
     _fields_ = (
@@ -42,16 +43,6 @@ class ThresholdStruct(ctypes.Structure):
         *((name, c_int64) for name in ("squared", "row_parts", "grad_key_part", "grad_value_part")),
         ("score_scale", c_float),
     )
-
-    @property
-    def unit_count(self) -> int:
-        """The number of units of work."""
-        return self.tiles.unit_count
-
-    @property
-    def failed(self) -> int:
-        """Whether there was no memory."""
-        return self.tiles.failed
 
 
 def has_threshold(normalizer: Normalizer | None) -> bool:
@@ -73,13 +64,7 @@ class ThresholdsInC:
         reasons = []
         if not has_threshold(problem.normalizer):
             reasons.append("its code computes normalizers.Sparsemax, and normalizers.Entmax of the number 1.5")
-        if problem.softcap is not None:
-            reasons.append("its code has no softcap")
-        if problem.sinks is not None:
-            reasons.append("its code has no sinks")
-        if has_call_bias(problem):
-            reasons.append("of all biases its code adds those by distance alone")
-        return reasons or FlashInC().why_not(problem)
+        return reasons_of_tiles(problem, reasons)
 
     def visited_pairs(self, problem: Problem) -> float:
         """The pairs whose scores are computed."""
