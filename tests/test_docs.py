@@ -21,9 +21,9 @@ from unittest import mock
 import pytest
 
 from regard.doctor import RULES
-from regard.doctor.code_explanation import explained_codes, explanation
 from regard.models.language_model.huggingface.architectures import ARCHITECTURES
 from regard.steps import table_formats
+from regard_doctor.code_explanation import explained_codes, explanation
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
@@ -204,6 +204,13 @@ def test_every_page_is_in_the_navigation():
     assert len(listed) == len(pages)
 
 
+def named_file(name: str) -> Path:
+    """The file that a page names: of the tests, of the page, of the doctor of sources, else of the library."""
+    if name.startswith("tests/") or name.endswith(".ts"):
+        return DOCS.parent / name
+    return DOCS.parent / "src" / ("" if name.startswith("regard_doctor/") else "regard") / name
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_and_names_of_files_are_there(page):
     text = page.read_text("utf-8")
@@ -211,8 +218,7 @@ def test_links_and_names_of_files_are_there(page):
         assert (page.parent / target).exists(), target
     if page.stem == "architecture" or page.parent.name == "extending":
         for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|c|h|ts))`", text):
-            root = DOCS.parent if name.startswith("tests/") or name.endswith(".ts") else DOCS.parent / "src" / "regard"
-            assert (root / name).exists(), name
+            assert named_file(name).exists(), name
 
 
 CHANGES = re.split(r"^- ", (DOCS.parent / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
@@ -232,6 +238,7 @@ WORDS = {
     word
     for path in (
         *SOURCES.rglob("*.py"),
+        *(SOURCES.parent / "regard_doctor").rglob("*.py"),
         *SOURCES.rglob("*.[ch]"),
         *(DOCS.parent / "explorer" / "src").rglob("*.ts"),
         *(DOCS.parent / "tests").rglob("*.py"),
@@ -290,8 +297,7 @@ def test_the_names_behind_a_file_are_defined_there_and_explained():
     assert len(bullets) > 50
     faults = []
     for file, names in bullets:
-        root = DOCS.parent if file.startswith("tests/") else SOURCES
-        found = definitions(root / file)
+        found = definitions(named_file(file))
         for name in re.findall(r"`([\w.]+)`", names):
             node = found.get(name)
             if node is None:

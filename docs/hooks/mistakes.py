@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from regard.doctor.code_explanation import CodeExplanation, explained_codes, explanation
+from regard_doctor.code_explanation import CodeExplanation, explained_codes, explanation
 
 PLACE = re.compile(r"^::: codes$", flags=re.MULTILINE)
 SUBJECTS = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Environment variables of the OpenMP runtimes that say whether waiting threads spin or sleep."""
@@ -19,6 +20,10 @@ def main() -> None:
     from running, and training or translating takes ten times as long. A user's own setting of one of `WAITING` wins.
     `regard bench` keeps the default: what it measures is used by processes that import regard, which have it too.
     """
+    if sys.argv[1:2] == ["doctor"] and find_spec("regard_doctor"):
+        from regard_doctor.command import main as diagnose
+
+        diagnose(sys.argv[2:], program="regard doctor")  # reads sources without loading torch
     command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     if command != "bench" and not any(name in os.environ for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.doctor.diagnosis import EVERYTHING, reported
-from regard.doctor.rewriting import ReplaceExpression, Rewrite
+from regard_doctor.diagnosis import EVERYTHING, reported
+from regard_doctor.rewriting import ReplaceExpression, Rewrite
 
 _RESULT = "result_of_the_trial"
 _LENGTH, _WIDTH = 6, 8

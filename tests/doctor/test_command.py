@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from regard.cli.app import app
 from regard.doctor import RULES
-from regard.doctor.code_explanation import explanation
-from regard.doctor.run_explanations import EXPLANATIONS
+from regard_doctor.code_explanation import explanation
+from regard_doctor.run_explanations import EXPLANATIONS
 
 WRONG = "def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-2) @ v\n"
 CLEAN = "def f(q, k, v):\n    return q\n"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from regard.doctor import RuleSelection, Severity, diagnose, diagnose_file, diagnose_files
-from regard.doctor.diagnosis import UNREADABLE
-from regard.doctor.python_source import LARGEST, mentions_attention
-from regard.doctor.source_discovery import python_files
-from regard.errors import ConfigurationError
+from regard_doctor.diagnosis import UNREADABLE
+from regard_doctor.doctor_error import DoctorError
+from regard_doctor.python_source import LARGEST, mentions_attention
+from regard_doctor.source_discovery import python_files
 
 WRONG = "def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-2) @ v{comment}\n"
 ERRORS = RuleSelection(least=Severity.ERROR)
@@ -174,5 +174,5 @@ def test_links_in_a_circle(tmp_path):
 
 
 def test_a_path_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigurationError, match="there is no file or folder '.*gone'; name one that exists"):
+    with pytest.raises(DoctorError, match="there is no file or folder '.*gone'; name one that exists"):
         python_files([tmp_path / "gone"])

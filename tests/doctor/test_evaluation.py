@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regard.doctor import RuleSelection, Severity, diagnose
-from regard.doctor.finding import CodeFinding
+from regard_doctor.finding import CodeFinding
 
 PLANTED = Path(__file__).parent / "planted"
 BLIND = Path(__file__).parent / "planted_blind"

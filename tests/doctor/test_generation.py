@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.doctor import CodeFinding, Severity, diagnose
-from regard.doctor.diagnosis import diagnose_file
+from regard_doctor.diagnosis import diagnose_file
 
 IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 MODEL = """

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from regard.doctor import RuleSelection, Severity, diagnose
-from regard.doctor.diagnosis import diagnose_files
-from regard.doctor.doctor_settings import settings_near
-from regard.doctor.source_discovery import python_files
+from regard_doctor.diagnosis import diagnose_files
+from regard_doctor.doctor_settings import settings_near
+from regard_doctor.source_discovery import python_files
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)

@@ -17,7 +17,7 @@ from regard.cli.align import align
 from regard.cli.bench import bench
 from regard.cli.compare import compare
 from regard.cli.demo import demo
-from regard.cli.doctor import doctor
+from regard.cli.doctor import MISTAKES, doctor
 from regard.cli.evaluate import evaluate
 from regard.cli.examine import examine
 from regard.cli.explore import explore
@@ -37,7 +37,7 @@ class Commands(TyperGroup):
         try:
             with naming_the_extra():
                 return super().invoke(ctx)
-        except RegardError as error:
+        except (RegardError, *MISTAKES) as error:
             if ctx.params["debug"]:
                 raise
             typer.echo(f"regard: {error}", err=True)

@@ -1,21 +1,37 @@
 """The doctor: finds mistakes in the attention of Python sources, without running them, and of models, by running them.
 
-`diagnose(source)` analyzes one module, `diagnose_files(paths)` many; the command is `regard doctor`. `examine(model,
-batch)` changes the inputs of a model and compares its outputs; the command is `regard examine`.
-
-The analysis is built on the syntax trees of Python's own `ast`, which parses a hundred times as fast as LibCST;
-rewrites are carried out on LibCST's trees, which keep comments and formatting.
+`diagnose(source)` analyzes one module, `diagnose_files(paths)` many; the command is `regard doctor`. They are those of
+`regard_doctor`, a distribution of its own that needs no torch. `examine(model, batch)` changes the inputs of a model
+and compares its outputs; the command is `regard examine`.
 """
 
 from __future__ import annotations
 
-from .diagnosis import RuleSelection, diagnose, diagnose_file, diagnose_files
+from ..errors import MissingExtra
+
+try:
+    from regard_doctor import (
+        RULES,
+        AttentionRule,
+        CodeFinding,
+        Report,
+        RuleSelection,
+        Severity,
+        diagnose,
+        diagnose_file,
+        diagnose_files,
+    )
+except ModuleNotFoundError as error:
+    if error.name != "regard_doctor":
+        raise
+    raise MissingExtra(
+        "this needs the package 'regard-doctor', which is not installed; pip install regard-doctor"
+    ) from None
+
 from .diagnosis_page import diagnosis_page
 from .examination import CHECKS, examine
 from .examination_page import examination_page
 from .examination_report import Evidence, Examination, ModelFinding
-from .finding import CodeFinding, Severity
-from .rules import RULES, AttentionRule, Report
 
 __all__ = [
     "CHECKS",

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import MissingExtra
+from regard_doctor.diagnosis import EVERYTHING, UNREADABLE, RuleSelection, reported
+from regard_doctor.doctor_error import DoctorError
+from regard_doctor.finding import CodeFinding
+from regard_doctor.fixing import chosen_rewrites
+from regard_doctor.python_source import UnreadableSource, decoded, parsed, read_bytes
+from regard_doctor.rewriting import rewritten
+
 from .code_excerpt import CodeRange, changed_blocks, diff, escaped, excerpt, source_lines
-from .diagnosis import EVERYTHING, UNREADABLE, RuleSelection, reported
-from .finding import CodeFinding
 from .findings_page import PageFinding, findings_page, page_rule
-from .fixing import chosen_rewrites
-from .python_source import UnreadableSource, decoded, parsed, read_bytes
-from .rewriting import rewritten
 
 if TYPE_CHECKING:
     from ..explorer.static_page import StaticPage
@@ -106,7 +107,7 @@ class _Fixes:
         try:
             result, _ = rewritten(text, chosen_rewrites(rewrites.values(), to))
             parsed(result)
-        except MissingExtra as error:
+        except DoctorError as error:
             return cls((), (), (), {}, str(error))
         except UnreadableSource:
             return cls((), (), (), {})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard_doctor.python_source import UnreadableSource, decoded, read_bytes
+
 from .code_excerpt import CodeRange, escaped, excerpt, source_lines
 from .examination_report import Evidence, Examination, ModelFinding
 from .findings_page import PageFinding, findings_page, page_rule
 from .map_figure import HATCH, atlas_of_maps, figure
-from .python_source import UnreadableSource, decoded, read_bytes
 
 if TYPE_CHECKING:
     from ..explorer.static_page import StaticPage

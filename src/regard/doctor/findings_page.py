@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from regard_doctor.code_explanation import explanation, page_address
+from regard_doctor.finding import Severity
+
 from .code_excerpt import escaped, example
-from .code_explanation import explanation, page_address
-from .finding import Severity
 
 if TYPE_CHECKING:
     from ..explorer.static_page import StaticPage

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard_doctor.finding import Severity
+
 from .examination_report import ModelFinding, finding
-from .finding import Severity
 from .finding_map import IsWrong, Maps, attention_of_module, difference_map, influence_map
 from .module_trace import ModuleCall, first_moved, length_axis, trace
 from .subject import DOCUMENTS, DROP_MASKS, KEEP_MASKS, SOURCES, Noise, Subject, largest

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard_doctor.python_source import UnreadableSource, decoded, parsed, read_bytes
+
 from ..errors import ConfigurationError, require
-from .python_source import UnreadableSource, decoded, parsed, read_bytes
 
 MOST_NAMES = 8
 """Names of a file that a message lists, the last ones: a model stands behind its parts."""

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard_doctor.finding import Severity
+
 from .examination_report import ModelFinding, finding
-from .finding import Severity
 from .finding_map import difference_map
 from .leaks import SkippedCheck
 from .softmax_capture import capture_weights

@@ -15,9 +15,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from regard_doctor.finding import Severity
+
 from ..errors import ConfigurationError
 from .examination_report import KINDS
-from .finding import Severity
 
 COLUMNS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "future": ("future", ("RUN101",), ""),

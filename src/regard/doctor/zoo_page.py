@@ -6,10 +6,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from regard_doctor.finding import Severity
+
 from .code_excerpt import escaped
 from .examination_page import finding_entry, shown_file
 from .examination_report import Evidence, ModelFinding
-from .finding import Severity
 from .findings_page import PageFinding, findings_page, page_rule
 from .zoo import COLUMNS, LEGEND, MEANINGS, ZooEntry, ZooReport
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
 
-import regard
-
+from . import __version__
 from .code_explanation import explanation, page_address
 from .finding import CodeFinding, Severity
 from .rules import RULES
@@ -49,7 +48,7 @@ def as_sarif(findings: Sequence[CodeFinding], documentation: str = "") -> str:
         "tool": {
             "driver": {
                 "name": "regard doctor",
-                "version": regard.__version__,
+                "version": __version__,
                 "rules": [_sarif_rule(code, documentation) for code in codes],
             }
         },

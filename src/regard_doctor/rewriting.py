@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..errors import require
+from .doctor_error import DoctorError
 
 if TYPE_CHECKING:
     import libcst
@@ -71,16 +71,18 @@ def rewritten(source: str, rewrites: Iterable[Rewrite]) -> tuple[str, int]:
     """The source after the rewrites, and their number; of two that touch the same code, the first is carried out.
 
     Raises:
-        MissingExtra: LibCST is not installed.
+        DoctorError: LibCST is not installed.
     """
-    require("libcst", extra="doctor")
     chosen: list[Rewrite] = []
     for rewrite in rewrites:
         if not any(_overlap(edit.node, other.node) for edit in rewrite.edits for one in chosen for other in one.edits):
             chosen.append(rewrite)
     if not chosen:
         return source, 0
-    import libcst
+    try:
+        import libcst
+    except ModuleNotFoundError:
+        raise DoctorError("rewriting needs the package 'libcst', which is not installed; pip install libcst") from None
 
     edits = [edit for rewrite in chosen for edit in rewrite.edits]
     wrapper = libcst.MetadataWrapper(libcst.parse_module(source), unsafe_skip_copy=True)

@@ -6,8 +6,8 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import ConfigurationError, nearest
 from .code_explanation import check_documentation
+from .doctor_error import DoctorError, nearest
 from .finding import Severity
 from .rules import RULES
 
@@ -33,7 +33,7 @@ def settings_near(path: Path) -> DoctorSettings:
     """The settings of the nearest `pyproject.toml` in the folder of `path` or above; the defaults where there is none.
 
     Raises:
-        ConfigurationError: the file is not TOML, or a key or a value of the table is wrong.
+        DoctorError: the file is not TOML, or a key or a value of the table is wrong.
     """
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     for one in (folder, *folder.parents):
@@ -47,15 +47,15 @@ def _read(path: Path) -> DoctorSettings:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigurationError(f"{path} is not TOML that can be read: {error}; mend the file") from None
+        raise DoctorError(f"{path} is not TOML that can be read: {error}; mend the file") from None
     table = document.get("tool", {}).get("regard", {}).get("doctor", {})
     where = f"[tool.regard.doctor] of {path}"
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{where} is {table!r}; it needs to be a table")
+        raise DoctorError(f"{where} is {table!r}; it needs to be a table")
     settings = DoctorSettings()
     for key, value in table.items():
         if key not in _KEYS:
-            raise ConfigurationError(f"{where} has the unknown key {key!r}; {nearest(key, _KEYS)}")
+            raise DoctorError(f"{where} has the unknown key {key!r}; {nearest(key, _KEYS)}")
         if key == "min-severity":
             settings = replace(settings, min_severity=severity_named(value, where=where))
             continue
@@ -66,7 +66,7 @@ def _read(path: Path) -> DoctorSettings:
             settings = replace(settings, per_file_ignores=_per_file(value, where=where))
             continue
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise ConfigurationError(f"{key} in {where} is {value!r}; it needs to be a list of strings")
+            raise DoctorError(f"{key} in {where} is {value!r}; it needs to be a list of strings")
         if key != "exclude":
             check_codes(value, where=where)
         settings = replace(settings, **{key: tuple(value)})
@@ -75,7 +75,7 @@ def _read(path: Path) -> DoctorSettings:
 
 def _per_file(value: object, *, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not isinstance(value, dict) or not all(isinstance(codes, list) for codes in value.values()):
-        raise ConfigurationError(
+        raise DoctorError(
             f'per-file-ignores in {where} is {value!r}; it needs to be a table such as {{"tests/*" = ["ATT9"]}}'
         )
     for codes in value.values():
@@ -87,11 +87,11 @@ def severity_named(name: object, *, where: str) -> Severity:
     """The severity of that name.
 
     Raises:
-        ConfigurationError: there is none.
+        DoctorError: there is none.
     """
     names = {severity.value: severity for severity in Severity}
     if not isinstance(name, str) or name not in names:
-        raise ConfigurationError(f"unknown severity {name!r} in {where}; {nearest(str(name), names)}")
+        raise DoctorError(f"unknown severity {name!r} in {where}; {nearest(str(name), names)}")
     return names[name]
 
 
@@ -99,8 +99,8 @@ def check_codes(codes: list[str] | tuple[str, ...], *, where: str) -> None:
     """Check that each code is that of a rule, or the beginning of one.
 
     Raises:
-        ConfigurationError: no rule has a code that begins so.
+        DoctorError: no rule has a code that begins so.
     """
     for code in codes:
         if not code or not any(known.startswith(code) for known in RULES):
-            raise ConfigurationError(f"unknown code {code!r} in {where}; {nearest(code, RULES)}")
+            raise DoctorError(f"unknown code {code!r} in {where}; {nearest(code, RULES)}")

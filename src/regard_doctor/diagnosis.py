@@ -164,16 +164,21 @@ def diagnose_file(path: Path, selection: RuleSelection = EVERYTHING) -> list[Cod
     return diagnose(text, path=str(path), selection=selection)
 
 
+def _cores() -> int:
+    """Cores that this process may use, as far as the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def diagnose_files(
     paths: Iterable[Path], selection: RuleSelection = EVERYTHING, jobs: int | None = None
 ) -> list[CodeFinding]:
     """The findings in many files, in the order of the paths; in `jobs` processes, by default one for each core."""
     files = list(paths)
-    jobs = jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = jobs or _cores()
     work = partial(diagnose_file, selection=selection)
     if jobs == 1 or len(files) < _WORTH_PROCESSES:
         return [finding for path in files for finding in work(path)]
-    # A forked process has torch loaded already; where forking is unsafe, a new process loads it.
+    # A forked process has the rules loaded already; where forking is unsafe, a new process loads them.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         return [finding for found in pool.map(work, files, chunksize=_CHUNK) for finding in found]

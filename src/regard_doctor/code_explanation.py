@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ..errors import ConfigurationError, nearest
 from .diagnosis import UNREADABLE
-from .examination_report import KINDS
+from .doctor_error import DoctorError, nearest
 from .finding import Severity
 from .rules import RULES
-from .run_explanations import EXPLANATIONS
+from .run_explanations import EXPLANATIONS, KINDS
 
 PAGE = "mistakes.html"
 """The page of the documentation with an entry for each code, whose anchor is the code."""
@@ -57,7 +56,7 @@ def explanation(code: str) -> CodeExplanation:
     """The explanation of a code, in upper or lower case.
 
     Raises:
-        ConfigurationError: there is no such code.
+        DoctorError: there is no such code.
 
     >>> explanation("att111").summary
     'The softmax normalizes another axis than that of the keys, over which the values are summed.'
@@ -70,7 +69,7 @@ def explanation(code: str) -> CodeExplanation:
         rule = RULES[found]
         return CodeExplanation(found, rule.severity, rule.explanation, rule.wrong, rule.right, rule.source)
     if found not in KINDS:
-        raise ConfigurationError(f"unknown code {code!r}; {nearest(found, explained_codes())}")
+        raise DoctorError(f"unknown code {code!r}; {nearest(found, explained_codes())}")
     (name, severity), run = KINDS[found], EXPLANATIONS[found]
     return CodeExplanation(found, severity, f"{name.capitalize()}.\n\n{run.text}", run.wrong, run.right, run.source)
 
@@ -93,11 +92,11 @@ def check_documentation(address: object, *, where: str) -> str:
     """The address of the documentation's folder, checked.
 
     Raises:
-        ConfigurationError: no absolute address.
+        DoctorError: no absolute address.
     """
     if isinstance(address, str) and urlsplit(address).scheme in ("http", "https", "file"):
         return address
-    raise ConfigurationError(
+    raise DoctorError(
         f"documentation in {where} is {address!r}; it needs the address of the documentation's folder, as "
         '"https://HOST/regard" or "file:///FOLDER/build/site"'
     )

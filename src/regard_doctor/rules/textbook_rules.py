@@ -506,7 +506,7 @@ class _Rewriter:
         if step.conditional:
             return self._optional_mask(step)
         values = mask_values(step.operand)
-        if values is not None and step.op == "masked_fill" and triangle(values.bool()) == "future":
+        if values is not None and step.op == "masked_fill" and triangle(values.astype(bool)) == "future":
             fill = fill_value(step.term.get("value"))
             if fill is not None and fill <= -1e9:
                 return {"causal": True}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ..errors import ConfigurationError
+from .doctor_error import DoctorError
 
 SKIPPED_FOLDERS = frozenset(
     {
@@ -39,12 +39,12 @@ def python_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Pat
     followed; a folder is entered once, by whatever path it is reached first.
 
     Raises:
-        ConfigurationError: a path does not exist.
+        DoctorError: a path does not exist.
     """
     patterns, files, seen = list(exclude), [], set()
     for path in paths:
         if not path.exists():
-            raise ConfigurationError(f"there is no file or folder {str(path)!r}; name one that exists")
+            raise DoctorError(f"there is no file or folder {str(path)!r}; name one that exists")
         found = [path] if path.is_file() else _files_below(path, patterns)
         for one in found:
             real = os.path.realpath(one)

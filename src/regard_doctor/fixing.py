@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigurationError
-from ..utils.atomic_files import atomic_write
 from .diagnosis import EVERYTHING, RuleSelection, reported
+from .doctor_error import DoctorError
 from .python_source import UnreadableSource, decoded, encoded, mentions_attention, parsed, read_bytes
 from .rewriting import Rewrite, rewritten
 
@@ -27,9 +29,6 @@ def fixed_source(source: str, *, to: str = "sdpa", selection: RuleSelection = EV
 
     `to` is "sdpa", torch's `scaled_dot_product_attention`, or "regard", `regard.attention`. Code that a rewrite would
     make unparsable is left as it is.
-
-    Raises:
-        MissingExtra: LibCST is not installed.
     """
     found = [report.rewrite for _, report in reported(source, selection=selection) if report and report.rewrite]
     if not found:
@@ -51,8 +50,7 @@ def fix_files(paths: Iterable[Path], *, to: str = "sdpa", selection: RuleSelecti
     """Rewrite files, each replaced as a whole; files that cannot be read are left to `diagnose_files`.
 
     Raises:
-        CheckpointError: a file cannot be written; it is as it was.
-        MissingExtra: LibCST is not installed.
+        DoctorError: a file cannot be written; it is as it was.
     """
     changed = []
     for path in paths:
@@ -63,19 +61,44 @@ def fix_files(paths: Iterable[Path], *, to: str = "sdpa", selection: RuleSelecti
             text = decoded(content)
             result, fixes = fixed_source(text, to=to, selection=selection.within(path.as_posix()))
             if fixes:
-                with atomic_write(path) as partial:
-                    partial.write_bytes(encoded(result, content))
+                _replace(path, encoded(result, content))
                 changed.append(FixedFile(path, fixes))
         except UnreadableSource:
             continue
     return changed
 
 
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file, or the one that a link leads to, so that a reader finds the old content or the new one.
+
+    Raises:
+        DoctorError: it cannot be written.
+    """
+    target = path.resolve()
+    written = ""
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:40]}.", delete=False) as file:
+            written = file.name
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(target, written)
+        os.replace(written, target)
+    except OSError as error:
+        raise DoctorError(
+            f"cannot write {path}: {error.strerror or error}; the file is as it was; make it and its folder writable, "
+            "with room for it"
+        ) from None
+    finally:
+        if written:
+            Path(written).unlink(missing_ok=True)
+
+
 def check_clean(paths: Sequence[Path]) -> None:
     """Refuse paths in a git repository that have changes which are not committed.
 
     Raises:
-        ConfigurationError: there are such changes; a rewrite could not be told from them, nor undone.
+        DoctorError: there are such changes; a rewrite could not be told from them, nor undone.
     """
     for path in paths:
         folder = path if path.is_dir() else path.parent
@@ -86,7 +109,7 @@ def check_clean(paths: Sequence[Path]) -> None:
             return  # no git, so no repository to speak of
         if done.returncode == 0 and done.stdout.strip():
             first = done.stdout.strip().splitlines()[0].split(maxsplit=1)[-1]
-            raise ConfigurationError(
+            raise DoctorError(
                 f"the git repository of {str(path)!r} has changes that are not committed ({first}); "
                 "commit or stash them, or pass --allow-dirty"
             )

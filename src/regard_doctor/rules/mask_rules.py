@@ -139,15 +139,15 @@ def inverted_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     for use in mask_uses(facts):
         for mask in resolved(use.mask):
             values = mask_values(mask)
-            if values is None or (use.added is False and values.dtype != values.bool().dtype and not _boolean(mask)):
+            if values is None or (use.added is False and values.dtype != bool and not _boolean(mask)):
                 continue
             if is_zero_one(values) and use.added:
                 continue
-            hidden = hidden_pairs(values if use.added else values.bool(), true_hides=use.true_hides)
+            hidden = hidden_pairs(values if use.added else values.astype(bool), true_hides=use.true_hides)
             found = triangle(hidden)
             if found in ("past", "past and self"):
                 meaning = "ignore" if use.true_hides else "attend"
-                reason = f"; to {use.where}, True means {meaning}" if values.dtype == hidden.dtype else ""
+                reason = f"; to {use.where}, True means {meaning}" if values.dtype == bool else ""
                 yield Report(use.node.node, f"this mask hides the past and shows the future{reason}: invert it")
 
 
@@ -158,7 +158,7 @@ def _uses_that_hide(what: str, facts: ModuleFacts) -> Iterator[MaskUse]:
             values = mask_values(mask)
             if values is None or (is_zero_one(values) and use.added):
                 continue
-            if triangle(hidden_pairs(values if use.added else values.bool(), true_hides=use.true_hides)) == what:
+            if triangle(hidden_pairs(values if use.added else values.astype(bool), true_hides=use.true_hides)) == what:
                 yield use
 
 
@@ -304,11 +304,11 @@ def visible_next_position(facts: ModuleFacts) -> Iterator[Report]:
         name = event.function.name if event.function is not None else ""
         named = re.search(r"mask|subsequent|causal|future|look_?ahead", name)
         values = mask_values(event.term.input) if named and event.depth == 0 else None
-        if values is not None and triangle(~values.bool()) == "future but the next":
+        if values is not None and triangle(~values.astype(bool)) == "future but the next":
             yield Report(event.term.input.node, "this causal mask shows each position the next one: use diagonal=0")
     for event in facts.operations("masked_fill"):
         values = mask_values(event.term.get("mask"))
-        if values is not None and values.dtype == (values == 0).dtype and triangle(values) == "future but the next":
+        if values is not None and values.dtype == bool and triangle(values) == "future but the next":
             yield Report(event.term.node, "this causal mask shows each position the next one: fill triu(diagonal=1)")
 
 
@@ -452,7 +452,7 @@ def _is_mask_of_weights(mask: Term) -> bool:
             return True
         mask = mask.input
     values = mask_values(mask)
-    if values is not None and (is_zero_one(values) or values.dtype == (values == 0).dtype):
+    if values is not None and (is_zero_one(values) or values.dtype == bool):
         return True
     compared = mask.op in ("less", "less_equal", "greater", "greater_equal")
     counted = compared and any(one.op == "arange" for operand in mask.operands() for one in walk(operand))

@@ -218,7 +218,7 @@ def _joins_documents(term: Term) -> bool:
     for one in term.operands():
         values = mask_values(one)
         if values is not None:
-            causal |= triangle(hidden_pairs(values.bool(), true_hides=False)) == "future"
+            causal |= triangle(hidden_pairs(values.astype(bool), true_hides=False)) == "future"
         while one.op in ("unsqueeze", "item", "expand", "cast"):
             one = one.input
         same |= one.op == "equal" and any(_DOCUMENTS.search(name) for name in names_in(one))

@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from ..attention_sites import names_in, product
 from ..finding import Severity
@@ -68,7 +69,7 @@ def rewarded_distance(facts: ModuleFacts) -> Iterator[Report]:
         for bias, sign in [*((one, 1) for one in biases), *((one, -1) for one in taken)]:
             for one in _summands(bias):
                 values = _biased(one)
-                if values is not None and bool((sign * values[3, :3].diff() < 0).all()) and _names_slopes(one):
+                if values is not None and bool((sign * np.diff(values[3, :3]) < 0).all()) and _names_slopes(one):
                     yield Report(one.node, "this bias is larger for keys farther away: subtract slopes · distance")
 
 
@@ -109,11 +110,11 @@ def _names_slopes(term: Term) -> bool:
     return any(_SLOPES.search(label(one)) or one.op == "pow" for one in walk(term))
 
 
-def _biased(term: Term, depth: int = 12) -> torch.Tensor | None:
+def _biased(term: Term, depth: int = 12) -> NDArray | None:
     """The values of a bias by distance for four positions, with slopes of 1."""
     values = mask_values(term)
     if values is not None or depth == 0:
-        return values.float() if values is not None else None
+        return values.astype(float) if values is not None else None
     if term.op == "mul":
         left, right = term.get("input"), term.get("other")
         if left is None or right is None:
@@ -129,10 +130,10 @@ def _biased(term: Term, depth: int = 12) -> torch.Tensor | None:
     if inner is None or (term.op in ("sub", "transpose")) or (term.op == "method" and term.value != "abs"):
         return None
     if term.op in ("abs", "method"):
-        return inner.abs()
+        return np.abs(inner)
     if term.op == "clamp":
         least, most = number(term.get("min")), number(term.get("max"))
-        return None if least is None and most is None else inner.clamp(least, most)
+        return None if least is None and most is None else np.clip(inner, least, most)
     return -inner if term.op == "negative" else inner
 
 

@@ -170,7 +170,10 @@ _MADE = frozenset({"ones", "full", "zeros", "size"})
 def _starts_at_first_key(mask: Term) -> bool:
     """Whether a mask is a triangle over other numbers of queries and keys, with its corner at the first of both."""
     values = mask_values(mask)
-    if values is None or triangle(hidden_pairs(values.bool(), true_hides=True)) not in ("future", "past and self"):
+    if values is None or triangle(hidden_pairs(values.astype(bool), true_hides=True)) not in (
+        "future",
+        "past and self",
+    ):
         return False
     for one in walk(mask, stop=_MADE):
         if one.op == "item":

@@ -405,7 +405,7 @@ def _causal_functions(facts: ModuleFacts) -> Iterator[tuple[Function, AttentionS
         causal = is_true(site.output.get("is_causal")) or bool(masks)
         if causal and all(
             (values := mask_values(one)) is not None
-            and triangle(hidden_pairs(values.bool(), true_hides=True)) in ("future", "past and self")
+            and triangle(hidden_pairs(values.astype(bool), true_hides=True)) in ("future", "past and self")
             for one in masks
         ):
             yield node, site

@@ -340,7 +340,7 @@ def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
         if mask is None or mask.op == "choice" or (event.depth == 0 and event.function in facts.followed):
             continue
         values = next((mask_values(one) for one in resolved(mask)), None)
-        if values is not None and values.dtype != values.bool().dtype and not values.any():
+        if values is not None and values.dtype != bool and not values.any():
             yield Report(
                 event.term.node, "a mask of zeros hides nothing and keeps this off the flash kernels: pass none"
             )
@@ -503,7 +503,7 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
             continue
         halves = ("future", "past", "future and self", "past and self")
         shown = values if values.min() >= 0 else values < 0
-        if triangle(shown.bool()) in halves and isinstance(term.node, ast.Call):
+        if triangle(shown.astype(bool)) in halves and isinstance(term.node, ast.Call):
             yield Report(
                 term.node,
                 "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask",
