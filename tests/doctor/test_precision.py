@@ -13,6 +13,38 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "one query beside a causal path": """
+        def attend(q, k, v):
+            if q.size(-2) == 1:
+                return F.scaled_dot_product_attention(q, k, v)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    """,
+    "one query left over by a guard": """
+        def attend(q, k, v):
+            if q.size(-2) > 1:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return F.scaled_dot_product_attention(q, k, v)
+    """,
+    "one query in the other branch, with a cache": """
+        def attend(q, k, v, cache=None):
+            if cache is None or q.size(-2) != 1:
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            else:
+                out = F.scaled_dot_product_attention(q, k, v)
+            return out
+    """,
+    "a finite mask whose comment, or that of its sibling, gives the reason": """
+        def attend(q, k, v, mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            # -inf would make rows without any key NaN
+            scores = scores.masked_fill(mask == 0, -1e9)
+            return torch.softmax(scores, dim=-1) @ v
+
+        def attend_again(q, k, v, mask):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores = scores.masked_fill(mask == 0, -1e9)
+            return torch.softmax(scores, dim=-1) @ v
+    """,
     "a mask that a method would store, which nothing calls": """
         class Attention(nn.Module):
             def stored(self, n):

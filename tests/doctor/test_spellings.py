@@ -13,6 +13,16 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "no mask where there are many queries, by a guard": (
+        "ATT214",
+        """
+        def attend(q, k, v):
+            if q.size(-2) > 1:
+                return F.scaled_dot_product_attention(q, k, v)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        """,
+        ("> 1", "== 1"),
+    ),
     "no scale, a product that adds a bias": (
         "ATT101",
         """

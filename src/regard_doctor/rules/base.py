@@ -148,11 +148,8 @@ def is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
     )
 
 
-_ON_PURPOSE = re.compile(r"(?<!not )\b(deliberate(ly)?|intentional(ly)?|on purpose|by design)\b", re.I)
-
-
-def is_on_purpose(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether a comment beside or above a statement, or above the function around it, says that it is meant so."""
+def comments_at(node: ast.AST, facts: ModuleFacts) -> Iterator[str]:
+    """The comments beside and above a statement, and above the function around it."""
     lines = facts.source.splitlines()
     statement: ast.AST | None = node
     while statement is not None and not isinstance(statement, ast.stmt | ast.arg):
@@ -165,9 +162,15 @@ def is_on_purpose(node: ast.AST, facts: ModuleFacts) -> bool:
         above = first - 1
         while above > 0 and lines[above - 1].lstrip().startswith("#"):
             above -= 1
-        if any(_ON_PURPOSE.search(line.partition("#")[2]) for line in lines[above:last]):
-            return True
-    return False
+        yield from (line.partition("#")[2] for line in lines[above:last])
+
+
+_ON_PURPOSE = re.compile(r"(?<!not )\b(deliberate(ly)?|intentional(ly)?|on purpose|by design)\b", re.I)
+
+
+def is_on_purpose(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a comment beside or above a statement, or above the function around it, says that it is meant so."""
+    return any(_ON_PURPOSE.search(comment) for comment in comments_at(node, facts))
 
 
 def default_of(parameter: Term, facts: ModuleFacts) -> ast.expr | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, Step, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
-from ..symbolic_evaluation import ModuleFacts
+from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, is_none, is_true, number, same, text, walk
 from .base import Report, function_around, rule
 from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, is_without_cache, resolved
@@ -245,7 +245,11 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
         if site.kind not in ("formula", "sdpa") or not is_judged(site.event, facts):
             continue
         masked = _is_causal_by_itself(site) if fused else any(not _is_callers_mask(step) for step in site.masks())
-        if masked or any(step.op in ("mul", "masked_fill") for step in site.after):
+        if (
+            masked
+            or has_one_query(site.output.node, facts)
+            or any(step.op in ("mul", "masked_fill") for step in site.after)
+        ):
             continue
         for other in causal:
             alike = function_around(site.output.node, facts) is function_around(other.output.node, facts) and same(
@@ -280,6 +284,43 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
                     unless="callers pass a mask of both",
                 )
                 break
+
+
+def has_one_query(node: ast.AST | None, facts: ModuleFacts) -> bool:
+    """Whether a condition around a node says that there is one query, as in a decoding step, which sees all keys.
+
+    `length == 1`, `length < 2`, the other branch of `length > 1`, and what follows where that one returns.
+    """
+    while node is not None and not isinstance(node, Function):
+        above = facts.parents.get(node)
+        if isinstance(above, ast.If | ast.IfExp) and node is not above.test:
+            inside = above.body if isinstance(above.body, list) else [above.body]
+            wanted = "==" if node in inside else "!="
+            parts = above.test.values if isinstance(above.test, ast.BoolOp) else [above.test]
+            if any(_compared_with_one(part) == wanted for part in parts):
+                return True
+        block = getattr(above, "body", None)
+        before = block[: block.index(node)] if isinstance(block, list) and node in block else []
+        for one in before:
+            if (
+                isinstance(one, ast.If)
+                and isinstance(one.body[-1], ast.Return)
+                and _compared_with_one(one.test) == "!="
+            ):
+                return True
+        node = above
+    return False
+
+
+def _compared_with_one(test: ast.expr) -> str:
+    """What a condition says of a length: "==" that it is one, "!=" that it is more; "" where it says neither."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return ""
+    bound = test.comparators[0]
+    if not isinstance(bound, ast.Constant) or isinstance(bound.value, bool):
+        return ""
+    kinds = {(ast.Eq, 1): "==", (ast.LtE, 1): "==", (ast.Lt, 2): "==", (ast.NotEq, 1): "!=", (ast.Gt, 1): "!="}
+    return (kinds | {(ast.GtE, 2): "!="}).get((type(test.ops[0]), bound.value), "")
 
 
 def _is_callers_mask(step: Step) -> bool:

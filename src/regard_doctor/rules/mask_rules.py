@@ -13,7 +13,7 @@ from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..symbolic_evaluation import Event, ModuleFacts
 from ..term import Term, is_none, is_true, label, number, same, walk
-from .base import Report, formulas, function_around, rule, target_names, tests_around
+from .base import Report, comments_at, formulas, function_around, rule, target_names, tests_around
 
 TORCH_MASKS = {
     "torch.nn.MultiheadAttention": ("attn_mask",),
@@ -806,8 +806,23 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
     -1e9 overflows in float16, where `masked_fill` refuses it; -1e4 or -100 can be outgrown by scores in training. A row
     without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`. Scores or
     masks that are converted to float32 before may be hidden by any number that scores cannot reach. A number close to
-    the lowest of bfloat16 and float32 that is added, or chosen by `where`, is a hint, and one in arrays of numpy.
+    the lowest of bfloat16 and float32 that is added, or chosen by `where`, is a hint, and one in arrays of numpy. A number
+    for which a comment of the file gives the reason, as rows that would become NaN, is no finding.
     """
+    reports = list(_finite_values(facts))
+    reasoned = {found for found, report in reports if _gives_reason(report.node, facts)}
+    yield from (report for found, report in reports if found not in reasoned)
+
+
+_REASON = re.compile(r"\b(nan|inf|infinity|overflow\w*|underflow\w*|fp16|float16|half|bf16|bfloat16|finite)\b", re.I)
+
+
+def _gives_reason(node: ast.AST, facts: ModuleFacts) -> bool:
+    return any(_REASON.search(comment) for comment in comments_at(node, facts))
+
+
+def _finite_values(facts: ModuleFacts) -> Iterator[tuple[float, Report]]:
+    """The finite numbers that scores are hidden by, with what is wrong with each."""
     for site in formulas(facts):
         for step in site.before:
             value = step.term.get("value") if step.op in ("masked_fill", "setitem") else None
@@ -834,21 +849,18 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
                 continue
             held = found < -1e37 and step.op in ("add", "where")
             held |= found < -65504 and "numpy" in facts.imports.values() and not _HALF.search(facts.source)
-            yield Report(
-                node,
-                _finite_message(found, reason),
-                unless="scores are never float16, or the number becomes -inf there" if held else "",
-            )
+            unless = "scores are never float16, or the number becomes -inf there" if held else ""
+            yield found, Report(node, _finite_message(found, reason), unless=unless)
     for pooled in poolings(facts):
         for one in pooled.before():
             found = _outgrown(one)
             if found is not None:
-                yield Report(one.node, _finite_message(found))
+                yield found, Report(one.node, _finite_message(found))
     for event in facts.operations("mul"):  # masks that are made for several layers
         if _is_stored_as_mask(event, facts) and any(_is_truth_value(one) for one in event.term.operands()):
             found = next((one for one in map(number, event.term.operands()) if one is not None), None)
             if found is not None and -20000 < found <= -30:
-                yield Report(event.term.node, _finite_message(found))
+                yield found, Report(event.term.node, _finite_message(found))
 
 
 _HALF = re.compile(r"torch|tensor|jax|paddle|mindspore", re.I)
