@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .code_explanation import explanation
-from .diagnosis import RuleSelection, diagnose_files
+from .diagnosis import UNREADABLE, RuleSelection, diagnose_files
 from .doctor_error import DoctorError
 from .doctor_settings import DoctorSettings, check_codes, settings_near, severity_named
-from .finding import CodeFinding
+from .finding import CodeFinding, Severity
 from .report_formats import FORMATS
 from .source_discovery import python_files
 
@@ -29,7 +29,11 @@ def doctor(
     ] = "text",
     min_severity: Annotated[
         Literal["error", "warning", "hint"] | None,
-        typer.Option("--min-severity", show_default=False, help="The least that is reported. [default: hint]"),
+        typer.Option(
+            "--min-severity",
+            show_default=False,
+            help="The least that is reported. [default: error; hint with --select or --fix]",
+        ),
     ] = None,
     select: Annotated[
         str, typer.Option(metavar="CODES", help="Report these codes alone; beginnings of codes count, as ATT2.")
@@ -58,8 +62,9 @@ def doctor(
 ) -> None:
     """Find mistakes in the attention of Python sources; nothing of them is run.
 
-    Errors compute something else than attention, warnings are slow or fragile, hints could be written better. The exit
-    code is 0 if nothing is found, 1 if something is, 2 for wrong arguments.
+    Errors compute something else than attention; warnings are slow or fragile, hints could be written better, and both
+    are reported where --min-severity says so. The exit code is 0 if nothing is reported, 1 if something is, 2 for wrong
+    arguments.
 
     A comment `# regard: ignore[ATT101]` on a line suppresses that finding there; `# regard: ignore-file[ATT101]` in the
     whole file. Defaults stand in [tool.regard.doctor] of pyproject.toml: select, ignore, exclude,
@@ -71,7 +76,7 @@ def doctor(
     if not paths:
         raise DoctorError("no files or folders were named; `regard doctor src` reads those in src")
     settings = settings_near(paths[0])
-    selection = _selection(settings, select, ignore, min_severity)
+    selection = _selection(settings, select, ignore, _severity(min_severity, settings, every=bool(select or fix)))
     files = python_files(paths, settings.exclude)
     if html is not None:
         _check_page(html, files)
@@ -83,17 +88,24 @@ def doctor(
         _save_page(html, findings, about)
     if findings or output_format in ("json", "sarif"):
         _emit([FORMATS[output_format](findings, settings.documentation)])
-    typer.echo(_summary(findings, files), err=True)
-    if findings:
+    chosen = min_severity or settings.min_severity or selection.least is not Severity.ERROR or not files
+    typer.echo(_summary(findings, files) + ("" if chosen else MORE), err=True)
+    if any(not _is_note(finding) for finding in findings):
         raise typer.Exit(1)
 
 
-def _selection(settings: DoctorSettings, select: str, ignore: str, min_severity: str | None) -> RuleSelection:
+def _severity(named: str | None, settings: DoctorSettings, *, every: bool) -> Severity:
+    """The least severity that is reported: as the option says, or the settings; else errors, or `every` finding."""
+    if named:
+        return severity_named(named, where="--min-severity")
+    return settings.min_severity or (Severity.HINT if every or settings.select else Severity.ERROR)
+
+
+def _selection(settings: DoctorSettings, select: str, ignore: str, least: Severity) -> RuleSelection:
     chosen = _codes(select)
     ignored = _codes(ignore)
     check_codes(chosen, where="--select")
     check_codes(ignored, where="--ignore")
-    least = severity_named(min_severity, where="--min-severity") if min_severity else settings.min_severity
     return RuleSelection(chosen or settings.select, (*ignored, *settings.ignore), least, settings.per_file_ignores)
 
 
@@ -148,9 +160,19 @@ def _counted(files: list[Path]) -> str:
     return "1 file" if len(files) == 1 else f"{len(files):,} files"
 
 
+def _is_note(finding: CodeFinding) -> bool:
+    """Whether a finding says that a file is none for the doctor, which is no fault of it."""
+    return finding.code == UNREADABLE and finding.severity is not Severity.ERROR
+
+
+MORE = "; --min-severity warning, or hint, shows more"
+
+
 def _summary(findings: list[CodeFinding], files: list[Path]) -> str:
+    if not files:
+        return "nothing was read: there are no Python files"
     if not findings:
-        return f"nothing found in {_counted(files)}" if files else "nothing was read: there are no Python files"
+        return f"nothing found in {_counted(files)}"
     counts: dict[str, int] = {}
     for finding in findings:
         counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1

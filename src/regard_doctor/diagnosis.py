@@ -146,7 +146,8 @@ def _characters(lines: Sequence[str], line: int, offset: int) -> int:
 
 
 def _unreadable(path: str, error: UnreadableSource) -> CodeFinding:
-    return CodeFinding(path, 1, 1, UNREADABLE, f"the file {error}", Severity.ERROR, 1, 1)
+    severity = Severity.HINT if error.is_other else Severity.ERROR
+    return CodeFinding(path, 1, 1, UNREADABLE, f"the file {error}", severity, 1, 1)
 
 
 def diagnose_file(path: Path, selection: RuleSelection = EVERYTHING) -> list[CodeFinding]:

@@ -24,7 +24,7 @@ class DoctorSettings:
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    min_severity: Severity = Severity.HINT
+    min_severity: Severity | None = None
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     documentation: str = ""
 

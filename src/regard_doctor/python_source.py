@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 import warnings
 from collections.abc import Iterable
@@ -25,7 +26,14 @@ _SUPPRESSION = re.compile(r"#.*?\bregard:\s*ignore(?P<file>-file)?(?:\[(?P<codes
 
 
 class UnreadableSource(Exception):
-    """A file that cannot be analyzed; the message says why."""
+    """A file that cannot be analyzed; the message says why.
+
+    is_other: whether it is no fault of the file, which is a template, or written for another version of Python.
+    """
+
+    def __init__(self, message: str, *, is_other: bool = False) -> None:
+        super().__init__(message)
+        self.is_other = is_other
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +119,32 @@ def parsed(text: str) -> ast.Module:
             warnings.simplefilter("ignore")  # invalid escapes in the file's strings
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+        number = error.lineno if isinstance(error, SyntaxError) else None
+        other = _other_language(text, number) if number else ""
+        if other:
+            raise UnreadableSource(f"is not analyzed: {other} (line {number})", is_other=True) from None
+        line = f"line {number}: " if number else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error) or "expressions are nested too deeply"
         raise UnreadableSource(f"does not parse: {line}{reason}") from None
+
+
+_TEMPLATE = re.compile(r"\{%[-+ ]|\{\{[-+ ]?\s*[\w.]+[^{}]*\}\}")
+_OTHER_PYTHON = re.compile(
+    r"^\s*(type\s+\w+\s*(\[[^]]*\]\s*)?=|(async\s+)?(def|class)\s+\w+\s*\[|except\s+[\w.]+\s*,|print\s+[^(=\s]|exec\s+[^(=\s]"
+    r"|raise\s+[\w.]+\s*,|lazy\s+(import|from)\b)|(?<!\w)[tT][rR]?[\"']|<>"
+)
+"""Statements of Python 2, and of Python 3.12 and later, which an older Python does not parse."""
+
+
+def _other_language(text: str, number: int) -> str:
+    """What a text is that does not parse at a line, where that line is right in it; "" where it is none."""
+    lines = text.splitlines()
+    near = "\n".join(lines[max(0, number - 2) : number])
+    if _TEMPLATE.search(near):
+        return "it is a template, to which a program gives its values"
+    if any(_OTHER_PYTHON.search(line) for line in lines[max(0, number - 1) : number]):
+        return "it is written for another version of Python than {}.{}, which runs the doctor".format(*sys.version_info)
+    return ""
 
 
 def suppressions(text: str) -> Suppressions:

@@ -38,7 +38,38 @@ def test_findings_are_lines_as_of_ruff(doctor):
 
 def test_nothing_found(doctor):
     result = doctor("clean.py")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "nothing found in 1 file\n")
+    said = "nothing found in 1 file; --min-severity warning, or hint, shows more\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", said)
+
+
+def test_errors_alone_are_reported_unless_more_is_asked_for(doctor, tmp_path):
+    (tmp_path / "wrong.py").write_text("def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-1) @ v\n")
+    assert doctor("wrong.py").exit_code == 0
+    for options in (["--min-severity", "hint"], ["--select", "ATT9"]):
+        result = doctor("wrong.py", *options)
+        assert (result.exit_code, "ATT9" in result.stdout, "shows more" in result.stderr) == (1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import torch\n{% if causal %}\nsoftmax = 1\n{% endif %}\n", "it is a template"),
+        ("from {{ package }} import softmax\n", "it is a template"),
+        ("def f():\n    print 'softmax'\n", "it is written for another version of Python"),
+        ("try:\n    softmax()\nexcept A, e:\n    raise\n", "it is written for another version of Python"),
+    ],
+)
+def test_a_file_that_is_no_python_of_this_version_is_a_note(doctor, tmp_path, text, reason):
+    (tmp_path / "other.py").write_text(text)
+    result = doctor("other.py")
+    assert result.exit_code == 0
+    assert f"ATT000 the file is not analyzed: {reason}" in result.stdout
+
+
+def test_a_file_with_an_error_of_syntax_is_an_error(doctor, tmp_path):
+    (tmp_path / "broken.py").write_text("softmax = (1,\ndef f():\n")
+    result = doctor("broken.py")
+    assert (result.exit_code, "ATT000 the file does not parse" in result.stdout) == (1, True)
 
 
 def test_nothing_to_read(doctor, tmp_path):

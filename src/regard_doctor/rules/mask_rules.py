@@ -806,8 +806,8 @@ def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
     -1e9 overflows in float16, where `masked_fill` refuses it; -1e4 or -100 can be outgrown by scores in training. A row
     without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`. Scores or
     masks that are converted to float32 before may be hidden by any number that scores cannot reach. A number close to
-    the lowest of bfloat16 and float32 that is added, or chosen by `where`, is a hint, and one in arrays of numpy. A number
-    for which a comment of the file gives the reason, as rows that would become NaN, is no finding.
+    the lowest of bfloat16 and float32 that is added, or chosen by `where`, is a hint, and one in arrays of numpy. A
+    number for which a comment in the file gives the reason, as rows that would become NaN, is no finding.
     """
     reports = list(_finite_values(facts))
     reasoned = {found for found, report in reports if _gives_reason(report.node, facts)}
