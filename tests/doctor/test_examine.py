@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from regard.doctor import CHECKS, Examination, examine
+from regard.doctor import CHECKS, Examination, Severity, examine
 from regard.doctor.subject import Subject
 from regard.errors import ConfigurationError
 
@@ -461,3 +461,74 @@ def test_weights_of_long_sequences_are_stored_by_cells(kind: str, monkeypatch: p
     [shown] = finding_map.attention_map(subject, pooled, 1, (41, 9))
     assert (shown.values.shape, shown.at, shown.place) == ((2, 7, 7), (41, 9), (5, 1))
     assert "the largest of 8 queries and 8 keys each" in shown.title
+
+
+class Translator(nn.Module):
+    """A right encoder-decoder of torch's modules, with masks for the padding of both sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(50, 32), nn.Embedding(64, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(32), enable_nested_tensor=False)
+        self.body = nn.Transformer(32, 4, 2, 2, 64, batch_first=True, custom_encoder=encoder)
+        self.out = nn.Linear(32, 50)
+
+    def forward(self, src, tgt, src_key_padding_mask, tgt_key_padding_mask):
+        source, target = (self.embed(one) + self.place(torch.arange(one.size(1))) for one in (src, tgt))
+        future = torch.ones(tgt.size(1), tgt.size(1), dtype=torch.bool).triu(1)
+        hidden = self.body(
+            source,
+            target,
+            tgt_mask=future,
+            src_key_padding_mask=src_key_padding_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=src_key_padding_mask,
+        )
+        return self.out(hidden)
+
+
+@pytest.fixture(scope="module")
+def translated():
+    torch.manual_seed(0)
+    padding = torch.zeros(2, 20, dtype=torch.bool)
+    batch = {"src": torch.randint(1, 50, (2, 20)), "tgt": torch.randint(1, 50, (2, 20))}
+    batch |= {"src_key_padding_mask": padding, "tgt_key_padding_mask": padding}
+    return examine(Translator(), batch, causal=True, sequence="tgt")
+
+
+def test_a_source_as_long_as_the_target_stays_whole_where_the_target_is_cut(translated):
+    assert not translated.codes & {"RUN103", "RUN105"}
+
+
+def test_padding_on_the_left_is_an_error_of_models_that_generate_alone(translated):
+    assert {one.severity for one in translated.findings if one.code == "RUN104"} == {Severity.WARNING}
+
+
+def test_what_was_skipped_is_one_line(translated):
+    (line,) = [line for line in str(translated).splitlines() if "skipped:" in line]
+    assert line.strip() == f"skipped: {', '.join(translated.skipped)}"
+    assert len(translated.skipped) > 3
+
+
+class Subsampled(nn.Module):
+    """An encoder of speech: one output for two frames."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, frames):
+        return self.body(frames.unflatten(1, (-1, 2)).mean(2))
+
+
+def test_outputs_of_other_positions_are_called_so():
+    found = examine(Subsampled(), torch.randn(2, 20, 16))
+    assert found.skipped["mixing"] == "the model has 10 outputs for 20 positions"
+    assert not any("row" in why for why in found.skipped.values())
+
+
+def test_a_block_without_an_embedding_may_get_its_positions_from_outside():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    (found,) = examine(layer, torch.randn(2, 20, 16), causal=False, checks=["positions"]).findings
+    assert (found.code, found.severity) == ("RUN106", Severity.HINT)

@@ -96,7 +96,7 @@ def finding(
 
 @dataclass(frozen=True)
 class Examination:
-    """Result of `examine`; `print` it, or `print(json.dumps(examination.as_dict()))`.
+    """Result of `examine`; `print` it, or its `to_json()`, which says why checks were skipped.
 
     model: class of the model. findings: in order of their codes. skipped: by check, why it was not run. checked: the
     checks that ran. noise: what rounding alone changes, see `regard.doctor.subject.Noise`.
@@ -117,7 +117,7 @@ class Examination:
         count = f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
         lines = [f"{self.model}: {count}, {len(self.checked)} checks, {len(self.skipped)} skipped"]
         lines += [f"  {line}" for found in self.findings for line in str(found).splitlines()]
-        lines += [f"  skipped {check}: {why}" for check, why in self.skipped.items()]
+        lines += [f"  skipped: {', '.join(self.skipped)}"] if self.skipped else []
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:

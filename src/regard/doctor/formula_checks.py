@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard_doctor.finding import Severity
+
 from .examination_report import ModelFinding, finding
 from .finding_map import attention_of_module
 from .formula_trace import FormulaTrace, Place, trace_formulas
@@ -33,15 +35,23 @@ def check_scale(subject: Subject, noise: Noise) -> list[ModelFinding]:
     All numbers that multiply queries, keys and scores after the last layer are multiplied; what a norm or a learned
     temperature does to them is not known, and not reported.
     """
-    found = []
+    found, config = [], getattr(subject.model, "config", None)
     for one in trace_formulas(subject).softmaxes:
         factor, dim = one.origin.factor, one.origin.dim
         if factor is None or dim is None or dim < 2 or math.isclose(factor * dim**0.5, 1.0, rel_tol=1e-2):
             continue
         message = f"dot products of {dim} numbers are multiplied by {factor:.4g} before the softmax; 1/√d is "
         maps = attention_of_module(subject, one.place.module)
-        found.append(finding("RUN115", message + f"{dim**-0.5:.4g}", maps=maps, **one.place.as_evidence()))
+        message += f"{dim**-0.5:.4g}"
+        published = math.isclose(factor, 1.0) and getattr(config, "model_type", "") in WITHOUT_SCALE
+        severity = Severity.HINT if published else None
+        message += ": so it is published, with weights that begin smaller" if published else ""
+        found.append(finding("RUN115", message, severity=severity, maps=maps, **one.place.as_evidence()))
     return _once(found)
+
+
+WITHOUT_SCALE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop", "pix2struct_text_model")
+"""Kinds of transformers' models without 1/√d: Raffel et al. 2020 let the initialization of the queries have it."""
 
 
 def check_sums(subject: Subject, noise: Noise) -> list[ModelFinding]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard_doctor.finding import Severity
 
@@ -54,7 +54,7 @@ def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[Mo
     if causal is False:
         raise SkippedCheck("the model is bidirectional")
     if subject.pooled:
-        raise SkippedCheck("the model has one output for each row, not for each position")
+        raise SkippedCheck(subject.outputs_in_words)
     prefixes = [prefix for prefix in PREFIXES if prefix < subject.length]
     if not prefixes:
         raise SkippedCheck("the sequence has one position")
@@ -210,13 +210,24 @@ def padded_row(subject: Subject, amount: int, side: str) -> tuple[Tensor, Tensor
     else:
         keep[0, length:] = False
         outside = slice(length, None)
+    sequence[0, outside] = subject.others(subject.sequence)[0, outside]
+    pad = _pad_token(subject)
+    if pad is not None:
+        sequence[0, outside] = pad
+    return sequence, keep, place
+
+
+def _pad_token(subject: Subject) -> int | None:
+    """The token that the model is padded with, where it says so and reads tokens."""
     pad = subject.names.pad_token
     if pad is None:
         pad = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
-    sequence[0, outside] = subject.others(subject.sequence)[0, outside]
-    if subject.is_tokens and isinstance(pad, int) and 0 <= pad < (subject.vocabulary or 0):
-        sequence[0, outside] = pad
-    return sequence, keep, place
+    return pad if subject.is_tokens and isinstance(pad, int) and 0 <= pad < (subject.vocabulary or 0) else None
+
+
+def _severity(subject: Subject, side: str) -> Severity:
+    """Padding on the right is everyone's; that on the left is of those who generate text in batches."""
+    return Severity.ERROR if side == "right" or hasattr(subject.model, "generate") else Severity.WARNING
 
 
 def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
@@ -241,7 +252,8 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
             raise SkippedCheck("the outputs of a shorter sequence have another shape")
         if bool(first.isnan().any()):
             message = f"outputs of tokens are NaN with masked padding on the {side}, in {first.dtype}"
-            found.append(finding("RUN110", message, moved=int(first.isnan().any(-1).nonzero()[0]) + (place.start or 0)))
+            moved = int(first.isnan().any(-1).nonzero()[0]) + (place.start or 0)
+            found.append(finding("RUN110", message, severity=_severity(subject, side), moved=moved))
             continue
         other = sequence.clone()
         inside = torch.where(keep[0])[0]
@@ -251,7 +263,9 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
         if by_token:  # padding is this token, and no other
             other = sequence
         position, by = _largest_move(subject.outputs(other, **mask)[0, place] - first, axis=0)
-        if by > noise.same_shape:
+        # A model may find padding by its token: then other tokens there are no padding, and its own changes nothing.
+        told_by_token = _pad_token(subject) is not None and largest(first - alone) <= noise.other_shape
+        if by > noise.same_shape and not told_by_token:
             calls = trace(subject, sequence, **mask), trace(subject, other, **mask)
             call = first_moved(subject, *calls, place, noise.same_shape)
             message = f"outputs of tokens depend on what the padding on the {side} is, though it is masked"
@@ -286,15 +300,28 @@ def _shorter_outputs(subject: Subject, amount: int) -> Tensor:
 
 
 def _no_mask(subject: Subject, amount: int) -> dict[str, Any]:
-    """Keywords of the batch that have one entry for each position, cut to the shorter length."""
+    """Keywords of the batch that have one entry for each position, cut to the shorter length.
+
+    The source of an encoder-decoder stays whole, and so does its mask: it may be as long as the sequence by chance.
+    """
     cut = {}
     for name, value in subject.keywords.items():
-        if not isinstance(value, Tensor) or name == subject.key:
+        if not isinstance(value, Tensor) or name == subject.key or _is_of_source(subject, name):
             continue
         for axis in range(1, value.ndim):
             if value.shape[axis] == subject.length:
                 cut[name] = cut.get(name, value).narrow(axis, 0, subject.length - amount)
     return cut
+
+
+def _is_of_source(subject: Subject, name: str) -> bool:
+    """Whether a keyword is the source of an encoder-decoder, a mask of it, or what the encoder has made of it."""
+    try:
+        source, _ = _source(subject)
+    except SkippedCheck:
+        return False
+    masks = {f"{source}{ending}" for ending in MASK_ENDINGS} | ({"attention_mask"} if source == "input_ids" else set())
+    return name == source or name in masks or name.startswith(("memory", "encoder_"))
 
 
 def _padding_moves(
@@ -322,6 +349,7 @@ def _padding_moves(
     return finding(
         "RUN104" if side == "left" else "RUN105",
         f"masked padding on the {side} changes results{why}",
+        severity=_severity(subject, side),
         moved=position + (place.start or 0),
         by=by,
         tolerance=noise.other_shape,
@@ -407,7 +435,9 @@ def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
             message = f"{amount} tokens of masked padding on the {side} of the source change results"
             title = "Outputs with and without padding of the source"
             maps = difference_map(subject, padded - alone, noise.other_shape, title=title)
-            found.append(finding(code, message, moved=position, by=by, tolerance=noise.other_shape, maps=maps))
+            severity = Severity.WARNING if side == "left" else Severity.ERROR  # sources are padded on the right
+            evidence = {"moved": position, "by": by, "tolerance": noise.other_shape}
+            found.append(finding(code, message, severity=severity, maps=maps, **evidence))
     return found
 
 
@@ -425,7 +455,7 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
     if name is None and not by_positions:
         raise SkippedCheck("the model takes neither position_ids nor document ids")
     if subject.pooled:
-        raise SkippedCheck("the model has one output for each row, not for each position")
+        raise SkippedCheck(subject.outputs_in_words)
     if subject.length < 2:
         raise SkippedCheck("the sequence has one position")
     without = {"use_cache": False} if "use_cache" in subject.parameters else {}  # transformers' packing wants none
@@ -509,7 +539,10 @@ def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list
         if subject.pooled:
             message = "the same output for permuted tokens, the last in its place: the model knows no order"
         maps = attention_of_module(subject, "")
-        return [finding("RUN106", message, by=difference, tolerance=noise.other_shape, maps=maps)]
+        # Positions may be given from outside to what has no embedding: to a layer, a block, a Set Transformer.
+        embeds = any(isinstance(module, nn.Embedding) for module in subject.model.modules())
+        severity = Severity.ERROR if embeds else Severity.HINT
+        return [finding("RUN106", message, severity=severity, by=difference, tolerance=noise.other_shape, maps=maps)]
     if causal is False or subject.pooled:
         return []
     return _order_in_modules(subject, permuted, order, noise)

@@ -102,7 +102,7 @@ def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[Mod
     """RUN120: the sequence in chunks, and token by token, with a cache, has other outputs than at once."""
     name = subject.names.cache or subject.argument(CACHES)
     if subject.pooled:
-        raise SkippedCheck("the model has one output for each row, not for each position")
+        raise SkippedCheck(subject.outputs_in_words)
     if name is None:
         raise SkippedCheck(f"the model takes no cache ({', '.join(CACHES)})")
     if causal is False:

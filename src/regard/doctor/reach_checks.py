@@ -89,7 +89,7 @@ def _far_moves(subject: Subject, call: ModuleCall, changed: int, window: int, no
 def check_mixing(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN109: no output depends on another position, though the model has an attention."""
     if subject.pooled:
-        raise SkippedCheck("the model has one output for each row, not for each position")
+        raise SkippedCheck(subject.outputs_in_words)
     if noise.is_random:
         raise SkippedCheck("evaluation is random")
     base, changed = subject.outputs(), subject.others(subject.sequence)

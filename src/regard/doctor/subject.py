@@ -141,10 +141,11 @@ class Subject:
 
     The sequence is the one input whose positions are those of the outputs: token ids (batch, length) or embeddings
     (batch, length, ...). A model whose outputs have no such positions, as that of a classifier, is `pooled`: its
-    outputs are one vector for each row. `outputs(sequence, **keywords)` runs the model with another sequence; every
-    call starts from the same random seed and from copies of the caches in the batch. maps: whether checks measure the
-    maps that show their findings. original: the subject in the model's own dtype, of one that was converted to float64.
-    nan_outputs: numbers of NaN in the outputs so far, of this subject and its copies.
+    outputs are one vector for each row; `is_subsampled` if they have positions of their own, as those of a speech
+    encoder. `outputs(sequence, **keywords)` runs the model with another sequence; every call starts from the same
+    random seed and from copies of the caches in the batch. maps: whether checks measure the maps that show their
+    findings. original: the subject in the model's own dtype, of one that was converted to float64. nan_outputs:
+    numbers of NaN in the outputs so far, of this subject and its copies.
     """
 
     maps = False
@@ -174,6 +175,7 @@ class Subject:
         inputs = {**dict(enumerate(self.arguments)), **self.keywords}
         self.same = tuple(key for key, value in inputs.items() if value is self.sequence)
         self.pooled = self.sequence.shape[:2] != first.shape[:2]
+        self.is_subsampled = self.pooled and first.ndim > 2 and first.shape[0] == self.sequence.shape[0]
         self.output_length = first.shape[1] if first.ndim > 2 else self.length
         if self.batch_size == 1:
             self._double_rows()
@@ -315,6 +317,13 @@ class Subject:
                 keywords[key] = sequence
         keywords = {name: value for name, value in {**keywords, **changes}.items() if value is not None}
         return self.call(tuple(arguments), keywords, seed)
+
+    @property
+    def outputs_in_words(self) -> str:
+        """How the outputs of a pooled model relate to its inputs."""
+        if self.is_subsampled:
+            return f"the model has {self.output_length} outputs for {self.length} positions"
+        return "the model has one output for each row, not for each position"
 
     def outputs(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Tensor:
         """The output for each position, (batch, length, features), or for each row, (batch, 1, features)."""
