@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .attention_sites import attention_sites
 from .finding import CodeFinding, Severity
+from .notebook_source import SUFFIX, NotebookSource, notebook_source
 from .python_source import (
     Suppressions,
     UnreadableSource,
@@ -145,9 +146,9 @@ def _characters(lines: Sequence[str], line: int, offset: int) -> int:
     return offset if text.isascii() else len(text.encode()[:offset].decode(errors="ignore"))
 
 
-def _unreadable(path: str, error: UnreadableSource) -> CodeFinding:
+def _unreadable(path: str, error: UnreadableSource, what: str = "file") -> CodeFinding:
     severity = Severity.HINT if error.is_other else Severity.ERROR
-    return CodeFinding(path, 1, 1, UNREADABLE, f"the file {error}", severity, 1, 1)
+    return CodeFinding(path, 1, 1, UNREADABLE, f"the {what} {error}", severity, 1, 1)
 
 
 def diagnose_file(path: Path, selection: RuleSelection = EVERYTHING) -> list[CodeFinding]:
@@ -160,9 +161,19 @@ def diagnose_file(path: Path, selection: RuleSelection = EVERYTHING) -> list[Cod
             decoded(content)
             return []
         text = decoded(content)
+        if path.suffix == SUFFIX:
+            return _in_notebook(notebook_source(text), str(path), selection)
     except UnreadableSource as error:
         return [_unreadable(str(path), error)]
     return diagnose(text, path=str(path), selection=selection)
+
+
+def _in_notebook(notebook: NotebookSource, path: str, selection: RuleSelection) -> list[CodeFinding]:
+    """The findings of all cells; no rewrites, as a cell is no file."""
+    broken = [replace(_unreadable(path, error, "cell"), cell=cell) for cell, error in notebook.broken.items()]
+    found = diagnose(notebook.module, path=path, selection=selection)
+    placed = [replace(notebook.placed(finding), fixable=False) for finding in found]
+    return sorted([*broken, *placed], key=lambda one: (one.cell or 0, one.line, one.column, one.code))
 
 
 def _cores() -> int:

@@ -21,7 +21,10 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class CodeFinding:
-    """One finding; lines and columns count from 1, columns in characters, the end is exclusive."""
+    """One finding; lines and columns count from 1, columns in characters, the end is exclusive.
+
+    cell: of a notebook, the number of the cell that the lines are counted in, from 1; None in other files.
+    """
 
     path: str
     line: int
@@ -32,6 +35,8 @@ class CodeFinding:
     end_line: int
     end_column: int
     fixable: bool = False
+    cell: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}:{self.column}: {self.code} {self.message}"
+        cell = "" if self.cell is None else f"cell {self.cell}:"
+        return f"{self.path}:{cell}{self.line}:{self.column}: {self.code} {self.message}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .diagnosis import EVERYTHING, RuleSelection, reported
 from .doctor_error import DoctorError
+from .notebook_source import SUFFIX
 from .python_source import UnreadableSource, decoded, encoded, mentions_attention, parsed, read_bytes
 from .rewriting import Rewrite, rewritten
 
@@ -47,13 +48,13 @@ def chosen_rewrites(found: Iterable[Rewrite], to: str) -> list[Rewrite]:
 
 
 def fix_files(paths: Iterable[Path], *, to: str = "sdpa", selection: RuleSelection = EVERYTHING) -> list[FixedFile]:
-    """Rewrite files, each replaced as a whole; files that cannot be read are left to `diagnose_files`.
+    """Rewrite files, each replaced as a whole, no notebooks; what cannot be read is left to `diagnose_files`.
 
     Raises:
         DoctorError: a file cannot be written; it is as it was.
     """
     changed = []
-    for path in paths:
+    for path in (path for path in paths if path.suffix != SUFFIX):
         try:
             content = read_bytes(path)
             if not mentions_attention(content):

@@ -1,4 +1,4 @@
-"""Discovery of Python files in folders, each once, symbolic links in a circle included."""
+"""Discovery of Python files and notebooks in folders, each once, symbolic links in a circle included."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SKIPPED_FOLDERS = frozenset(
 
 
 def python_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Path]:
-    """The Python files of the paths, sorted within each folder; a file that is named counts whatever its ending.
+    """The Python files and notebooks of the paths, sorted within each folder; what is named counts whatever its ending.
 
     Files that begin with `._` are none: macOS keeps what is no content of a file in them.
 
@@ -69,7 +69,11 @@ def _files_below(folder: Path, patterns: list[str]) -> Iterator[Path]:
         )
         for name in sorted(names):
             path = Path(root) / name
-            if name.endswith((".py", ".pyi")) and not name.startswith("._") and not _excluded(path, folder, patterns):
+            if (
+                name.endswith((".py", ".pyi", ".ipynb"))
+                and not name.startswith("._")
+                and not _excluded(path, folder, patterns)
+            ):
                 yield path
 
 

@@ -89,6 +89,7 @@ def test_json(doctor):
         "severity": "error",
         "end_line": 2,
         "end_column": 38,
+        "cell": None,
         "fixable": False,
     }
     assert json.loads(doctor("clean.py", "--format", "json").stdout) == []

@@ -47,7 +47,7 @@ def test_the_tests_of_native_code_in_checked_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *CHECKED))
     fastest = native.variants()[0]
     chosen = {fastest: build.compiler_flags()[fastest], build.baseline(): ()}
-    monkeypatch.setattr(build, "compiler_flags", lambda: chosen)
+    monkeypatch.setattr(build, "compiler_flags", lambda _: chosen)
     copied = tmp_path / "regard"
     shutil.copytree(ROOT / "src" / "regard", copied, ignore=shutil.ignore_patterns("__pycache__", "*.so", "static"))
     assert build.build(copied / "backends" / "cpu") is None

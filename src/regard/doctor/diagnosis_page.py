@@ -11,6 +11,7 @@ from regard_doctor.diagnosis import EVERYTHING, UNREADABLE, RuleSelection, repor
 from regard_doctor.doctor_error import DoctorError
 from regard_doctor.finding import CodeFinding
 from regard_doctor.fixing import chosen_rewrites
+from regard_doctor.notebook_source import SUFFIX, notebook_source
 from regard_doctor.python_source import UnreadableSource, decoded, parsed, read_bytes
 from regard_doctor.rewriting import rewritten
 
@@ -75,18 +76,28 @@ def _read(path: str) -> str | None:
 
 def _entries(found: Sequence[CodeFinding], text: str | None, to: str, selection: RuleSelection) -> list[PageFinding]:
     lines = [] if text is None else source_lines(text)
+    cells = _cells(text) if text is not None and found[0].path.endswith(SUFFIX) else {}
     fixes = (
         _Fixes.of(text, found[0].path, to, selection) if text is not None and any(f.fixable for f in found) else None
     )
     entries = []
     for finding in found:
         place = CodeRange(finding.line, finding.column, finding.end_line, finding.end_column)
-        parts = () if finding.code == UNREADABLE else (excerpt(lines, place),)
+        parts = () if finding.code == UNREADABLE else (excerpt(cells.get(finding.cell, lines), place),)
         if finding.fixable and fixes is not None:
             parts = (*parts, fixes.part(finding))
         where = f"line {finding.line}, column {finding.column}"
+        where = where if finding.cell is None else f"cell {finding.cell}, {where}"
         entries.append(PageFinding(finding.code, "", finding.message, finding.severity, finding.path, where, parts))
     return entries
+
+
+def _cells(text: str) -> Mapping[int | None, Sequence[str]]:
+    """The lines of the cells of a notebook, by their numbers; none where it is none."""
+    try:
+        return {number: source_lines("\n".join(cell)) for number, cell in notebook_source(text).cells.items()}
+    except UnreadableSource:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
