@@ -10,24 +10,30 @@ from pathlib import Path
 from .doctor_error import DoctorError
 
 SKIPPED_FOLDERS = frozenset(
-    {
-        *(
-            ".git",
-            ".hg",
-            ".svn",
-            ".venv",
-            "venv",
-            ".tox",
-            ".nox",
-            ".eggs",
-            "__pycache__",
-            "node_modules",
-            ".mypy_cache",
-        ),
-        *(".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist", "site-packages", ".ipynb_checkpoints"),
-    }
+    [
+        ".git",
+        ".hg",
+        ".svn",
+        ".venv",
+        "venv",
+        ".tox",
+        ".nox",
+        ".eggs",
+        "__pycache__",
+        "node_modules",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".hypothesis",
+        "build",
+        "dist",
+        "site-packages",
+        ".ipynb_checkpoints",
+    ]
 )
 """Folders that are not entered, unless they are named."""
+
+ENDINGS = (".py", ".pyi", ".ipynb")
 
 
 def python_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Path]:
@@ -69,11 +75,8 @@ def _files_below(folder: Path, patterns: list[str]) -> Iterator[Path]:
         )
         for name in sorted(names):
             path = Path(root) / name
-            if (
-                name.endswith((".py", ".pyi", ".ipynb"))
-                and not name.startswith("._")
-                and not _excluded(path, folder, patterns)
-            ):
+            is_read = name.endswith(ENDINGS) and not name.startswith("._")
+            if is_read and not _excluded(path, folder, patterns):
                 yield path
 
 
