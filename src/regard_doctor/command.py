@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from .baseline import Baseline
 from .code_explanation import explanation
 from .diagnosis import UNREADABLE, RuleSelection, diagnose_files
 from .doctor_error import DoctorError
 from .doctor_settings import DoctorSettings, check_codes, settings_near, severity_named
 from .finding import CodeFinding, Severity
+from .python_source import UnreadableSource, other_framework, read_bytes
 from .report_formats import FORMATS
 from .source_discovery import python_files
 
@@ -53,6 +55,12 @@ def doctor(
     jobs: Annotated[
         int, typer.Option(min=0, show_default=False, help="Processes that read files. [default: one for each core]")
     ] = 0,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Leave out what this file knows, as --write-baseline made it.")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a file that knows all that is found now, and exit.")
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -63,8 +71,8 @@ def doctor(
     """Find mistakes in the attention of Python sources; nothing of them is run.
 
     Errors compute something else than attention; warnings are slow or fragile, hints could be written better, and both
-    are reported where --min-severity says so. The exit code is 0 if nothing is reported, 1 if something is, 2 for wrong
-    arguments.
+    are reported where --min-severity says so. The exit code is 0 if nothing is reported, 1 if something is, 2 for
+    arguments, files or comments that cannot be read.
 
     A comment `# regard: ignore[ATT101]` on a line suppresses that finding there; `# regard: ignore-file[ATT101]` in the
     whole file. Defaults stand in [tool.regard.doctor] of pyproject.toml: select, ignore, exclude,
@@ -82,15 +90,22 @@ def doctor(
         _check_page(html, files)
     if fix:
         _fix(paths, files, to, selection, allow_dirty)
-    findings = diagnose_files(files, selection, jobs or None)
+    known = Baseline.read(baseline) if baseline is not None else Baseline.of([])
+    findings = known.new(diagnose_files(files, selection, jobs or None))
+    if write_baseline is not None:
+        Baseline.of(findings).write(write_baseline)
+        typer.echo(f"{len(findings):,} findings of {_counted(files)} are known in {write_baseline}", err=True)
+        return
     if html is not None:
         about = {"scope": _counted(files), "to": to, "selection": selection, "documentation": settings.documentation}
         _save_page(html, findings, about)
     if findings or output_format in ("json", "sarif"):
         _emit([FORMATS[output_format](findings, settings.documentation)])
     chosen = min_severity or settings.min_severity or selection.least is not Severity.ERROR or not files
-    typer.echo(_summary(findings, files) + ("" if chosen else MORE), err=True)
-    if any(not _is_note(finding) for finding in findings):
+    typer.echo(_summary(findings, files) + _other_frameworks(files) + ("" if chosen else MORE), err=True)
+    if any(_is_unread(finding) for finding in findings):
+        raise typer.Exit(2)
+    if any(finding.code != UNREADABLE for finding in findings):
         raise typer.Exit(1)
 
 
@@ -160,9 +175,24 @@ def _counted(files: list[Path]) -> str:
     return "1 file" if len(files) == 1 else f"{len(files):,} files"
 
 
-def _is_note(finding: CodeFinding) -> bool:
-    """Whether a finding says that a file is none for the doctor, which is no fault of it."""
-    return finding.code == UNREADABLE and finding.severity is not Severity.ERROR
+def _is_unread(finding: CodeFinding) -> bool:
+    """Whether a finding says that a file, a cell or a comment cannot be read, and not that it is of another kind."""
+    return finding.code == UNREADABLE and finding.severity is Severity.ERROR
+
+
+def _other_frameworks(files: list[Path]) -> str:
+    """How many files have attention of another framework than torch, which no rule reads."""
+    found: dict[str, int] = {}
+    for path in files:
+        try:
+            name = other_framework(read_bytes(path))
+        except UnreadableSource:
+            continue  # it is among the findings
+        if name:
+            found[name] = found.get(name, 0) + 1
+    return "".join(
+        f"; {count} {'file uses' if count == 1 else 'files use'} {name}: not analyzed" for name, count in found.items()
+    )
 
 
 MORE = "; --min-severity warning, or hint, shows more"

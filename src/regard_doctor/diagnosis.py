@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from .attention_sites import attention_sites
+from .doctor_error import nearest
 from .finding import CodeFinding, Severity
 from .notebook_source import SUFFIX, NotebookSource, notebook_source
 from .python_source import (
@@ -86,6 +87,15 @@ def reported(
     return _without_rewrites_of_errors(sorted(found, key=lambda one: one[0]))
 
 
+def _unknown_codes(path: str, suppressed: Suppressions) -> Iterator[CodeFinding]:
+    """An error for each comment that ignores a code which no rule has: it would never ignore anything."""
+    named = [(line, code) for line, codes in suppressed.lines.items() for code in sorted(codes or ())]
+    for line, code in [*named, *((1, code) for code in sorted(suppressed.everywhere or ()))]:
+        if code not in RULES and code != UNREADABLE:
+            message = f"a comment ignores the unknown code {code!r}; {nearest(code, RULES).partition(' Known')[0]}"
+            yield CodeFinding(path, line, 1, UNREADABLE, message, Severity.ERROR, line, 1)
+
+
 def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[CodeFinding, Report | None]]:
     """The findings of all rules, each at one place once, without those that comments suppress, or call intended."""
     facts = evaluate(source, parsed(source))
@@ -93,7 +103,9 @@ def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[Cod
     facts.path = path
     facts.is_test = is_test(path, facts.imports.values())
     lines, suppressed = source.splitlines(), suppressions(source)
-    found: dict[tuple[str, int, int], tuple[CodeFinding, Report | None]] = {}
+    found: dict[tuple[str, int, int], tuple[CodeFinding, Report | None]] = {
+        (one.message, one.line, one.column): (one, None) for one in _unknown_codes(path, suppressed)
+    }
     for rule in RULES.values():
         if not selection.wants(rule.code, rule.severity):
             continue

@@ -73,6 +73,24 @@ def mentions_attention(content: bytes) -> bool:
     return _TORCH.search(content) is not None and _MENTIONS_WITH_TORCH.search(content) is not None
 
 
+_OTHER_FRAMEWORK = re.compile(
+    rb"^[ \t]*(?:import|from)[ \t]+(jax|flax|keras|tensorflow|mlx|paddle|mindspore)\b", re.MULTILINE
+)
+_ATTENTION = re.compile(rb"softmax|[Aa]ttention")
+
+
+def other_framework(content: bytes) -> str:
+    r"""The framework of a file with attention that is written for another one than torch; "" for other files.
+
+    >>> other_framework(b"import jax\njax.nn.softmax(x)"), other_framework(b"import jax\nimport torch\nsoftmax(x)")
+    ('jax', '')
+    """
+    found = _OTHER_FRAMEWORK.search(content)
+    if found is None or _TORCH.search(content) or not _ATTENTION.search(content):
+        return ""
+    return found[1].decode()
+
+
 def is_test(path: str, imported: Iterable[str]) -> bool:
     """Whether a file is one of tests or benchmarks: by its folders, its name, or the modules that it imports.
 

@@ -69,7 +69,7 @@ def test_a_file_that_is_no_python_of_this_version_is_a_note(doctor, tmp_path, te
 def test_a_file_with_an_error_of_syntax_is_an_error(doctor, tmp_path):
     (tmp_path / "broken.py").write_text("softmax = (1,\ndef f():\n")
     result = doctor("broken.py")
-    assert (result.exit_code, "ATT000 the file does not parse" in result.stdout) == (1, True)
+    assert (result.exit_code, "ATT000 the file does not parse" in result.stdout) == (2, True)
 
 
 def test_nothing_to_read(doctor, tmp_path):
@@ -227,3 +227,51 @@ def test_a_code_is_explained(doctor, code):
     assert result.stdout.startswith(f"{rule.code} (error): {rule.summary}")
     assert all(part in result.stdout for part in ("Wrong:", "Right:", f"Source: {rule.source}"))
     assert result.stdout.rstrip().endswith(f"In the documentation: mistakes.html#{rule.code}")
+
+
+def test_a_baseline_leaves_out_what_is_known_though_its_lines_move(doctor, tmp_path):
+    assert doctor("wrong.py", "--write-baseline", "known.json").exit_code == 0
+    (tmp_path / "wrong.py").write_text("import torch\n\n\n" + WRONG)
+    assert doctor("wrong.py", "--baseline", "known.json").exit_code == 0
+    (tmp_path / "wrong.py").write_text(WRONG + WRONG.replace("def f", "def g"))
+    result = doctor("wrong.py", "--baseline", "known.json")
+    assert (result.exit_code, len(result.stdout.splitlines()), "wrong.py:4:12: ATT111" in result.stdout) == (1, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "the baseline known.json cannot be read: No such file or directory; `--write-baseline` writes one"),
+        ("{", "the baseline known.json is not JSON: "),
+        (
+            '{"version": 9}',
+            "the baseline known.json has version 9; this doctor reads 1; `--write-baseline` writes",
+        ),
+        ("[]", "the baseline known.json has version None; this doctor reads 1"),
+        ('{"version": 1, "known": [{}]}', "the baseline known.json has an entry that is none (KeyError('path'))"),
+    ],
+)
+def test_a_file_that_is_no_baseline(doctor, tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "known.json").write_text(text)
+    result = doctor("wrong.py", "--baseline", "known.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_an_unknown_code_in_a_comment_is_named_and_the_rest_goes_on(doctor, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG.replace("@ v\n", "@ v  # regard: ignore[ATT11] a reason\n"))
+    result = doctor("wrong.py")
+    assert result.exit_code == 2
+    assert "ATT000 a comment ignores the unknown code 'ATT11'; did you mean 'ATT" in result.stdout
+    assert "ATT111 softmax over axis -2" in result.stdout
+
+
+def test_a_comment_may_give_its_reason(doctor, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG.replace("@ v\n", "@ v  # regard: ignore[ATT111] of queries on purpose\n"))
+    assert doctor("wrong.py").exit_code == 0
+
+
+def test_files_of_another_framework_are_counted(doctor, tmp_path):
+    (tmp_path / "model.py").write_text("import jax\nweights = jax.nn.softmax(scores, axis=-2)\n")
+    assert "nothing found in 1 file; 1 file uses jax: not analyzed; " in doctor("model.py").stderr

@@ -165,7 +165,7 @@ def test_files_that_cannot_be_read_are_said(tmp_path):
     (tmp_path / "broken.py").write_bytes(b"def softmax(:\n")
     (tmp_path / "latin.py").write_bytes(b"softmax = '\xff'\n")
     done = CliRunner().invoke(app, ["doctor", str(tmp_path), "--html", str(tmp_path / "out.html")])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     page = (tmp_path / "out.html").read_text()
     assert page.count('data-rule="ATT000"') == 2
     assert "The other files were read." in page
