@@ -41,9 +41,7 @@ class Baseline:
             raise DoctorError(f"the baseline {path} is not JSON: {error}; {mend}") from None
         version = document.get("version") if isinstance(document, dict) else None
         if version != VERSION:
-            raise DoctorError(
-                f"the baseline {path} has version {version!r}; this doctor reads {VERSION}; {mend} anew"
-            )
+            raise DoctorError(f"the baseline {path} has version {version!r}; this doctor reads {VERSION}; {mend} anew")
         try:
             return cls(Counter({(one["path"], one["code"], one["message"]): one["count"] for one in document["known"]}))
         except (KeyError, TypeError) as error:

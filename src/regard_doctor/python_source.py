@@ -16,7 +16,7 @@ LARGEST = 4_000_000
 """Bytes of a file that is read."""
 
 _MENTIONS = re.compile(
-    rb"softmax|Softmax|scaled_dot_product_attention|MultiheadAttention|flex_attention|create_block_mask|AttentionInterface"
+    rb"softmax|Softmax|scaled_dot_product_attention|flash_attn|MultiheadAttention|flex_attention|create_block_mask|AttentionInterface"
     rb"|ALL_ATTENTION_FUNCTIONS|nn\.Transformer|TransformerEncoder|TransformerDecoder|[Ll]inear_?[Aa]tt|padding_side"
 )
 _MENTIONS_WITH_TORCH = re.compile(rb"multinomial|argmax|[Aa]libi|[Rr]otary|(?<![A-Za-z])(?:rope|RoPE|RoPe)(?![a-z])")

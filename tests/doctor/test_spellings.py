@@ -13,6 +13,127 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "a dropout of a name, made in forward": (
+        "ATT304",
+        """
+        class Reader(nn.Module):
+            def __init__(self, dim, p):
+                super().__init__()
+                self.q, self.k, self.v, self.p = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim), p
+
+            def forward(self, x):
+                drop = nn.Dropout(self.p)
+                scores = self.q(x) @ self.k(x).mT * x.shape[-1] ** -0.5
+                return drop(scores.softmax(-1)) @ self.v(x)
+        """,
+        ("drop(scores.softmax(-1))", "F.dropout(scores.softmax(-1), self.p, self.training)"),
+    ),
+    "a dropout of torch.nn, called at once": (
+        "ATT304",
+        """
+        def read(q, k, v):
+            weights = F.softmax(torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.size(2)), dim=2)
+            return torch.bmm(torch.nn.Dropout(0.2)(weights), v)
+        """,
+        ("torch.nn.Dropout(0.2)(weights)", "weights"),
+    ),
+    "a dropout that waits for a caller that never comes": (
+        "ATT305",
+        """
+        class Reader(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.mix = nn.Linear(dim, 3 * dim)
+                self.attn_drop = nn.Dropout(0.1)
+
+            def forward(self, x):
+                q, k, v = self.mix(x).chunk(3, dim=-1)
+                return torch.softmax(q @ k.mT / math.sqrt(q.size(-1)), -1) @ v
+        """,
+        ("-1) @ v", "-1).mul(1) @ self.attn_drop(v)"),
+    ),
+    "heads of a fused projection, split by a view": (
+        "ATT401",
+        """
+        class Reader(nn.Module):
+            def __init__(self, dim, n_heads):
+                super().__init__()
+                self.n_heads, self.to_qkv = n_heads, nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                b, t, d = x.size()
+                q, k, v = self.to_qkv(x).view(b, self.n_heads, t, -1).split(d // self.n_heads, -1)
+                return F.scaled_dot_product_attention(q, k, v)
+        """,
+        ("view(b, self.n_heads, t, -1)", "view(b, t, self.n_heads, -1).transpose(1, 2)"),
+    ),
+    "heads first for flash-attn, fused": (
+        "ATT406",
+        """
+        from flash_attn import flash_attn_func
+
+        class Reader(nn.Module):
+            def __init__(self, dim, num_heads):
+                super().__init__()
+                self.num_heads, self.qkv = num_heads, nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                b, t, _ = x.shape
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                q, k, v = (one.reshape(b, t, self.num_heads, -1).transpose(1, 2) for one in (q, k, v))
+                return flash_attn_func(q, k, v, causal=True)
+        """,
+        (".transpose(1, 2) for", " for"),
+    ),
+    "the first token alone as key": (
+        "ATT407",
+        """
+        class Reader(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+            def forward(self, x, memory):
+                first = memory[:, :1]
+                return F.scaled_dot_product_attention(self.q(x), self.k(first), self.v(first))
+        """,
+        ("memory[:, :1]", "memory[:, 1:]"),
+    ),
+    "the mask of the target for the memory of nn.Transformer": (
+        "ATT232",
+        """
+        class Translator(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.body = nn.Transformer(dim, 4, batch_first=True)
+
+            def forward(self, a, b, a_pad, b_pad):
+                future = self.body.generate_square_subsequent_mask(b.size(1))
+                return self.body(
+                    a, b, tgt_mask=future, src_key_padding_mask=a_pad, tgt_key_padding_mask=b_pad,
+                    memory_key_padding_mask=b_pad,
+                )
+        """,
+        ("memory_key_padding_mask=b_pad", "memory_key_padding_mask=a_pad"),
+    ),
+    "rotary positions that begin again with a cache": (
+        "ATT512",
+        """
+        class Reader(nn.Module):
+            def forward(self, x, past=None):
+                b, t, _ = x.shape
+                q, k, v = self.qkv(x).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+                positions = torch.arange(t, device=x.device)
+                q, k = apply_rotary_emb(q, positions), apply_rotary_emb(k, positions)
+                if past is not None:
+                    k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+                return F.scaled_dot_product_attention(q, k, v), (k, v)
+        """,
+        (
+            "torch.arange(t, device=x.device)",
+            "torch.arange(t, device=x.device) + (0 if past is None else past[0].size(2))",
+        ),
+    ),
     "no mask where there are many queries, by a guard": (
         "ATT214",
         """
@@ -456,3 +577,50 @@ def test_the_correct_twin_has_no_such_mistake(name: str) -> None:
     source = textwrap.dedent(source)
     assert source.count(wrong) == 1
     assert code not in mistakes(IMPORTS + source.replace(wrong, right))
+
+
+WIDER = {
+    "tril minus tril": (
+        "mask = torch.tril(ones) - torch.tril(ones, diagonal=-window_size - 1)",
+        "mask = torch.tril(ones) - torch.tril(ones, diagonal=-window_size)",
+    ),
+    "a difference of indices": (
+        "mask = (i[:, None] >= i) & (i[:, None] - i <= window_size)",
+        "mask = (i[:, None] >= i) & (i[:, None] - i < window_size)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_a_window_of_one_key_more_is_a_hint(name):
+    source = IMPORTS + textwrap.dedent("""
+        def attend(q, k, v, window_size):
+            i, ones = torch.arange(q.size(-2)), torch.ones(q.size(-2), k.size(-2))
+            MASK
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            return torch.softmax(scores.masked_fill(mask == 0, -math.inf), dim=-1) @ v
+    """)
+    wrong, right = WIDER[name]
+    (found,) = diagnose(source.replace("MASK", wrong), selection=RuleSelection(("ATT219",)))
+    assert found.severity is Severity.HINT
+    assert not diagnose(source.replace("MASK", right), selection=RuleSelection(("ATT219",)))
+
+
+@pytest.mark.parametrize("call", ["self.m(x, x, x)[1].numpy()", "torch.softmax(self.q(x) @ self.q(x).mT, -1).numpy()"])
+def test_weights_with_a_gradient_as_an_array_are_a_hint(call):
+    source = IMPORTS + textwrap.dedent(f"""
+        class Reader(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.m, self.q = nn.MultiheadAttention(d, 4), nn.Linear(d, d)
+
+            def look(self, x):
+                return {call}
+    """)
+    (found,) = diagnose(source, selection=RuleSelection(("ATT115",)))
+    assert found.severity is Severity.HINT
+    for right in (
+        source.replace(".numpy()", ".detach().numpy()"),
+        source.replace("    def look", "    @torch.no_grad()\n    def look"),
+    ):
+        assert not diagnose(right, selection=RuleSelection(("ATT115",)))

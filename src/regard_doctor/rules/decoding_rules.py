@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..symbolic_evaluation import ClassFacts, ModuleFacts
-from ..term import Term, is_none, number, walk
+from ..term import Term, is_none, label, number, walk
 from .base import Report, bound_names, class_around, function_around, last_name, rule, target_names
 from .called_model import ModelText, model_text
 from .mask_rules import is_cached, is_judged, is_without_cache
@@ -82,13 +82,18 @@ def _becomes_positions(term: Term, facts: ModuleFacts, depth: int = 6) -> bool:
     if any(one.op in ("add", "less", "less_equal", "greater", "greater_equal", "sub", "choice") for one in consumers):
         return False
     for one in consumers:
-        if one.op == "apply" and one.value == "torch.nn.Embedding":
+        if (one.op == "apply" and one.value == "torch.nn.Embedding") or (
+            one.op == "call" and _ROTATES.search(label(one))
+        ):
             return True
         if one.op in ("mul", "einsum") or (one.op == "call" and str(one.value).endswith(".outer")):
             return _is_angle(one, facts)
         if depth and one.op in ("item", "unsqueeze", "cast", "expand") and _becomes_positions(one, facts, depth - 1):
             return True
     return False
+
+
+_ROTATES = re.compile(r"^apply_rot|^apply_rope|^rotate_(half_)?queries|^rotary$|^apply_rotary_(pos_)?emb$", re.I)
 
 
 def _is_angle(term: Term, facts: ModuleFacts) -> bool:

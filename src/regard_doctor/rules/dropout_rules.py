@@ -230,6 +230,96 @@ def evaluation_in_training_mode(facts: ModuleFacts) -> Iterator[Report]:
 
 
 @rule(
+    "ATT304",
+    Severity.ERROR,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html",
+    wrong="""
+        def attention(q, k, v, p):
+            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
+            return nn.Dropout(p)(weights) @ v
+    """,
+    right="""
+        def attention(q, k, v, p, training):
+            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
+            return F.dropout(weights, p, training=training) @ v
+    """,
+)
+def dropout_made_in_a_call(facts: ModuleFacts) -> Iterator[Report]:
+    """A module of dropout is made where it is called, so that no `model.eval()` reaches it.
+
+    A module begins in training mode, and only the modules that a model holds are switched. Make it in the constructor,
+    or call `F.dropout(..., training=self.training)`.
+    """
+    around = (function_around(site.output.node, facts) for site in facts.sites)
+    for function in dict.fromkeys(one for one in around if one is not None):
+        made = {
+            name.id: node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and _makes_dropout(node.value, facts)
+            for name in node.targets
+            if isinstance(name, ast.Name)
+        }
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call):
+                continue
+            module = made.get(node.func.id) if isinstance(node.func, ast.Name) else node.func
+            if _makes_dropout(module, facts) and "training" not in ast.unparse(function):
+                yield Report(node, "this dropout is made here, in training mode, and drops in evaluation too")
+
+
+def _makes_dropout(node: ast.AST | None, facts: ModuleFacts) -> bool:
+    """Whether an expression is a call of `torch.nn.Dropout`."""
+    if not isinstance(node, ast.Call) or last_name(node.func) not in ("Dropout", "Dropout1d", "AlphaDropout"):
+        return False
+    named = ast.unparse(node.func).partition(".")[0]
+    return facts.imports.get(named, "").startswith("torch")
+
+
+@rule(
+    "ATT305",
+    Severity.WARNING,
+    source="https://arxiv.org/abs/1706.03762 (section 5.4)",
+    wrong="""
+        class Attention(nn.Module):
+            def __init__(self, dim, p):
+                super().__init__()
+                self.dim = dim
+                self.dropout = nn.Dropout(p)
+
+            def forward(self, q, k, v):
+                weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
+                return weights @ v
+    """,
+    right="""
+        class Attention(nn.Module):
+            def __init__(self, dim, p):
+                super().__init__()
+                self.dim = dim
+                self.dropout = nn.Dropout(p)
+
+            def forward(self, q, k, v):
+                weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
+                return self.dropout(weights) @ v
+    """,
+)
+def dropout_without_a_use(facts: ModuleFacts) -> Iterator[Report]:
+    """A class that attends makes a dropout, and nothing in the file uses it.
+
+    The model trains without the regularization that its configuration states. Apply it to the weights, or remove it.
+    """
+    attending = {site.event.class_.node for site in facts.sites if site.event.class_ is not None}
+    read = {node.attr for node in facts.nodes[ast.Attribute] if isinstance(node.ctx, ast.Load)}
+    for node in facts.nodes[ast.Assign]:
+        target = node.targets[0]
+        if not isinstance(target, ast.Attribute) or not _makes_dropout(node.value, facts):
+            continue
+        class_ = facts.parents.get(function_around(node, facts) or node)
+        is_own = class_ in attending and all(last_name(base) == "Module" for base in getattr(class_, "bases", []))
+        if is_own and target.attr not in read and f'"{target.attr}"' not in facts.source:
+            yield Report(node, f"`{ast.unparse(target)}` is made and never used: the weights are not dropped")
+
+
+@rule(
     "ATT311",
     Severity.WARNING,
     source="https://github.com/huggingface/transformers/pull/29285",

@@ -91,11 +91,14 @@ def _split(operand: Term) -> Term | None:
             while source.op in ("cast", "dropout", "carried", "element"):
                 source = source.input
             return operand if source.op == "apply" and source.value == "torch.nn.Linear" else None
-        if operand.op in ("cast", "dropout", "carried", "mul", "div", "transpose", "permute", "choice"):
+        if operand.op in (*("cast", "dropout", "carried", "mul", "div"), *_MOVED_OR_CUT):
             operand = operand.items[0] if operand.op == "choice" else operand.input
         else:
             return None
     return None
+
+
+_MOVED_OR_CUT = ("transpose", "permute", "choice", "element", "chunk", "split")
 
 
 def _spelled_sizes(reshape: Term) -> list[str]:
@@ -392,3 +395,112 @@ def _is_pooled_over_positions(output: Term, facts: ModuleFacts) -> bool:
             if first.op == "slice" and number(second) in (0, -1) and output.value != "torch.nn.MultiheadAttention":
                 return True
     return False
+
+
+@rule(
+    "ATT406",
+    Severity.ERROR,
+    source="https://github.com/Dao-AILab/flash-attention (flash_attn_func: q is (batch, length, heads, dim))",
+    wrong="""
+        from flash_attn import flash_attn_func
+
+        def attend(q, k, v, heads):
+            b, n, d = q.shape
+            q, k, v = (x.view(b, n, heads, d // heads).transpose(1, 2) for x in (q, k, v))
+            return flash_attn_func(q, k, v, causal=True)
+    """,
+    right="""
+        from flash_attn import flash_attn_func
+
+        def attend(q, k, v, heads):
+            b, n, d = q.shape
+            q, k, v = (x.view(b, n, heads, d // heads) for x in (q, k, v))
+            return flash_attn_func(q, k, v, causal=True)
+    """,
+)
+def heads_first_for_flash_attn(facts: ModuleFacts) -> Iterator[Report]:
+    """A function of flash-attn, which reads (batch, length, heads, dim), gets the heads before the positions.
+
+    Each position then attends to the heads of itself, and no position to another. The transpose that
+    `scaled_dot_product_attention` needs has no place here.
+    """
+    for event in facts.operations("call"):
+        name = str(event.term.value).rpartition(".")[2]
+        if not re.match(r"flash_attn(_with_kvcache)?(_func)?$", name):
+            continue
+        query = event.term.items[0] if event.term.items else event.term.get("q")
+        if query is not None and _has_heads_first(query):
+            yield Report(event.term.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
+
+
+def _has_heads_first(operand: Term) -> bool:
+    """Whether the axes (batch, length, heads, dim), by the names of their sizes, had the middle two exchanged."""
+    moves = 0
+    for _ in range(20):
+        if operand.op == "transpose":
+            moves += 1
+        elif operand.op == "reshape" and len(operand.items) == 4:
+            sizes = [size.rpartition(".")[2] for size in _spelled_sizes(operand)]
+            heads_third = len(sizes) == 4 and bool(_HEADS.search(sizes[2])) and "dim" not in sizes[2]
+            return heads_third and moves % 2 == 1
+        elif operand.op not in ("cast", "dropout", "carried", "element"):
+            return False
+        operand = operand.input
+    return False
+
+
+@rule(
+    "ATT407",
+    Severity.WARNING,
+    source="https://stats.stackexchange.com/questions/421935 (what are query, key and value)",
+    wrong="""
+        class Pool(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
+
+            def forward(self, x, context):
+                summary = context.mean(dim=1, keepdim=True)
+                return self.attention(x, summary, summary, need_weights=False)[0]
+    """,
+    right="""
+        class Pool(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
+
+            def forward(self, x, context):
+                return self.attention(x, context, context, need_weights=False)[0]
+    """,
+)
+def attention_over_one_key(facts: ModuleFacts) -> Iterator[Report]:
+    """Attention runs over one key: every weight is 1, and the queries have no effect.
+
+    So it is where the keys were averaged, or cut to one position, before. The output is a projection of that one value,
+    which costs less as such; where positions should be compared, the keys have to be there.
+    """
+    for site in facts.sites:
+        if not (site.event.depth == 0 and site.event.function in facts.followed) and _is_one_long(site.key):
+            yield Report(site.output.node, "attention over one key: every weight is 1, whatever the query is")
+
+
+_PASSED_ON = ("cast", "dropout", "carried", "transpose", "contiguous")
+
+
+def _is_one_long(key: Term) -> bool:
+    """Whether keys were averaged over their positions, or cut to one of them."""
+    for _ in range(20):
+        if key.op in ("mean", "max", "amax", "sum"):
+            return is_true(key.get("keepdim")) and number(key.get("dim")) in (1, -2)
+        if key.op == "item" and len(key.items) >= 2 and key.items[0].op == "slice":
+            return _is_one_position(key.items[1])
+        if key.op not in _PASSED_ON and not (key.op == "apply" and key.value == "torch.nn.Linear"):
+            return False
+        key = key.input
+    return False
+
+
+def _is_one_position(index: Term) -> bool:
+    """Whether an index is `:1` or `-1:`."""
+    written = ast.unparse(index.node) if isinstance(index.node, ast.expr) else ""
+    return index.op == "slice" and written in (":1", "0:1", "-1:")

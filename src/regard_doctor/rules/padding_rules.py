@@ -11,7 +11,7 @@ from ..attention_sites import AttentionSite, names_in, path
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..symbolic_evaluation import Function, ModuleFacts
-from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, walk
+from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, same, walk
 from .base import Report, formulas, function_around, rule
 from .mask_rules import fill_value, formula_mask, is_judged, resolved
 from .softmax_rules import scores_rank
@@ -299,7 +299,9 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
     ):
         for name in ("memory_mask", "memory_key_padding_mask"):
             mask = event.term.get(name)
-            if is_judged(event, facts) and mask is not None and _is_of_target(mask):
+            if not is_judged(event, facts) or mask is None:
+                continue
+            if _is_of_target(mask) or (not is_none(mask) and same(mask, event.term.get(name.replace("memory", "tgt")))):
                 yield Report(event.term.node, f"{name} is the mask of the target: pass that of the source")
         memory = event.term.get("memory")
         given = [event.term.get(name) for name in ("memory_mask", "memory_key_padding_mask", "**")]

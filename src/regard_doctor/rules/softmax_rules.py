@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 
 from ..attention_sites import AttentionSite, WeightedAverage, einsum_axes, path, poolings, source_of
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, number, text, walk
-from .base import Report, formulas, rule
+from .base import Report, formulas, function_around, rule
 
 
 @rule(
@@ -285,3 +287,49 @@ def softmax_of_one(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(
                 term.node, "softmax over an axis of length 1: all weights are 1; normalize the axis of the keys"
             )
+
+
+@rule(
+    "ATT115",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.numpy.html",
+    wrong="""
+        class Attention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
+
+            def weights(self, x):
+                return self.attention(x, x, x)[1].numpy()
+    """,
+    right="""
+        class Attention(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
+
+            def weights(self, x):
+                return self.attention(x, x, x)[1].detach().cpu().numpy()
+    """,
+)
+def weights_with_a_gradient_to_numpy(facts: ModuleFacts) -> Iterator[Report]:
+    """Weights that have a gradient are converted to an array of NumPy, which torch refuses.
+
+    They come from parameters of the model. Pictures need `.detach().cpu().numpy()`, or a call under `torch.no_grad()`.
+    """
+    if re.search(r"no_grad|inference_mode|set_grad_enabled|requires_grad_\(False", facts.source):
+        return
+    for event in facts.operations("method"):
+        around = function_around(event.term.node, facts)
+        detached = around is not None and re.search(r"\.(detach\(|data\b)", ast.unparse(around))
+        if event.term.value == "numpy" and not detached and _has_gradient(event.term.input):
+            unless = "the caller computes them under torch.no_grad()"
+            yield Report(event.term.node, "these weights have a gradient: .detach().cpu().numpy()", unless=unless)
+
+
+def _has_gradient(term: Term) -> bool:
+    """Whether a term is made of weights, and those of parameters of a model."""
+    made = list(walk(term))
+    layers = [str(one.value) for one in made if one.op == "apply"]
+    weighs = "torch.nn.MultiheadAttention" in layers or any(one.op == "softmax" for one in made)
+    return weighs and any(name.startswith("torch.nn.") for name in layers)

@@ -12,7 +12,7 @@ from ..attention_sites import AttentionSite, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..symbolic_evaluation import ModuleFacts
-from ..term import Term, walk
+from ..term import Term, label, walk
 from .base import Report, function_around, last_name, rule
 from .mask_rules import is_judged
 
@@ -277,6 +277,63 @@ def _is_counted(term: Term) -> bool:
     while term.op in ("unsqueeze", "item", "cast"):
         term = term.input
     return term.op == "arange"
+
+
+@rule(
+    "ATT219",
+    Severity.HINT,
+    source="https://arxiv.org/abs/2310.06825 (Mistral 7B, section 2: W tokens, the token itself among them)",
+    wrong="""
+        def attend(q, k, v, window_size):
+            i = torch.arange(q.size(-2))
+            distance = i[:, None] - i
+            keep = (distance >= 0) & (distance <= window_size)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+    """,
+    right="""
+        def attend(q, k, v, window_size):
+            i = torch.arange(q.size(-2))
+            distance = i[:, None] - i
+            keep = (distance >= 0) & (distance < window_size)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+    """,
+)
+def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
+    """A causal window of a stated size has one key more: the distances from 0 to the size.
+
+    A window of W keys has the query's own, and W - 1 before it: distances below W. So have those of Mistral, Gemma and
+    transformers. `tril(ones) - tril(ones, diagonal=-W - 1)` keeps W + 1 keys; `diagonal=-W` keeps W.
+    """
+    unless = "it counts the keys before the query, without its own"
+    for site in facts.sites:
+        for mask in _masks(site):
+            for one in walk(mask):
+                right = one.get("other")
+                if one.op == "less_equal" and right is not None and _states_size(right) and one.input.op == "sub":
+                    yield Report(one.node, f"distances up to {ast.unparse(right.node)} are one key more", unless=unless)
+                if (
+                    one.op == "sub"
+                    and right is not None
+                    and right.op == "tril"
+                    and _is_one_below(right.get("diagonal"))
+                ):
+                    yield Report(one.node, "this leaves one key more than the size that it names", unless=unless)
+
+
+_SIZE = re.compile(
+    r"^(window|window_size|sliding_window|sliding_window_size|local_window|attention_window|win(_size)?)$"
+)
+
+
+def _states_size(term: Term) -> bool:
+    return term.op in ("parameter", "attribute") and bool(_SIZE.match(label(term)))
+
+
+def _is_one_below(diagonal: Term | None) -> bool:
+    """Whether a diagonal is -size - 1, or -(size + 1)."""
+    written = ast.unparse(diagonal.node) if diagonal is not None and isinstance(diagonal.node, ast.expr) else ""
+    found = re.fullmatch(r"-(?:self\.)?(\w+) - 1|-\((?:self\.)?(\w+) \+ 1\)", written)
+    return found is not None and bool(_SIZE.match(found[1] or found[2]))
 
 
 @rule(
