@@ -162,6 +162,29 @@ def test_a_page_in_korean_has_the_code_and_figures_of_the_english_one(page):
         assert parts.findall(korean) == parts.findall(english)
 
 
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\d)")
+PAGE_LINK = re.compile(r"\]\(([^)#:\s]+\.md)")
+
+
+@pytest.mark.parametrize("page", KOREAN, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_a_page_in_korean_has_no_number_and_no_link_of_its_own(page):
+    """Measured numbers, with a decimal point, are those of the English page, and both lead to the same pages."""
+    korean = page.read_text("utf-8")
+    english = page.with_name(page.name.replace(".ko.md", ".md")).read_text("utf-8")
+    assert {*NUMBER.findall(korean)} - {*NUMBER.findall(english)} == set()
+    assert {*PAGE_LINK.findall(korean)} == {*PAGE_LINK.findall(english)}
+
+
+LONE_WINDOW = re.compile(r"window\(before=[^,()]*\)")
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_a_window_of_earlier_keys_stands_beside_causal(page):
+    """Without `after` a window has no bound ahead: alone it is no decoder's, which sees no later key."""
+    lines = page.read_text("utf-8").splitlines()
+    assert [line for line in lines if LONE_WINDOW.search(line) and "causal" not in line.lower()] == []
+
+
 SECTIONS = {
     "": (
         "The problem it solved",
