@@ -101,6 +101,11 @@ def mocha(scores: Tensor, width: int) -> Tensor:
     return weights
 
 
+def added_to_values(weights: Tensor, value: Tensor, vectors: Tensor) -> Tensor:
+    """Σ_j w_ij (v_j + vectors_ij), with a vector for each pair: (H, M, N, D)."""
+    return (weights.unsqueeze(-1) * (value.unsqueeze(-3) + vectors)).sum(-2)
+
+
 def repeated(key_heads: Tensor, group: int) -> Tensor:
     """Each key head once for each query head that it serves."""
     return key_heads.repeat_interleave(group, 1)
