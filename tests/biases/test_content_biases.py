@@ -107,6 +107,22 @@ def tupe_values(query, key, at, has, scale, queries, keys, from_first, to_first)
     return torch.where(at[:, None] == 0, from_first[:, None, None], values)
 
 
+def landmark_values(query, key, at, has, scale):
+    """As Mohtashami and Jaggi write it: a softmax in each block, times that of its landmark; as a logarithm."""
+    scores = (scale * query @ key.mT).masked_fill(has[None, :] > at[:, None], -math.inf)
+    own, landmark = at[:, None] // 5 == has // 5, has % 5 == 4
+    outer = scores.masked_fill(~own & ~landmark | own & landmark, -math.inf).logsumexp(-1, keepdim=True)
+    logs = torch.where(own & ~landmark, scores - outer, -math.inf)
+    for block in range(int(has[-1]) // 5 + 1):
+        inside = (has // 5 == block) & ~landmark
+        if not (has // 5 == block)[landmark].any():
+            continue
+        gate = scores[..., has == 5 * block + 4] - outer
+        within = scores - scores.masked_fill(~inside, -math.inf).logsumexp(-1, keepdim=True)
+        logs = torch.where(inside & ~own & (has[None, :] <= at[:, None]), gate + within, logs)
+    return logs - scores.masked_fill(has[None, :] > at[:, None], 0.0)
+
+
 def gates(keys, seed=5):
     return logsigmoid(drawn(2, HEADS, keys, seed=seed) + 1.0)
 
@@ -135,6 +151,7 @@ CONTENTS = {
         lambda q, k, f, t: biases.tupe(q, k, from_first=f, to_first=t),
         tupe_values,
     ),
+    "landmarks": Content(lambda keys: [], lambda: biases.landmarks(5), landmark_values),
     "sum": Content(
         lambda keys: [drawn(HEADS, 8, DIM, seed=1), gates(keys), drawn(HEADS, seed=4).abs()],
         lambda v, g, s: biases.shaw(v, before=5, after=2) + biases.forget_gates(g) + biases.alibi(s),
@@ -142,7 +159,7 @@ CONTENTS = {
     ),
 }
 KERNELS = ("reference", "tiled", "short", "cpu_flash")
-IN_C = CONTENTS.keys() - {"gates of both directions", "cope", "tupe"}
+IN_C = CONTENTS.keys() - {"gates of both directions", "cope", "tupe", "landmarks"}
 
 
 def inputs(queries, keys, dtype=torch.float64):

@@ -111,6 +111,26 @@ def repeated(key_heads: Tensor, group: int) -> Tensor:
     return key_heads.repeat_interleave(group, 1)
 
 
+def landmark_weights(scores: Tensor, size: int, most: int | None = None) -> Tensor:
+    """A softmax within each block, times that of its landmark among landmarks and the keys of the query's own block.
+
+    most: the largest landmarks of earlier blocks alone.
+    """
+    length = scores.shape[-1]
+    block = torch.arange(length) // size
+    own, is_landmark = block[:, None] == block, torch.arange(length) % size == size - 1
+    gates = scores.masked_fill(own | ~is_landmark, -INFINITY)
+    if most is not None:
+        gates = gates.masked_fill(gates < gates.topk(most, -1).values[..., -1:], -INFINITY)
+    outer = softmax(torch.where(own, scores.masked_fill(is_landmark, -INFINITY), gates))
+    weights = outer.masked_fill(~own, 0.0)
+    for each in range(int(block.max())):  # the last block has no later queries
+        inside = (block == each) & ~is_landmark
+        gate = outer[..., each * size + size - 1].unsqueeze(-1).masked_fill(own[:, inside], 0.0)
+        weights[..., inside] += softmax(scores[..., inside]).nan_to_num(0.0) * gate
+    return weights
+
+
 def in_lists(lists: Tensor, columns: int) -> Tensor:
     """Which columns each row's list has: (..., rows, count) to booleans (..., rows, columns)."""
     return (lists.unsqueeze(-1) == torch.arange(columns)).any(-2)

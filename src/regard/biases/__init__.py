@@ -12,6 +12,7 @@ from .forget_gates import forget_gates as forget_gates
 from .gaussian import gaussian as gaussian
 from .kerple import kerple_log as kerple_log
 from .kerple import kerple_power as kerple_power
+from .landmarks import landmarks as landmarks
 from .relative import RelativeBias as RelativeBias
 from .relative import clipped as clipped
 from .relative import diagonal_sums as diagonal_sums
@@ -38,6 +39,7 @@ __all__ = [
     "geometric_slopes",
     "kerple_log",
     "kerple_power",
+    "landmarks",
     "relative",
     "shaw",
     "tensor",

@@ -37,7 +37,7 @@ class CountedPositions(RowBias):
 
     def of_rows(self, grid: Grid, keep: Tensor | None) -> Tensor:
         query = self.query[..., grid.rows, :]
-        gates = torch.sigmoid(self.scale * query @ self.key.mT)
+        gates = torch.sigmoid(self.scale * query @ self.key[..., grid.columns, :].mT)
         if keep is not None:
             gates = gates.masked_fill(~keep, 0.0)
         last = self.vectors.shape[-2] - 1

@@ -18,23 +18,23 @@ class RowBias(CallBias):
     """A bias from tensors of one call, whose numbers follow from a whole row; `of_rows` computes some rows.
 
     query (..., heads, M, D) is one of its tensors, whose heads the mask is for. mask: that of the call, also where the
-    keys are computed in parts by other masks. counts_pairs: whether `of_rows` reads which pairs exist.
+    keys are computed in parts by other masks.
     """
 
     query: Tensor
     mask: Mask | None
-    counts_pairs = True
 
     @abstractmethod
     def of_rows(self, grid: Grid, keep: Tensor | None) -> Tensor:
-        """The numbers of some rows over all keys, (..., heads, m, N), differentiable in the bias's tensors.
+        """The numbers of some rows over their keys, (..., heads, m, n), differentiable in the bias's tensors.
 
-        grid: the rows `grid.rows` of all pairs. keep (..., heads or 1, m, N): the pairs that exist; None for all.
+        grid: some rows, and columns 0..n-1, beyond which they attend to nothing. keep (..., heads or 1, m, n): the
+        pairs that exist; None for all.
         """
 
     def values(self, grid: Grid) -> Tensor:
         rows = grid.tile(grid.rows, WHOLE)
-        keep = None if self.mask is None or not self.counts_pairs else self.mask.evaluate(rows)
+        keep = None if self.mask is None else self.mask.evaluate(rows)
         heads = self.query.shape[-3] if grid.heads else 1
         if keep is not None and grid.heads and keep.ndim > 2 and keep.shape[-3] not in (1, heads):
             keep = keep.repeat_interleave(heads // keep.shape[-3], -3)

@@ -7,14 +7,17 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..biases import Bias, RelativeBias, diagonal_sums
 from ..biases.base import Sum
 from ..biases.distance_tables import CallBias
 from ..biases.row_bias import RowBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients
+from ..core.finite import waits
 from ..core.grid import WHOLE, Grid
 from ..core.score_forms import at_least_float32
+from ..core.torch_modes import under_transform
 from .diagonals import bias_along, distances
 
 
@@ -112,7 +115,8 @@ class RowTileBias:
 
     def values(self, rows: slice, columns: slice) -> Tensor:
         if self.row is None or self.row[0] != rows:
-            self.row = rows, self._of_rows(self.bias, rows)
+            found = self._of_rows(self.bias, rows)
+            self.row = rows, pad(found, (0, self.batched.shape[3] - found.shape[-1]))
         return self.row[1][..., columns]
 
     def add_gradient(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
@@ -134,12 +138,19 @@ class RowTileBias:
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in self.bias.parameters()]
             values = self._of_rows(self.bias.with_parameters(leaves), rows)
-        found = torch.autograd.grad(values, leaves, upstream.sum_to_size(values.shape))
+        upstream = upstream[..., : values.shape[-1]].sum_to_size(values.shape)
+        found = torch.autograd.grad(values, leaves, upstream)
         for target, gradient in zip(self.gradients, found, strict=True):
             target += gradient
 
     def _of_rows(self, bias: RowBias, rows: slice) -> Tensor:
-        return bias.of_rows(self.grid.tile(rows, WHOLE), self.masked.keep(rows) if bias.counts_pairs else None)
+        """The numbers of some rows over all keys that any of them attends to."""
+        keep = self.masked.keep(rows)
+        if keep is None or under_transform() or waits(keep):
+            return bias.of_rows(self.grid.tile(rows, WHOLE), keep)
+        some = keep.flatten(0, -2).any(0).nonzero()
+        end = int(some[-1]) + 1 if len(some) else 1
+        return bias.of_rows(self.grid.tile(rows, slice(0, end)), keep[..., :end])
 
 
 class SumTileBias:
