@@ -131,6 +131,19 @@ def landmark_weights(scores: Tensor, size: int, most: int | None = None) -> Tens
     return weights
 
 
+def reflected(query: Tensor, key: Tensor, vectors: Tensor, beta: Tensor) -> Tensor:
+    """k_j · H_j+1 … H_i q_i, H_l = I - beta_l w_l w_lᵀ, with the matrices multiplied one by one."""
+    outer = vectors.unsqueeze(-1) * vectors.unsqueeze(-2) * beta[..., None, None]
+    matrices = torch.eye(vectors.shape[-1], dtype=vectors.dtype) - outer
+    scores = torch.zeros_like(query @ key.mT)
+    for i in range(query.shape[-2]):
+        moved = query[..., i, :]
+        for j in range(i, -1, -1):
+            scores[..., i, j] = (moved * key[..., j, :]).sum(-1)
+            moved = (matrices[..., j, :, :] @ moved.unsqueeze(-1)).squeeze(-1)
+    return scores
+
+
 def in_lists(lists: Tensor, columns: int) -> Tensor:
     """Which columns each row's list has: (..., rows, count) to booleans (..., rows, columns)."""
     return (lists.unsqueeze(-1) == torch.arange(columns)).any(-2)

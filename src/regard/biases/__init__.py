@@ -10,6 +10,7 @@ from .cope import cope as cope
 from .fire import fire as fire
 from .forget_gates import forget_gates as forget_gates
 from .gaussian import gaussian as gaussian
+from .householder_products import path as path
 from .kerple import kerple_log as kerple_log
 from .kerple import kerple_power as kerple_power
 from .landmarks import landmarks as landmarks
@@ -40,6 +41,7 @@ __all__ = [
     "kerple_log",
     "kerple_power",
     "landmarks",
+    "path",
     "relative",
     "shaw",
     "tensor",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..biases import Bias, RelativeBias, diagonal_sums
-from ..biases.base import Sum
+from ..biases.base import Sum, add_gradients
 from ..biases.distance_tables import CallBias
 from ..biases.row_bias import RowBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients
@@ -139,9 +139,7 @@ class RowTileBias:
             leaves = [tensor.detach().requires_grad_() for tensor in self.bias.parameters()]
             values = self._of_rows(self.bias.with_parameters(leaves), rows)
         upstream = upstream[..., : values.shape[-1]].sum_to_size(values.shape)
-        found = torch.autograd.grad(values, leaves, upstream)
-        for target, gradient in zip(self.gradients, found, strict=True):
-            target += gradient
+        add_gradients(values, upstream, leaves, self.gradients)
 
     def _of_rows(self, bias: RowBias, rows: slice) -> Tensor:
         """The numbers of some rows over all keys that any of them attends to."""
