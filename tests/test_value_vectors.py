@@ -198,3 +198,19 @@ def test_what_does_not_fit_is_named(vectors, options, error, words):
     query, key, value, _ = inputs(5, 7, 1, 1)
     with pytest.raises(error, match=words):
         regard.relative_value_attention(query, key, value, vectors, **options)
+
+
+@pytest.mark.usefixtures("few_keys")
+def test_it_is_compiled_as_a_whole_and_mapped():
+    query, key, value, vectors = leaves = inputs(37, 53, 3, 2)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, vectors: Tensor) -> Tensor:
+        return regard.relative_value_attention(query, key, value, vectors, before=3, after=2, mask=masks.causal())
+
+    torch.compiler.reset()
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    outputs = attend(*leaves), compiled(*leaves)
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(output.square().sum(), leaves) for output in outputs))
+    mapped = torch.func.vmap(attend, in_dims=(0, 0, 0, None))(query[:, None], key[:, None], value[:, None], vectors)
+    torch.testing.assert_close(mapped[:, 0], outputs[0])

@@ -17,6 +17,7 @@ from .core.score_forms import at_least_float32
 from .errors import ConfigurationError, DtypeError, ShapeError
 from .kernels.validation import AttentionOptions, make_problem
 from .masks import Mask, causal, window
+from .masks.base import Not
 
 FEW_KEYS = 256
 """Up to so many keys, all weights of a query are in memory: one call takes less time than three."""
@@ -110,18 +111,18 @@ class _Sides:
         if self.before == self.after == 0:
             yield None, 0
             return
-        yield ~self._not_before(), 0
-        yield ~self._not_after(), -1
+        yield Not(self._not_before()), 0  # `~` of a mask cannot be traced by torch.compile
+        yield Not(self._not_after()), -1
 
     def near_mask(self) -> Mask:
         """The other keys."""
         return self._not_before() & self._not_after()
 
     def _not_before(self) -> Mask:
-        return window(before=self.before - 1) if self.before else ~causal()
+        return window(before=self.before - 1) if self.before else Not(causal())
 
     def _not_after(self) -> Mask:
-        return window(after=self.after - 1) if self.after else ~window(before=0)
+        return window(after=self.after - 1) if self.after else Not(window(before=0))
 
     def marks(self, grid: Grid, value: Tensor) -> Tensor:
         """1 in the column of a key's position modulo `near`, which no other of a query's near keys has: (N, near)."""

@@ -133,3 +133,17 @@ def test_what_does_not_fit_is_named():
         selection.landmark_blocks(query[..., :3], key, size=SIZE, count=1)
     with pytest.raises(ConfigurationError, match="landmark_blocks's size is 0"):
         selection.landmark_blocks(query, key, size=0, count=1)
+
+
+@pytest.mark.parametrize("positions", [None, torch.arange(23)], ids=["range", "tensor"])
+def test_it_is_compiled_as_a_whole(positions):
+    query, key, value = leaves = inputs(23, 23)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        options = {"query_positions": positions, "key_positions": positions, "mask": masks.causal()}
+        return regard.attention(query, key, value, bias=biases.landmarks(SIZE), **options)
+
+    torch.compiler.reset()
+    outputs = attend(query, key, value), torch.compile(attend, backend="aot_eager", fullgraph=True)(query, key, value)
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(output.square().sum(), leaves) for output in outputs))

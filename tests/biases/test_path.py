@@ -161,3 +161,22 @@ def test_the_order_of_the_keys_and_the_score_are_checked():
     score = scores.Additive(DIM, DIM, 3).double()
     with pytest.raises(ConfigurationError, match="leave score out"):
         regard.attention(query, key, value, score=score, bias=biases.path(vectors, beta))
+
+
+@pytest.mark.parametrize("positions", [None, torch.arange(70)], ids=["range", "tensor"])
+def test_it_is_compiled_as_a_whole(positions):
+    leaves = inputs(70, 70)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, vectors: Tensor, beta: Tensor) -> Tensor:
+        return regard.attention(
+            *(query, key, value),
+            mask=masks.causal(),
+            bias=biases.path(vectors, beta),
+            query_positions=positions,
+            key_positions=positions,
+        )
+
+    torch.compiler.reset()
+    outputs = attend(*leaves), torch.compile(attend, backend="aot_eager", fullgraph=True)(*leaves)
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(output.square().sum(), leaves) for output in outputs))
