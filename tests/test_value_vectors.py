@@ -182,7 +182,8 @@ def test_memory_is_linear_in_the_length():
 @pytest.mark.parametrize(
     ("vectors", "options", "error", "words"),
     [
-        (torch.ones(1, 3, WIDTH), {"before": -1, "after": 3}, ConfigurationError, "before is -1 and after is 3"),
+        (torch.ones(1, 3, WIDTH), {"before": -1, "after": 3}, ConfigurationError, "before is -1; it needs at least 0"),
+        (torch.ones(1, 3, WIDTH), {"before": 1, "after": 0.5}, ConfigurationError, "after needs a whole number"),
         (torch.ones(1, 3, WIDTH).long(), {"before": 1, "after": 1}, DtypeError, "this is torch.int64"),
         (torch.ones(1, 3, 9), {"before": 1, "after": 1}, ShapeError, r"\(4, 3, 6\).* have the shape \(1, 3, 9\)"),
         (torch.ones(3, 3, WIDTH), {"before": 1, "after": 1}, ShapeError, "1 in place of the heads"),
@@ -198,6 +199,21 @@ def test_what_does_not_fit_is_named(vectors, options, error, words):
     query, key, value, _ = inputs(5, 7, 1, 1)
     with pytest.raises(error, match=words):
         regard.relative_value_attention(query, key, value, vectors, **options)
+
+
+@pytest.mark.usefixtures("few_keys")
+def test_one_sequence_of_keys_for_positions_of_each_batch():
+    query, key, value, vectors = inputs(5, 11, 3, 2)
+    key, value = key[:1], value[:1]
+    has = torch.stack([torch.randperm(40)[:11] for _ in range(2)])
+    at = has[:, 3:8] + 1
+    found = regard.relative_value_attention(
+        query, key, value, vectors, before=3, after=2, query_positions=at, key_positions=has
+    )
+    away = has.unsqueeze(-2) - at.unsqueeze(-1)
+    weights = softmax_weights(query, key.expand(2, -1, -1, -1), None)
+    expected = with_vectors(weights, value.expand(2, -1, -1, -1), vectors, 3, 2, away)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.usefixtures("few_keys")

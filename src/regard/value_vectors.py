@@ -18,6 +18,7 @@ from .errors import ConfigurationError, DtypeError, ShapeError
 from .kernels.validation import AttentionOptions, make_problem
 from .masks import Mask, causal, window
 from .masks.base import Not
+from .utils.numbers import whole_number
 
 FEW_KEYS = 256
 """Up to so many keys, all weights of a query are in memory: one call takes less time than three."""
@@ -60,7 +61,7 @@ def relative_value_attention(
     Raises:
         DtypeError: the vectors are not floating point.
         ShapeError: the vectors are not (heads or 1, before + 1 + after, Dv).
-        ConfigurationError: before or after is negative; a normalizer.
+        ConfigurationError: before or after is no whole number of at least 0; a normalizer.
         RegardError: as `attention`.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), Eq. 3 and section 3.2 with before = after = k; the vectors are shared
@@ -128,7 +129,7 @@ class _Sides:
         """1 in the column of a key's position modulo `near`, which no other of a query's near keys has: (N, near)."""
         columns = torch.arange(self.near, device=value.device)
         found = grid.per_batch(grid.key_positions.long().remainder(self.near).unsqueeze(-1) == columns)
-        return found.to(value.dtype).expand(*value.shape[:-1], -1)
+        return found.to(value.dtype)
 
     def by_distance(self, grid: Grid, marked: Tensor) -> Tensor:
         """The weights of the near distances, in ascending order, from sums of the marks: both (..., M, near)."""
@@ -169,7 +170,9 @@ def _with_vector(part: Problem, vector: Tensor, kernel: str | None) -> tuple[Ten
 def _with_near_vectors(problem: Problem, sides: _Sides, vectors: Tensor, kernel: str | None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of the near keys, each value with the vector of its distance, (..., near, Dv)."""
     part, grid, dim = _part(problem, sides.near_mask()), problem.grid(), problem.value.shape[-1]
-    marked = torch.cat([problem.value, sides.marks(grid, problem.value)], -1)
+    value, marks = problem.value, sides.marks(grid, problem.value)
+    leading = torch.broadcast_shapes(value.shape[:-1], marks.shape[:-1])
+    marked = torch.cat([each.expand(*leading, -1) for each in (value, marks)], -1)
     output, lse = _run(replace(part, value=marked), kernel)
     return output[..., :dim] + sides.by_distance(grid, output[..., dim:]) @ vectors.to(output.dtype), lse
 
@@ -184,8 +187,8 @@ def _run(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:
 
 def _check(problem: Problem, vectors: object, before: int, after: int) -> None:
     name = "relative_value_attention"
-    if before < 0 or after < 0:
-        raise ConfigurationError(f"{name} needs distances of at least 0; before is {before} and after is {after}")
+    for side, distance in (("before", before), ("after", after)):
+        whole_number(f"{name}'s {side}", distance, least=0)
     count, dim = before + 1 + after, problem.value.shape[-1]
     heads = problem.weights_shape[-3] if problem.heads else 1
     if not isinstance(vectors, Tensor) or not is_floating(vectors):
