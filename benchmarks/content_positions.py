@@ -17,7 +17,7 @@ import _timing
 import torch
 from _report import agree, gradients, met, milliseconds, table, times
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, normalize
 
 import regard
 from regard import biases, masks
@@ -53,6 +53,14 @@ def projected(n: int) -> Sequence[Tensor]:
     return [torch.randn(HEADS, DIM, HEADS * DIM) / DIM, torch.randn(HEADS, DIM), torch.randn(HEADS, DIM)]
 
 
+def reflections(n: int) -> Sequence[Tensor]:
+    return [normalize(torch.randn(1, HEADS, n, DIM), dim=-1), 2 * torch.randn(1, HEADS, n).sigmoid()]
+
+
+def blocks() -> Bias:
+    return biases.landmarks(64)
+
+
 def near(own: Tensor) -> Bias:
     return biases.shaw(own, before=16, after=16)
 
@@ -63,6 +71,8 @@ CASES = {
     "DeBERTa, 512 buckets, all pairs": ContentCase(both, biases.deberta, None, 1.5),
     "DeBERTa, 512 buckets, causal": ContentCase(both, biases.deberta, CAUSAL, None),
     "Transformer-XL, causal": ContentCase(projected, biases.transformer_xl, CAUSAL, None),
+    "PaTH, causal": ContentCase(reflections, biases.path, CAUSAL, None),
+    "landmarks of blocks of 64, causal": ContentCase(lambda n: [], blocks, CAUSAL, None),
 }
 
 

@@ -47,6 +47,24 @@ SECTIONS = {
     "approximations": ("Approximations", "근사"),
     "models": ("Models", "모델"),
 }
+AUTHORS = (
+    (
+        "The authors' own code",
+        """\
+Where authors publish code that runs on a CPU, tests run it beside regard, forward or with gradients, in float32. The
+difference is the largest of any case, as a share of the largest number; `tests/authors` skips what it does not find
+(CONTRIBUTING.md says where it looks).""",
+        ("code", "version", "compared", "largest difference"),
+    ),
+    (
+        "저자들의 코드",
+        """\
+저자가 CPU에서 실행되는 코드를 공개한 것은 테스트가 regard와 나란히 float32로 실행해, 출력을 또는 기울기까지 비교합니다.
+차이는 모든 경우 가운데 가장 큰 것이며 가장 큰 수에 대한 비입니다. `tests/authors`는 찾지 못한 것을 건너뜁니다.
+찾는 곳은 CONTRIBUTING.md에 있습니다.""",
+        ("코드", "버전", "비교한 것", "가장 큰 차이"),
+    ),
+)
 WORDS = {
     "memory": ("memory", "메모리"),
     "lenses": ("lenses", "렌즈"),
@@ -55,7 +73,7 @@ WORDS = {
 }
 
 
-def page(rows: Sequence[dict[str, Any]], language: int) -> str:
+def page(rows: Sequence[dict[str, Any]], peers: Sequence[dict[str, Any]], language: int) -> str:
     """The page in English or Korean."""
     here = sum(not is_missing(row) for row in rows)
     parts = [f"# {TITLE[language]}", OPENING[language].format(here=here, all=len(rows))]
@@ -63,7 +81,20 @@ def page(rows: Sequence[dict[str, Any]], language: int) -> str:
         if own := [row for row in rows if row["section"] == section]:
             lines = [f"| {' | '.join(COLUMNS[language])} |", "| --- | --- | --- |"]
             parts += [f"## {title[language]}", "\n".join(lines + [line(row, language) for row in own])]
+    parts += authors(peers, language)
     return "\n\n".join(parts) + "\n"
+
+
+def authors(peers: Sequence[dict[str, Any]], language: int) -> list[str]:
+    """What the code of authors was compared in."""
+    title, opening, columns = AUTHORS[language]
+    lines = [f"| {' | '.join(columns)} |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| [{peer['name']}]({peer['url']}) | {peer['version']} | {peer['compared'][language]} | "
+        f"{peer['difference']:.1e} |"
+        for peer in peers
+    ]
+    return [f"## {title}", opening, "\n".join(lines)]
 
 
 def line(row: dict[str, Any], language: int) -> str:
@@ -109,6 +140,6 @@ def is_missing(row: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
-    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["mechanism"]
+    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     for language, name in enumerate(PAGES):
-        (DOCS / name).write_text(page(data, language), encoding="utf-8")
+        (DOCS / name).write_text(page(data["mechanism"], data["peer"], language), encoding="utf-8")

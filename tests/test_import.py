@@ -21,7 +21,7 @@ FUNCTIONS = {
         "linear_attention_with_state",
     ),
     *("merge", "model_approximation", "observe", "observe_differential_attention", "observe_linear_attention"),
-    "scaled_dot_product_attention",
+    *("relative_value_attention", "scaled_dot_product_attention"),
 }
 SUBMODULES = {"biases", "lenses", "masks", "normalizers", "plots", "positions", "scores"}
 

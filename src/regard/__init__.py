@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .linear import linear_attention as linear_attention
     from .linear import linear_attention_with_state as linear_attention_with_state
     from .linear import observe_linear_attention as observe_linear_attention
+    from .value_vectors import relative_value_attention as relative_value_attention
 
 __all__ = [
     "advise",
@@ -47,6 +48,7 @@ __all__ = [
     "observe_linear_attention",
     "plots",
     "positions",
+    "relative_value_attention",
     "scaled_dot_product_attention",
     "scores",
 ]
@@ -66,6 +68,7 @@ _LAZY_FUNCTIONS = {
     "model_approximation": "approximations",
     "observe_differential_attention": "differential",
     "observe_linear_attention": "linear",
+    "relative_value_attention": "value_vectors",
 }
 
 

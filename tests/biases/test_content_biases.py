@@ -107,6 +107,40 @@ def tupe_values(query, key, at, has, scale, queries, keys, from_first, to_first)
     return torch.where(at[:, None] == 0, from_first[:, None, None], values)
 
 
+def landmark_values(query, key, at, has, scale):
+    """As Mohtashami and Jaggi write it: a softmax in each block, times that of its landmark; as a logarithm."""
+    scores = (scale * query @ key.mT).masked_fill(has[None, :] > at[:, None], -math.inf)
+    own, landmark = at[:, None] // 5 == has // 5, has % 5 == 4
+    outer = scores.masked_fill(~own & ~landmark | own & landmark, -math.inf).logsumexp(-1, keepdim=True)
+    logs = torch.where(own & ~landmark, scores - outer, -math.inf)
+    for block in range(int(has[-1]) // 5 + 1):
+        inside = (has // 5 == block) & ~landmark
+        if not (has // 5 == block)[landmark].any():
+            continue
+        gate = scores[..., has == 5 * block + 4] - outer
+        within = scores - scores.masked_fill(~inside, -math.inf).logsumexp(-1, keepdim=True)
+        logs = torch.where(inside & ~own & (has[None, :] <= at[:, None]), gate + within, logs)
+    return logs - scores.masked_fill(has[None, :] > at[:, None], 0.0)
+
+
+def path_values(query, key, at, has, scale, vectors, beta):
+    """k_j · H_j+1 … H_i q_i less k_j · q_i, one reflection after the other from the query's own on."""
+    moved, columns = query, []
+    for j in range(len(has) - 1, -1, -1):
+        columns.append(((moved - query) * key[..., j : j + 1, :]).sum(-1))
+        w, strength = vectors[..., j, :].unsqueeze(-2), beta[..., j, None, None]
+        w, strength = (each.repeat_interleave(HEADS // each.shape[-3], -3) for each in (w, strength))
+        reflected = moved - strength * (moved * w).sum(-1, keepdim=True) * w
+        moved = torch.where((has[j] <= at)[:, None], reflected, moved)
+    return scale * torch.stack(columns[::-1], -1)
+
+
+def reflections(keys, seed=7):
+    """Unit vectors and strengths of the key heads."""
+    vectors = torch.nn.functional.normalize(drawn(2, KEY_HEADS, keys, DIM, seed=seed), dim=-1)
+    return [vectors, 2 * drawn(2, KEY_HEADS, keys, seed=seed + 1).sigmoid()]
+
+
 def gates(keys, seed=5):
     return logsigmoid(drawn(2, HEADS, keys, seed=seed) + 1.0)
 
@@ -135,6 +169,13 @@ CONTENTS = {
         lambda q, k, f, t: biases.tupe(q, k, from_first=f, to_first=t),
         tupe_values,
     ),
+    "landmarks": Content(lambda keys: [], lambda: biases.landmarks(5), landmark_values),
+    "path": Content(reflections, biases.path, path_values),
+    "path and gates": Content(
+        lambda keys: [*reflections(keys), gates(keys)],
+        lambda w, b, g: biases.path(w, b) + biases.forget_gates(g),
+        lambda q, k, a, h, s, w, b, g: path_values(q, k, a, h, s, w, b) + gate_values(q, k, a, h, s, g),
+    ),
     "sum": Content(
         lambda keys: [drawn(HEADS, 8, DIM, seed=1), gates(keys), drawn(HEADS, seed=4).abs()],
         lambda v, g, s: biases.shaw(v, before=5, after=2) + biases.forget_gates(g) + biases.alibi(s),
@@ -142,7 +183,7 @@ CONTENTS = {
     ),
 }
 KERNELS = ("reference", "tiled", "short", "cpu_flash")
-IN_C = CONTENTS.keys() - {"gates of both directions", "cope", "tupe"}
+IN_C = CONTENTS.keys() - {"gates of both directions", "cope", "tupe", "landmarks", "path", "path and gates"}
 
 
 def inputs(queries, keys, dtype=torch.float64):
@@ -316,7 +357,7 @@ def test_steps_with_positions_are_rows_of_the_whole(name):
     whole = regard.attention(query, key, value, bias=content.build(*own), mask=masks.causal())
     last = regard.attention(query[:, :, 21:], key, value, bias=content.build(*own), mask=masks.causal())
     torch.testing.assert_close(last, whole[:, :, 21:])
-    if "gates" in name or name in ("sum", "cope"):
+    if "gates" in name or name in ("sum", "cope", "path"):
         return  # sums along the keys: those of a cache are given in their order
     order = torch.randperm(20, generator=torch.Generator().manual_seed(3))
     step = regard.attention(

@@ -101,9 +101,47 @@ def mocha(scores: Tensor, width: int) -> Tensor:
     return weights
 
 
+def added_to_values(weights: Tensor, value: Tensor, vectors: Tensor) -> Tensor:
+    """Σ_j w_ij (v_j + vectors_ij), with a vector for each pair: (H, M, N, D)."""
+    return (weights.unsqueeze(-1) * (value.unsqueeze(-3) + vectors)).sum(-2)
+
+
 def repeated(key_heads: Tensor, group: int) -> Tensor:
     """Each key head once for each query head that it serves."""
     return key_heads.repeat_interleave(group, 1)
+
+
+def landmark_weights(scores: Tensor, size: int, most: int | None = None) -> Tensor:
+    """A softmax within each block, times that of its landmark among landmarks and the keys of the query's own block.
+
+    most: the largest landmarks of earlier blocks alone.
+    """
+    length = scores.shape[-1]
+    block = torch.arange(length) // size
+    own, is_landmark = block[:, None] == block, torch.arange(length) % size == size - 1
+    gates = scores.masked_fill(own | ~is_landmark, -INFINITY)
+    if most is not None:
+        gates = gates.masked_fill(gates < gates.topk(most, -1).values[..., -1:], -INFINITY)
+    outer = softmax(torch.where(own, scores.masked_fill(is_landmark, -INFINITY), gates))
+    weights = outer.masked_fill(~own, 0.0)
+    for each in range(int(block.max())):  # the last block has no later queries
+        inside = (block == each) & ~is_landmark
+        gate = outer[..., each * size + size - 1].unsqueeze(-1).masked_fill(own[:, inside], 0.0)
+        weights[..., inside] += softmax(scores[..., inside]).nan_to_num(0.0) * gate
+    return weights
+
+
+def reflected(query: Tensor, key: Tensor, vectors: Tensor, beta: Tensor) -> Tensor:
+    """k_j · H_j+1 … H_i q_i, H_l = I - beta_l w_l w_lᵀ, with the matrices multiplied one by one."""
+    outer = vectors.unsqueeze(-1) * vectors.unsqueeze(-2) * beta[..., None, None]
+    matrices = torch.eye(vectors.shape[-1], dtype=vectors.dtype) - outer
+    scores = torch.zeros_like(query @ key.mT)
+    for i in range(query.shape[-2]):
+        moved = query[..., i, :]
+        for j in range(i, -1, -1):
+            scores[..., i, j] = (moved * key[..., j, :]).sum(-1)
+            moved = (matrices[..., j, :, :] @ moved.unsqueeze(-1)).squeeze(-1)
+    return scores
 
 
 def in_lists(lists: Tensor, columns: int) -> Tensor:

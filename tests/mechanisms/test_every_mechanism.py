@@ -18,7 +18,8 @@ from . import formulas
 from .inputs import namespace
 
 ROOT = Path(__file__).parents[2]
-ROWS = tomllib.loads((ROOT / "recipes" / "every_mechanism.toml").read_text(encoding="utf-8"))["mechanism"]
+DATA = tomllib.loads((ROOT / "recipes" / "every_mechanism.toml").read_text(encoding="utf-8"))
+ROWS = DATA["mechanism"]
 RECIPE = runpy.run_path(str(ROOT / "recipes" / "every_mechanism.py"))
 HERE = [row for row in ROWS if "check" in row]
 NATIVE = {"additive", "cpu_flash", "decode", "mixed_heads", "short", "threshold"}
@@ -85,7 +86,15 @@ def test_rows_say_what_readers_need():
     assert len({row["name"][0] for row in ROWS}) == len(ROWS)
 
 
+def test_code_of_authors_is_named_with_its_test():
+    for peer in DATA["peer"]:
+        assert len(peer["compared"]) == 2
+        assert peer["url"].startswith("https://github.com/")
+        assert 0 < peer["difference"] < 2e-6
+        assert (ROOT / peer["tested_by"]).exists()
+
+
 @pytest.mark.parametrize(("language", "page"), [*enumerate(RECIPE["PAGES"])])
 def test_the_pages_are_those_of_the_rows(language, page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    assert text == RECIPE["page"](ROWS, language), "run python recipes/every_mechanism.py"
+    assert text == RECIPE["page"](ROWS, DATA["peer"], language), "run python recipes/every_mechanism.py"

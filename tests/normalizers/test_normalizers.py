@@ -466,8 +466,6 @@ def test_derivatives_of_rows_in_order(normalizer):
     attend = lambda *of: regard.attention(*of, mask=keep, normalizer=normalizer)  # noqa: E731
     assert torch.autograd.gradcheck(attend, leaves)
     assert torch.autograd.gradgradcheck(attend, leaves)
-    with pytest.raises(KernelError, match="it computes some rows at a time, and those of .* depend on all"):
-        regard.attention(*inputs(), normalizer=normalizer, kernel="tiled")
     with pytest.raises(ConfigurationError, match="dropout_p has no meaning"):
         regard.attention(*inputs(), normalizer=normalizer, dropout_p=0.1)
 

@@ -10,8 +10,10 @@ from .cope import cope as cope
 from .fire import fire as fire
 from .forget_gates import forget_gates as forget_gates
 from .gaussian import gaussian as gaussian
+from .householder_products import path as path
 from .kerple import kerple_log as kerple_log
 from .kerple import kerple_power as kerple_power
+from .landmarks import landmarks as landmarks
 from .relative import RelativeBias as RelativeBias
 from .relative import clipped as clipped
 from .relative import diagonal_sums as diagonal_sums
@@ -38,6 +40,8 @@ __all__ = [
     "geometric_slopes",
     "kerple_log",
     "kerple_power",
+    "landmarks",
+    "path",
     "relative",
     "shaw",
     "tensor",

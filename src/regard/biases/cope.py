@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 
 from ..core.finite import waits
-from ..core.grid import WHOLE, Grid
+from ..core.grid import Grid
 from ..core.problem import Problem
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .base import Bias, describe_tensor, is_floating
-from .distance_tables import CallBias, ContentBias
+from .distance_tables import ContentBias
 from .relative_vectors import heads_side, per_head_vectors
+from .row_bias import RowBias
 
 if TYPE_CHECKING:
     from ..masks import Mask
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CountedPositions(CallBias):
+class CountedPositions(RowBias):
     """query · vectors[p], interpolated, for p_ij the sum of the gates σ(scale · q_i · k) of keys from j on; see `cope`.
 
-    Numbers of a row depend on all keys that it attends to: a row is computed as a whole. Shapes: query (..., heads, M,
-    D), key (..., heads, N, D), vectors (heads, positions, D).
+    Shapes: query (..., heads, M, D), key (..., heads, N, D), vectors (heads, positions, D).
     """
 
     query: Tensor
@@ -35,17 +35,9 @@ class CountedPositions(CallBias):
     scale: float
     mask: Mask | None
 
-    def values(self, grid: Grid) -> Tensor:
-        keep = None if self.mask is None else self.mask.evaluate(grid.tile(grid.rows, WHOLE))
-        heads = self.query.shape[-3] if grid.heads else 1
-        if keep is not None and grid.heads and keep.ndim > 2 and keep.shape[-3] not in (1, heads):
-            keep = keep.repeat_interleave(heads // keep.shape[-3], -3)
-        return self.of_rows(grid.rows, keep)[..., grid.columns]
-
-    def of_rows(self, rows: slice, keep: Tensor | None) -> Tensor:
-        """The numbers of some rows over all keys, (..., heads, m, N); keep: the pairs that exist."""
-        query = self.query[..., rows, :]
-        gates = torch.sigmoid(self.scale * query @ self.key.mT)
+    def of_rows(self, grid: Grid, keep: Tensor | None) -> Tensor:
+        query = self.query[..., grid.rows, :]
+        gates = torch.sigmoid(self.scale * query @ self.key[..., grid.columns, :].mT)
         if keep is not None:
             gates = gates.masked_fill(~keep, 0.0)
         last = self.vectors.shape[-2] - 1

@@ -186,6 +186,51 @@ class RatioNormalizer(Normalizer):
         return numerators / total, (total.log() + log_unit).masked_fill(empty, -INFINITY).squeeze(-1)
 
 
+class OrderedNormalizer(Normalizer):
+    """A normalizer whose rows follow from the row before: they are computed in their order, some at a time.
+
+    What one row hands on to the next is a number for each key. Subclasses implement `normalize_after` and
+    `backward_after`; the gradient is computed from the last rows to the first, from states that are computed again.
+    """
+
+    @property
+    def rows_before(self) -> None:
+        """All rows."""
+        return
+
+    @abstractmethod
+    def normalize_after(self, scores: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights and numbers of some rows, as `normalize`, and what the last of them hands on.
+
+        Shapes: scores (..., heads, m, N) of all keys, before and what is handed on (..., heads, N); before is None for
+        the first rows. All are differentiable, twice where that is needed.
+        """
+
+    @abstractmethod
+    def backward_after(
+        self, scores: Tensor, before: Tensor | None, upstream: Tensor, upstream_after: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """The gradients of Σ upstream · weights + Σ upstream_after · after in scores, before, and each parameter.
+
+        None for upstream_after is 0. Called without autograd.
+        """
+
+    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of all rows, and their numbers."""
+        if not scores.numel():
+            return scores, scores.sum(-1) - INFINITY
+        return self.normalize_after(scores, None)[:2]
+
+    def backward(self, scores: Tensor, weights: Tensor, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The gradients of all rows."""
+        of_scores, _, of_parameters = self.backward_after(scores, None, upstream, None)
+        return of_scores, of_parameters
+
+    def affected(self, rows: Tensor) -> Tensor:
+        """A marked row and all after it."""
+        return rows.cumsum(-2) > 0
+
+
 def quotients(numerators: Tensor, denominators: Tensor) -> tuple[Tensor, Tensor]:
     """e^n_j / Σ_k e^d_k of rows of logarithms (..., n), and log Σ e^d; 0 and -inf where all d are -inf.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import DeviceError, MaskError, ShapeError
 from .dropout import Dropout
 from .grid import WHOLE, Grid
-from .normalizer import SOFTMAX, Normalizer, RatioNormalizer
+from .normalizer import SOFTMAX, Normalizer, OrderedNormalizer, RatioNormalizer
 from .score_forms import AdditivePairs, PairForm
 from .symbolic_positions import Positions
 
@@ -203,6 +203,8 @@ class Problem:
         """The normalizer's weights of some rows over all keys, (..., heads, m, N), and its numbers, (..., heads, m)."""
         if self.normalizer is None:
             raise AssertionError("softmax attention has no normalizer")
+        if rows != WHOLE and isinstance(self.normalizer, OrderedNormalizer):
+            return self._normalized_in_order(self.normalizer, range(self.queries)[rows])
         if rows != WHOLE and self.normalizer.rows_before != 0:
             return self._normalized_with_others(range(self.queries)[rows], self.normalizer.rows_before)
         return self._normalized_alone(rows)
@@ -215,6 +217,23 @@ class Problem:
         weights, numbers = self._normalized_alone(scored)
         own = slice(rows.start - scored.start, rows.stop - scored.start, rows.step)
         return weights[..., own, :], numbers[..., own]
+
+    def _normalized_in_order(self, normalizer: OrderedNormalizer, rows: range) -> tuple[Tensor, Tensor]:
+        """`normalized` from the first row on, some at a time, of which those that are wanted are kept."""
+        leading, state, found = self.weights_shape[:-2], None, []
+        height = max(2**20 // max(leading.numel() * self.keys, 1), 1)
+        end = rows[-1] + 1 if rows and self.keys else 0
+        for first in range(0, end, height):
+            scored = slice(first, min(first + height, end))
+            scores = self.scores(scored, WHOLE)
+            weights, numbers, state = normalizer.normalize_after(scores if self.heads else scores.unsqueeze(-3), state)
+            wanted = [row - first for row in rows if row in range(scored.start, scored.stop)]
+            found.append((weights[..., wanted, :], numbers[..., wanted]))
+        if not found:
+            scores = self.scores(WHOLE, WHOLE)[..., : len(rows), :]
+            return scores, scores.sum(-1) - float("inf")
+        weights, numbers = (torch.cat(each, -2 + axis) for axis, each in enumerate(zip(*found, strict=True)))
+        return weights.reshape(*leading, -1, self.keys), numbers.reshape(*leading, -1)
 
     def _normalized_alone(self, rows: slice) -> tuple[Tensor, Tensor]:
         if self.normalizer is None:

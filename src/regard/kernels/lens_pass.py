@@ -16,9 +16,11 @@ from torch import Tensor
 
 from ..backends.base import TileWriter
 from ..backends.registry import BACKENDS
+from ..backends.torch.ordered_rows import tiles_in_order
 from ..backends.torch.row_loop import tiles_of_whole_rows
 from ..core.batched_problem import BatchedProblem
 from ..core.log_sum_exp import with_exact_lse
+from ..core.normalizer import OrderedNormalizer
 from ..core.problem import Problem
 from ..core.torch_modes import under_transform, without_autocast
 from ..errors import ConfigurationError
@@ -127,7 +129,9 @@ def _tiles_of_whole_rows(problem: Problem, lse: Tensor, *, terms: bool) -> Itera
     """Tiles of weights that follow from all scores of a row; 0 in rows that attend to NaN."""
     batched = BatchedProblem.from_problem(problem)
     broken = lse.reshape(batched.shape[:3]).isnan().unsqueeze(-1)
-    for batch, rows, columns, weights in tiles_of_whole_rows(batched, WEIGHTS_PER_TILE):
+    in_order = isinstance(problem.normalizer, OrderedNormalizer)
+    tiles = (tiles_in_order if in_order else tiles_of_whole_rows)(batched, WEIGHTS_PER_TILE)
+    for batch, rows, columns, weights in tiles:
         weights = weights.masked_fill(broken[batch, :, rows], 0.0)
         yield WeightTile(weights, weights * weights.log2().clamp(min=-FAR) if terms else None, batch, rows, columns)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..backends.torch.ordered_rows import OrderedRowAttention
 from ..backends.torch.row_loop import RowAttention
 from ..backends.torch.tile_loop import TiledAttention
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.normalizer import OrderedNormalizer
 from ..core.problem import Problem
 from ..tiles.tile_size import SCORES_PER_TILE
 from .base import EVERY_GRADIENT, Cost, Result
@@ -20,17 +22,19 @@ TORCH_FEATURE = price("tiled.torch_feature")
 class TiledKernel:
     """Tiles or whole rows in torch, for any mask, bias, softcap, sinks, dropout, dims, pair form and normalizer.
 
-    Quotients, as of softmax, by tiles with a running sum; other normalizers by a few whole rows at a time.
+    Quotients, as of softmax, by tiles with a running sum; other normalizers by a few whole rows at a time, in their
+    order where each follows from the one before.
     """
 
     def __init__(self, tile: int = SCORES_PER_TILE) -> None:
         self.name = "tiled" if tile == SCORES_PER_TILE else f"tiled({tile})"
-        self._tiled, self._by_rows = TiledAttention(tile), RowAttention(tile)
+        self._tiled, self._by_rows, self._in_order = TiledAttention(tile), RowAttention(tile), OrderedRowAttention(tile)
         register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Normalizers whose rows depend on one another; it computes every other problem."""
-        if problem.normalizer is not None and problem.normalizer.rows_before is None:
+        normalizer = problem.normalizer
+        if normalizer is not None and normalizer.rows_before is None and not isinstance(normalizer, OrderedNormalizer):
             return [f"it computes some rows at a time, and those of {problem.normalizer_name} attention depend on all"]
         return []
 
@@ -48,8 +52,14 @@ class TiledKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem, or what its normalizer says of each row."""
-        return (self._tiled if batched.problem.has_lse else self._by_rows).forward(batched)
+        return self._computation(batched).forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return (self._tiled if batched.problem.has_lse else self._by_rows).backward(batched, saved)
+        return self._computation(batched).backward(batched, saved)
+
+    def _computation(self, batched: BatchedProblem) -> TiledAttention | RowAttention | OrderedRowAttention:
+        if batched.problem.has_lse:
+            return self._tiled
+        ordered = isinstance(batched.problem.normalizer, OrderedNormalizer)
+        return self._in_order if ordered else self._by_rows

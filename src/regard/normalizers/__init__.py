@@ -20,6 +20,7 @@ Each turns the scores s_ij of a row, over the keys j that query i attends to, in
 """
 
 from ..core.normalizer import Normalizer as Normalizer
+from ..core.normalizer import OrderedNormalizer as OrderedNormalizer
 from ..core.normalizer import RatioNormalizer as RatioNormalizer
 from .entmax import Entmax as Entmax
 from .entmax import Sparsemax as Sparsemax
@@ -42,6 +43,7 @@ __all__ = [
     "Monotonic",
     "MultiToken",
     "Normalizer",
+    "OrderedNormalizer",
     "RatioNormalizer",
     "ReLU",
     "Sigmoid",

@@ -10,22 +10,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core.normalizer import INFINITY, Normalizer
+from ..core.normalizer import INFINITY, Normalizer, OrderedNormalizer
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from .parameters import check_parameter, over_heads
+from .parameters import check_parameter, over_heads, sum_over_heads
 
 
 @dataclass(frozen=True, eq=False)
-class Monotonic(Normalizer):
+class Monotonic(OrderedNormalizer):
     """w_ij, the probability that query i stops at key j: it looks at keys from that of query i - 1 on, to the right.
 
     It stops at key j with the probability p_ij = σ(s_ij + b), else it goes on:
     w_ij = p_ij q_ij, where q_ij = (1 - p_i,j-1) q_i,j-1 + w_i-1,j; the first query begins at the first key. These are
     the expected weights, for training; a row sums to less than 1 where it may stop at no key.
 
-    Rows depend on one another: a call has all queries, in their order, and all weights are in memory. The recurrence is
-    computed as it stands: the closed form with a quotient of products is off by half in float32.
+    Rows follow from one another: a call has all queries, in their order. Some rows at a time are in memory, forward and
+    backward. The recurrence is computed as it stands: the closed form with a quotient of products is off by half in
+    float32.
 
     Source: Raffel et al. 2017 (arXiv 1704.00784), Eq. 9 to 14.
 
@@ -50,29 +51,52 @@ class Monotonic(Normalizer):
         "dropout_p": "the next row goes on from the weights of the one before",
     }
 
-    @property
-    def rows_before(self) -> None:
-        """All rows: each follows from the one before."""
-        return
+    def normalize_after(self, scores: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights of some rows, the logarithm of their sums, and the probabilities of stopping in the last."""
+        alignments = self.alignments(scores, before)[0]
+        weights = self.from_alignments(alignments, scores)
+        return weights, weights.detach().sum(-1).log(), alignments[..., -1, :]
 
-    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of all rows, and the logarithm of their sums."""
-        alignments = self.alignments(scores)
-        return alignments, alignments.detach().sum(-1).log()
+    def from_alignments(self, alignments: Tensor, scores: Tensor) -> Tensor:
+        """The weights, from the probabilities of stopping: these."""
+        return alignments
 
-    def alignments(self, scores: Tensor) -> Tensor:
-        """The probabilities of stopping."""
-        keys = scores.shape[-1]
-        if not scores.numel():
-            return scores
+    def alignments(self, scores: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The probabilities of stopping at a key, w, of getting to it, q, and of stopping where one is, p."""
         stop = torch.sigmoid(scores + over_heads(self.bias, scores))
         going_on = pad(1.0 - stop, (1, 0))[..., :-1]  # 0 before the first key
-        rows, before = [], pad(torch.ones_like(scores[..., 0, :1]), (0, keys - 1))
+        start = pad(torch.ones_like(scores[..., 0, :1]), (0, scores.shape[-1] - 1)) if before is None else before
+        rows, reached = [], []
         for row in range(scores.shape[-2]):
-            reached = _running_sum(before, going_on[..., row, :])
-            before = stop[..., row, :] * reached
-            rows.append(before)
-        return torch.stack(rows, -2)
+            reached.append(_running_sum(start, going_on[..., row, :]))
+            start = stop[..., row, :] * reached[-1]
+            rows.append(start)
+        return torch.stack(rows, -2), torch.stack(reached, -2), stop
+
+    def backward_after(
+        self, scores: Tensor, before: Tensor | None, upstream: Tensor, upstream_after: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """From the last row to the first, with w̄ the gradient in w, and q̄ in q, which is that in the row before's w.
+
+        q̄_j = p_j w̄_j + (1 - p_j) q̄_j+1 and p̄_j = q_j (w̄_j - q̄_j+1).
+        """
+        alignments, reached, stop = self.alignments(scores, before)
+        of_alignments, of_scores = self._of_weights(alignments, scores, upstream)
+        of_stop, later = torch.empty_like(stop), torch.zeros_like(stop[..., 0, :])
+        if upstream_after is not None:
+            later = later + upstream_after
+        for row in range(scores.shape[-2] - 1, -1, -1):
+            own, above = stop[..., row, :], of_alignments[..., row, :] + later
+            later = _running_sum((own * above).flip(-1), (1.0 - own).flip(-1)).flip(-1)
+            of_stop[..., row, :] = reached[..., row, :] * (above - pad(later, (0, 1))[..., 1:])
+        slopes = stop * torch.sigmoid(-(scores + over_heads(self.bias, scores)))  # never p (1 - p), 0 where p is near 1
+        by_scores = of_stop * slopes
+        parameters = (sum_over_heads(self.bias, by_scores),) if isinstance(self.bias, Tensor) else ()
+        return by_scores if of_scores is None else by_scores + of_scores, later, parameters
+
+    def _of_weights(self, alignments: Tensor, scores: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gradients of `from_alignments` in its arguments."""
+        return upstream, None
 
     def for_problem(self, problem: Problem) -> Problem:
         """The problem with this normalizer."""
@@ -112,11 +136,9 @@ class MoChA(Monotonic):
                 f"MoChA needs width as a whole number of at least 1, such as 4; it is {self.width!r}"
             )
 
-    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of all rows, and the logarithm of their sums."""
-        if not scores.numel():
-            return scores, scores.sum(-1) - INFINITY
-        alignments, keys = self.alignments(scores), scores.shape[-1]
+    def from_alignments(self, alignments: Tensor, scores: Tensor) -> Tensor:
+        """The probabilities of stopping, each divided among the keys of its chunk."""
+        keys = scores.shape[-1]
         chunks = pad(scores, (self.width - 1, 0), value=-INFINITY).unfold(-1, self.width, 1)  # [..., M, N, width]
         # By chunk: shifted by the maximum of the row, a chunk far below it would be 0 / 0.
         exists = (chunks > -INFINITY).any(-1, keepdim=True)
@@ -125,7 +147,14 @@ class MoChA(Monotonic):
         for place in range(self.width):  # of the key at `width - 1 - place` positions before the end of its chunk
             ahead = min(self.width - 1 - place, keys)
             weights = weights + pad(within[..., ahead:, place], (0, ahead))
-        return weights, weights.detach().sum(-1).log()
+        return weights
+
+    def _of_weights(self, alignments: Tensor, scores: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor | None]:
+        leaves = [tensor.detach().requires_grad_() for tensor in (alignments, scores)]
+        with torch.enable_grad():
+            weights = self.from_alignments(leaves[0], leaves[1])
+        of_alignments, of_scores = torch.autograd.grad(weights, leaves, upstream)
+        return of_alignments, of_scores.masked_fill_(scores == -INFINITY, 0.0)
 
 
 def _running_sum(added: Tensor, kept: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gate of mixture of block attention: the blocks of keys whose mean is nearest to a query."""
+"""Blocks of keys by one key that stands for each: their mean, as in mixture of block attention, or a landmark."""
 
 from __future__ import annotations
 
@@ -34,18 +34,59 @@ def gated_blocks(query: Tensor, key: Tensor, *, size: int, count: int) -> Tensor
     """
     check_fits("gated_blocks", query, key)
     size, count = checked_number("gated_blocks", "size", size), checked_number("gated_blocks", "count", count)
-    queries, keys = query.shape[-2], key.shape[-2]
+    keys = key.shape[-2]
     blocks = -(-keys // size)
     with torch.no_grad():
         number = torch.arange(keys, device=key.device) // size
         sums = at_least_float32(key).new_zeros(*key.shape[:-2], blocks, key.shape[-1])
         sums = sums.index_add_(-2, number, at_least_float32(key))
         means = sums / number.bincount(minlength=blocks).clamp(min=1).unsqueeze(-1)
+    return _nearest_blocks(query, means, keys, size, count)
+
+
+def landmark_blocks(query: Tensor, key: Tensor, *, size: int, count: int) -> Tensor:
+    """The `count` blocks that each query of landmark attention sees: its own, and those of the largest q · landmark.
+
+    The last key of each block of `size` is its landmark. For `biases.landmarks(size)` and `masks.causal() &
+    masks.blocks(found, (1, size))`: the softmax is over the own block and the landmarks of the found ones. Queries are
+    at the last positions of the keys, so that a step of decoding finds what the whole text does.
+
+    Shapes: query (..., heads, M, D), key (..., key heads, N, D), with positions as rotary embeddings already applied;
+    the result is (..., heads, M, count), whole numbers, -1 where there are fewer blocks so far. No gradient passes
+    through it.
+
+    Raises:
+        ShapeError: query and key do not fit.
+        ConfigurationError: size or count is no whole number of at least 1.
+
+    Source: Mohtashami and Jaggi 2023 (arXiv 2305.16300), section 3.2, the blocks retrieved for each token and head.
+
+    >>> import torch, regard
+    >>> from regard import biases, masks
+    >>> query = key = torch.eye(6)[None, None]
+    >>> found = regard.selection.landmark_blocks(query, key, size=2, count=2)
+    >>> found[0, 0, 4:]
+    tensor([[2, 0],
+            [2, 0]])
+    >>> options = {"mask": masks.causal() & masks.blocks(found, (1, 2)), "bias": biases.landmarks(2)}
+    >>> output = regard.attention(query, key, key, **options)
+    """
+    check_fits("landmark_blocks", query, key)
+    size, count = checked_number("landmark_blocks", "size", size), checked_number("landmark_blocks", "count", count)
+    keys = key.shape[-2]
+    # The last block may have no landmark yet; it is the last query's own, or later than a query's own.
+    last = torch.arange(size - 1, -(-keys // size) * size, size, device=key.device).clamp(max=keys - 1)
+    return _nearest_blocks(query, at_least_float32(key[..., last, :]), keys, size, count)
+
+
+def _nearest_blocks(query: Tensor, of_blocks: Tensor, keys: int, size: int, count: int) -> Tensor:
+    """The own block of each query, and the earlier ones of the largest products: (..., heads, M, count)."""
+    queries, blocks = query.shape[-2], of_blocks.shape[-2]
 
     def score(rows: slice) -> Tensor:
-        scores = per_head(lambda folded: folded @ means.mT, at_least_float32(query[..., rows, :]), means)
-        own = (torch.arange(queries, device=key.device)[rows].unsqueeze(-1) + keys - queries) // size
-        block = torch.arange(blocks, device=key.device)
+        scores = per_head(lambda folded: folded @ of_blocks.mT, at_least_float32(query[..., rows, :]), of_blocks)
+        own = (torch.arange(queries, device=query.device)[rows].unsqueeze(-1) + keys - queries) // size
+        block = torch.arange(blocks, device=query.device)
         return scores.masked_fill(block == own, float("inf")).masked_fill(block > own, float("-inf"))
 
     return largest_scores(score, queries, blocks, count, query.shape[:-2].numel())

@@ -7,14 +7,17 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..biases import Bias, RelativeBias, diagonal_sums
-from ..biases.base import Sum
-from ..biases.cope import CountedPositions
+from ..biases.base import Sum, add_gradients
 from ..biases.distance_tables import CallBias
+from ..biases.row_bias import RowBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients
-from ..core.grid import Grid
+from ..core.finite import waits
+from ..core.grid import WHOLE, Grid
 from ..core.score_forms import at_least_float32
+from ..core.torch_modes import under_transform
 from .diagonals import bias_along, distances
 
 
@@ -102,8 +105,9 @@ class CallTileBias:
 class RowTileBias:
     """A bias whose rows are computed as a whole, each block of them once; its gradient likewise, by autograd."""
 
-    def __init__(self, batched: BatchedProblem, bias: CountedPositions) -> None:
-        self.batched = batched
+    def __init__(self, batched: BatchedProblem, bias: RowBias) -> None:
+        self.batched, self.grid = batched, _merged_grid(batched)
+        self.masked = replace(batched, problem=replace(batched.problem, mask=bias.mask))
         tensors = [batched.as_4d(tensor.detach()) for tensor in bias.parameters()]
         self.bias, self.gradients = bias.with_parameters(tensors), [torch.zeros_like(tensor) for tensor in tensors]
         self.row: tuple[slice, Tensor] | None = None
@@ -111,7 +115,8 @@ class RowTileBias:
 
     def values(self, rows: slice, columns: slice) -> Tensor:
         if self.row is None or self.row[0] != rows:
-            self.row = rows, self.bias.of_rows(rows, self.batched.keep(rows))
+            found = self._of_rows(self.bias, rows)
+            self.row = rows, pad(found, (0, self.batched.shape[3] - found.shape[-1]))
         return self.row[1][..., columns]
 
     def add_gradient(self, rows: slice, columns: slice, upstream: Tensor, into: ProblemGradients) -> None:
@@ -132,10 +137,18 @@ class RowTileBias:
         (rows, upstream), self.upstream = self.upstream, None
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in self.bias.parameters()]
-            values = self.bias.with_parameters(leaves).of_rows(rows, self.batched.keep(rows))
-        found = torch.autograd.grad(values, leaves, upstream.sum_to_size(values.shape))
-        for target, gradient in zip(self.gradients, found, strict=True):
-            target += gradient
+            values = self._of_rows(self.bias.with_parameters(leaves), rows)
+        upstream = upstream[..., : values.shape[-1]].sum_to_size(values.shape)
+        add_gradients(values, upstream, leaves, self.gradients)
+
+    def _of_rows(self, bias: RowBias, rows: slice) -> Tensor:
+        """The numbers of some rows over all keys that any of them attends to."""
+        keep = self.masked.keep(rows)
+        if keep is None or under_transform() or waits(keep):
+            return bias.of_rows(self.grid.tile(rows, WHOLE), keep)
+        some = keep.flatten(0, -2).any(0).nonzero()
+        end = int(some[-1]) + 1 if len(some) else 1
+        return bias.of_rows(self.grid.tile(rows, slice(0, end)), keep[..., :end])
 
 
 class SumTileBias:
@@ -175,7 +188,7 @@ def _tile_bias(batched: BatchedProblem, bias: Bias) -> TileBias:
     problem = batched.problem
     if isinstance(bias, RelativeBias) and problem.shift is not None and batched.shape[2] and batched.shape[3]:
         return DiagonalTileBias(batched, bias)
-    if isinstance(bias, CountedPositions):
+    if isinstance(bias, RowBias):
         return RowTileBias(batched, bias)
     if isinstance(bias, CallBias):
         return CallTileBias(batched, bias)

@@ -1,0 +1,223 @@
+"""The naive forms of flash-linear-attention (MIT), in float32, beside ours in float64 and float32."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize
+
+import regard
+from regard import biases, linear, masks
+
+from .repositories import file_of
+
+REPOSITORY = "flash-linear-attention"
+BATCH, HEADS, KEY_HEADS, LENGTH, DIM, WIDTH = 2, 4, 2, 67, 16, 12
+ROUNDINGS = 64
+"""Theirs is in float32, whatever the inputs: differences are roundings of the largest number."""
+PLAIN = {"feature_map": linear.Identity(), "normalize": False, "causal": True}
+
+Named = dict[str, Tensor]
+
+
+def drawn() -> Named:
+    """Inputs as (batch, heads, length, ·), in float64 with the digits of float32."""
+    torch.manual_seed(0)
+
+    def of(*shape: int) -> Tensor:
+        return torch.randn(BATCH, *shape).double()
+
+    named = {"q": of(HEADS, LENGTH, DIM), "k": of(KEY_HEADS, LENGTH, DIM), "v": of(KEY_HEADS, LENGTH, DIM)}
+    named |= {"K": normalize(of(HEADS, LENGTH, DIM), dim=-1), "V": of(HEADS, LENGTH, WIDTH)}
+    named |= {"P": normalize(of(HEADS, LENGTH, DIM), dim=-1), "gate": logsigmoid(of(HEADS, LENGTH) + 1)}
+    named |= {"w": normalize(of(KEY_HEADS, LENGTH, DIM), dim=-1), "strength": 2 * of(KEY_HEADS, LENGTH).sigmoid()}
+    named |= {"beta": of(HEADS, LENGTH).sigmoid(), "decay": logsigmoid(of(HEADS, LENGTH, DIM) + 2)}
+    named |= {"erase": of(HEADS, LENGTH, DIM).sigmoid(), "write": of(HEADS, LENGTH, WIDTH).sigmoid()}
+    named |= {"sinks": torch.randn(HEADS).double(), "bonus": torch.randn(HEADS, DIM).double()}
+    named |= {"K2": normalize(of(HEADS, LENGTH, 2, DIM), dim=-1), "V2": of(HEADS, LENGTH, 2, WIDTH)}
+    return {name: each.float().double() for name, each in named.items()} | {"beta2": of(HEADS, LENGTH, 2).sigmoid()}
+
+
+def swapped(*tensors: Tensor) -> list[Tensor]:
+    """(batch, heads, length, ...) as (batch, length, heads, ...), and the other way round."""
+    return [each.transpose(1, 2) for each in tensors]
+
+
+def steps(tensor: Tensor) -> Tensor:
+    """(batch, heads, length, steps, ...) as (batch, length · steps, heads, ...)."""
+    return tensor.movedim(1, 3).flatten(1, 2)
+
+
+def taylor(rows: Tensor) -> Tensor:
+    pairs = (rows.unsqueeze(-1) * rows.unsqueeze(-2)).flatten(-2) / 2**0.5
+    return torch.cat([torch.ones_like(rows[..., :1]), rows, pairs], -1)
+
+
+def first(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+# Each: the file, what it is called with, the axes of heads and lengths of its result, and ours.
+Case = tuple[str, str, Callable[[Callable, Named], Tensor], Callable[[Named], Tensor]]
+CASES: dict[str, Case] = {
+    "attention": (
+        "attn",
+        "naive_parallel_attn",
+        lambda f, n: first(f(*swapped(n["q"], n["k"], n["v"]))).transpose(1, 2),
+        lambda n: regard.attention(n["q"], n["k"], n["v"], mask=masks.causal()),
+    ),
+    "window, sinks and gates": (
+        "attn",
+        "naive_parallel_attn",
+        lambda f, n: first(
+            f(*swapped(n["q"], n["k"], n["v"]), window_size=9, g=n["gate"].mT, sink_bias=n["sinks"])
+        ).transpose(1, 2),
+        lambda n: regard.attention(
+            *(n["q"], n["k"], n["v"]),
+            mask=masks.causal() & masks.window(before=8),
+            bias=biases.forget_gates(n["gate"]),
+            sinks=n["sinks"],
+        ),
+    ),
+    "forget gates": (
+        "forgetting_attn",
+        "naive_forgetting_attn",
+        lambda f, n: f(*swapped(n["q"], n["k"], n["v"]), n["gate"].mT).transpose(1, 2),
+        lambda n: regard.attention(n["q"], n["k"], n["v"], mask=masks.causal(), bias=biases.forget_gates(n["gate"])),
+    ),
+    "PaTH with forget gates": (
+        "path_attn",
+        "naive_path_attn",
+        lambda f, n: f(
+            *swapped(n["q"], n["k"], n["v"], n["w"]), n["strength"].mT, n["gate"].mT, DIM**-0.5, chunk_size=16
+        ).transpose(1, 2),
+        lambda n: regard.attention(
+            *(n["q"], n["k"], n["v"]),
+            mask=masks.causal(),
+            bias=biases.path(n["w"], n["strength"]) + biases.forget_gates(n["gate"] * DIM**-0.5),  # scaled there
+        ),
+    ),
+    "delta rule": (
+        "delta_rule",
+        "delta_rule_recurrence",
+        lambda f, n: first(f(n["q"], n["K"], n["V"], n["beta"])),
+        lambda n: regard.linear_attention(n["q"], n["K"], n["V"], beta=n["beta"], **PLAIN),
+    ),
+    "gated delta rule": (
+        "gated_delta_rule",
+        "naive_recurrent_gated_delta_rule",
+        lambda f, n: first(f(*swapped(n["q"], n["K"], n["V"]), n["beta"].mT, n["gate"].mT)).transpose(1, 2),
+        lambda n: regard.linear_attention(n["q"], n["K"], n["V"], beta=n["beta"], decay=n["gate"], **PLAIN),
+    ),
+    "gated linear attention": (
+        "gla",
+        "naive_recurrent_gla",
+        lambda f, n: first(f(*swapped(n["q"], n["K"], n["V"], n["decay"]))).transpose(1, 2),
+        lambda n: regard.linear_attention(n["q"], n["K"], n["V"], decay=n["decay"], **PLAIN),
+    ),
+    "simple gated linear attention": (
+        "simple_gla",
+        "naive_recurrent_simple_gla",
+        lambda f, n: first(f(*swapped(n["q"], n["K"], n["V"]), n["gate"].mT)).transpose(1, 2),
+        lambda n: regard.linear_attention(n["q"], n["K"], n["V"], decay=n["gate"], **PLAIN),
+    ),
+    "Kimi delta attention": (
+        "kda",
+        "naive_recurrent_kda",
+        lambda f, n: first(f(*swapped(n["q"], n["K"], n["V"], n["decay"]), n["beta"].mT)).transpose(1, 2),
+        lambda n: regard.linear_attention(n["q"], n["K"], n["V"], beta=n["beta"], decay=n["decay"], **PLAIN),
+    ),
+    "retention": (
+        "retention",
+        "naive_retention",
+        lambda f, n: f(n["q"], n["K"], n["V"]),
+        lambda n: regard.linear_attention(
+            *(n["q"], n["K"], n["V"]),
+            decay=(1 - 2.0 ** (-5 - torch.arange(HEADS, dtype=n["q"].dtype)))
+            .log()[:, None]
+            .expand(BATCH, HEADS, LENGTH),
+            **PLAIN,
+        ),
+    ),
+    "delta product": (
+        "gated_delta_product",
+        "naive_recurrent_gated_delta_product",
+        lambda f, n: (
+            first(
+                f(
+                    *(n["q"].transpose(1, 2), steps(n["K2"]), steps(n["V2"]), n["gate"].mT, steps(n["beta2"])),
+                    *(1.0, None),
+                    num_householder=2,
+                )
+            ).transpose(1, 2)
+            / DIM**0.5
+        ),  # its scale is not used there
+        lambda n: linear.delta_product(n["q"], n["K2"], n["V2"], beta=n["beta2"], decay=n["gate"]),
+    ),
+    "Comba": (
+        "comba",
+        "naive_recurrent_comba",
+        lambda f, n: first(f(*swapped(n["q"], n["K"], n["V"], n["P"]), n["beta"].mT, n["gate"].mT)).transpose(1, 2),
+        lambda n: regard.linear_attention(
+            *(n["q"], n["K"], n["beta"].unsqueeze(-1) * n["V"]),
+            removal=n["beta"].unsqueeze(-1) * n["P"],
+            decay=n["gate"],
+            **PLAIN,
+        ),
+    ),
+    "Gated DeltaNet-2": (
+        "gdn2",
+        "naive_recurrent_gdn2",
+        lambda f, n: first(f(*swapped(n["q"], n["K"], n["V"], n["decay"], n["erase"], n["write"]))).transpose(1, 2),
+        lambda n: regard.linear_attention(
+            *(n["q"], n["K"], n["write"] * n["V"]), removal=n["erase"] * n["K"], decay=n["decay"], **PLAIN
+        ),
+    ),
+    "diagonal plus low rank (RWKV-7)": (
+        "generalized_delta_rule/dplr",
+        "dplr_recurrence",
+        lambda f, n: first(f(n["q"], n["K"], n["V"], -n["P"], n["erase"] * n["P"] / 2, n["decay"])),
+        lambda n: linear.delta_product(
+            n["q"],
+            torch.stack([n["erase"] * n["P"] / 2, n["K"]], -2),
+            torch.stack([0 * n["V"], n["V"]], -2),
+            removal=torch.stack([n["P"] / n["decay"].exp(), 0 * n["P"]], -2),
+            decay=n["decay"],
+        ),
+    ),
+    "RWKV-6": (
+        "rwkv6",
+        "naive_recurrent_rwkv6",
+        lambda f, n: first(f(n["q"], n["K"], n["V"], n["decay"], n["bonus"])),
+        lambda n: regard.linear_attention(
+            n["q"], n["K"], n["V"], decay=n["decay"], bonus=n["bonus"][None, :, None], **PLAIN
+        ),
+    ),
+    "Based": (
+        "based",
+        "naive_parallel_based",
+        lambda f, n: f(n["q"], n["K"], n["V"]),
+        lambda n: regard.linear_attention(
+            taylor(n["q"] * DIM**-0.5), taylor(n["K"]), n["V"], feature_map=linear.Identity(), causal=True
+        ),
+    ),
+}
+FILES = {"rwkv6": "recurrent_naive"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ours_is_theirs(name: str, record_property: Callable) -> None:
+    folder, function, call, ours = CASES[name]
+    module = file_of(REPOSITORY, f"fla/ops/{folder}/{FILES.get(folder, 'naive')}.py")
+    named = drawn()
+    low = {key: each.float() for key, each in named.items()}
+    theirs = call(getattr(module, function), low)
+    for inputs in (named, low):
+        found = ours(inputs)
+        assert found.shape == theirs.shape
+        difference = ((found - theirs).abs().max() / theirs.abs().max()).item()
+        assert difference < ROUNDINGS * torch.finfo(torch.float32).eps, difference
+    record_property("difference", difference)
+    assert math.isfinite(difference)
