@@ -13,6 +13,8 @@ from .ablation import ablating as ablating
 from .ablation import head_effects as head_effects
 from .ablation import head_gradients as head_gradients
 from .ablation import mean_outputs as mean_outputs
+from .attention_edits import editing as editing
+from .attention_edits import mean_values as mean_values
 from .dense_weights import observe_weights as observe_weights
 from .gradients import Values as Values
 from .gradients import capturing_gradients as capturing_gradients
@@ -44,6 +46,8 @@ from .relations import english_relations as english_relations
 from .relations import korean_negations as korean_negations
 from .relations import korean_relations as korean_relations
 from .relations import repeated_nouns as repeated_nouns
+from .replacements import Patch as Patch
+from .replacements import capture_patch as capture_patch
 from .role_lens import Roles as Roles
 from .role_lens import find_roles as find_roles
 from .role_lens import gather_role_evidence as gather_role_evidence
@@ -66,6 +70,9 @@ from .rollout import rollout_from_sources as rollout_from_sources
 from .similarity import JensenShannon as JensenShannon
 from .similarity import head_divergence as head_divergence
 from .similarity import similarity_order as similarity_order
+from .terms import HeadTerms as HeadTerms
+from .token_alignment import TokenAlignment as TokenAlignment
+from .token_alignment import align_tokens as align_tokens
 from .token_classes import Tokens as Tokens
 from .token_classes import is_delimiter as is_delimiter
 from .token_classes import repeat_probe as repeat_probe
@@ -86,10 +93,12 @@ __all__ = [
     "Finding",
     "HeadMetrics",
     "HeadProjection",
+    "HeadTerms",
     "Induction",
     "JensenShannon",
     "Metrics",
     "Negation",
+    "Patch",
     "RareWord",
     "RelationAccuracy",
     "RelationCase",
@@ -103,14 +112,18 @@ __all__ = [
     "Sink",
     "SyntaxEvidence",
     "SyntaxTable",
+    "TokenAlignment",
     "Tokens",
     "Values",
     "WordRelation",
     "ablating",
+    "align_tokens",
     "alignment_error_rate",
     "attention_flow",
     "attention_rollout",
+    "capture_patch",
     "capturing_gradients",
+    "editing",
     "effective_attention",
     "english_negations",
     "english_relations",
@@ -127,6 +140,7 @@ __all__ = [
     "korean_negations",
     "korean_relations",
     "mean_outputs",
+    "mean_values",
     "mutual_links",
     "norm_weighted",
     "observe_weights",
