@@ -9,6 +9,7 @@
   alignments of translations and their error rate (`word_links`, `mutual_links`, `alignment_error_rate`).
 """
 
+from ..lenses.value_norms import transformed_norms as transformed_norms
 from .ablation import ablating as ablating
 from .ablation import head_effects as head_effects
 from .ablation import head_gradients as head_gradients
@@ -34,7 +35,6 @@ from .output_projection import HeadProjection as HeadProjection
 from .output_projection import effective_attention as effective_attention
 from .output_projection import head_projections as head_projections
 from .output_projection import norm_weighted as norm_weighted
-from .output_projection import transformed_norms as transformed_norms
 from .output_projection import transformed_values as transformed_values
 from .relation_evidence import RelationEvidence as RelationEvidence
 from .relation_evidence import RelationScore as RelationScore
@@ -154,7 +154,6 @@ __all__ = [
     "rollout_from_sources",
     "similarity_order",
     "text_roles",
-    "transformed_norms",
     "transformed_values",
     "weight_gradients",
     "word_links",
