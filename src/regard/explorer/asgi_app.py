@@ -24,8 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ..errors import RegardError
-from .api import QUERIES, number, read_query
+from ..errors import AtlasError, RegardError
+from .api import CHANGES, QUERIES, AtlasAPI, number, read_query
 from .collection import MOST_BYTES, Collection, CollectionEntry, RunStopped
 from .request_guard import RequestGuard, error_response, json_response
 from .static_page import WebBundle
@@ -177,9 +177,11 @@ class AtlasEndpoint:
         if isinstance(entry, Response):
             return entry
         try:
-            asked = read_query(request.scope["query_string"], QUERIES[name])
+            asked = read_query(request.scope["query_string"], CHANGES if name == "changes" else QUERIES[name])
             if name == "meta":
                 return json_response(entry.meta)
+            if name == "changes":
+                asked["other"] = self._other(asked["other"])
             tag = self._tag(f"{entry.number}/{name}", request.scope["query_string"])
             headers = {"etag": tag, "cache-control": "private, max-age=3600, immutable"}
             if request.headers.get("if-none-match") == tag:  # nobody can know it whom it was not given
@@ -202,7 +204,7 @@ class AtlasEndpoint:
             which = number("atlas", request.path_params["number"])
         except RegardError:
             raise HTTPException(404) from None
-        if request.path_params["name"] not in QUERIES:
+        if request.path_params["name"] not in {*QUERIES, "changes"}:
             raise HTTPException(404)
         entry = self._collection.entry(which)
         if entry is not None:
@@ -212,6 +214,12 @@ class AtlasEndpoint:
                 410, "this atlas is not kept any more, since the model was run again: load the page anew"
             )
         return error_response(404, f"there is no atlas {which} here")
+
+    def _other(self, which: int) -> AtlasAPI:
+        other = self._collection.entry(which)
+        if other is None:
+            raise AtlasError(f"there is no atlas {which} here to compare with")
+        return other.answers
 
     def _tag(self, name: str, query: bytes) -> str:
         return f'"{hashlib.blake2b(name.encode() + b"?" + query, key=self._run, digest_size=16).hexdigest()}"'

@@ -26,6 +26,7 @@ from .atlas.records import records_from_calls
 from .atlas.role_detection import detect_map_roles
 from .atlas.tokenized_text import TokenizedText
 from .decode_steps import ForwardPasses, merge_steps
+from .recorded_norms import ValueNorms
 from .torch_recorder import TorchLayerRecorder
 
 Tokens = Sequence[Any] | Mapping[str, Any] | TokenizedText
@@ -46,6 +47,7 @@ class Recording:
         self._last: dict[str, int] = {}
         self._snapshots = TensorSnapshots()
         self._passes = ForwardPasses()
+        self._norms = ValueNorms(model)
         self._layers = TorchLayerRecorder(
             self._names, recording_as=_named, is_active=self._is_active, on_model_end=self._on_model_end
         )
@@ -72,6 +74,7 @@ class Recording:
                 kind=kind,
                 snapshots=self._snapshots,
                 half=self.dtype == "float16",
+                norms=self._norms.of_call(problem, name.removesuffix(EXACT)),
             )
             self._keep(call, with_cache)
 

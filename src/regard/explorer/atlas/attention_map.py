@@ -145,6 +145,37 @@ class AttentionMap:
             lens.check(problem)
             return lens.compute(problem, self.recorded_problem.lse[head]).float().numpy()
 
+    @property
+    def has_value_norms(self) -> bool:
+        """Whether the atlas has norms of values, so that contributions can be shown."""
+        return "norms" in self.record["arrays"]
+
+    def value_norms(self, head: int) -> Floats:
+        """‖v_j W_h‖ of each key, (N,): the norm of what a key adds to a row of the module's output at weight 1.
+
+        Raises:
+            AtlasError: there is no such head, or the atlas has no norms: of `Atlas.from_weights`, and of modules with
+                something else than an output projection behind their heads.
+        """
+        self._check("head", head, self.heads)
+        if not self.has_value_norms:
+            raise AtlasError(
+                f"the map {self.name!r} has no norms of values, so that contributions are not known: record the model "
+                "anew, with an output projection behind its heads"
+            )
+        return self._array("norms")[self.sequence, head].numpy()
+
+    def contributions(self, head: int, rows: slice, columns: slice) -> Floats:
+        """‖α_ij v_j W_h‖ of a head on rows × columns, (m, n): the weights times the norms of the keys' values.
+
+        Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3; lenses of any length: `lenses.Contribution`.
+
+        Raises:
+            AtlasError: as `weights` and `value_norms`.
+        """
+        norms = self.value_norms(head)
+        return self.weights(head, rows, columns) * norms[_plain_slice("columns", columns, self.keys)]
+
     def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
         """The mask of a head on rows × columns, (m, n), True = attend; all True for `Atlas.from_weights`.
 
