@@ -21,6 +21,14 @@ from .gradients import Values as Values
 from .gradients import capturing_gradients as capturing_gradients
 from .gradients import gradient_times_weights as gradient_times_weights
 from .gradients import weight_gradients as weight_gradients
+from .interventions import Effect as Effect
+from .interventions import Interventions as Interventions
+from .interventions import NextTokenEffect as NextTokenEffect
+from .interventions import StateEffect as StateEffect
+from .interventions import effect_table as effect_table
+from .interventions import next_token_effects as next_token_effects
+from .interventions import ranked_effects as ranked_effects
+from .interventions import state_effects as state_effects
 from .linguistics import CoreferenceEvidence as CoreferenceEvidence
 from .linguistics import RelationAccuracy as RelationAccuracy
 from .linguistics import Sentence as Sentence
@@ -90,14 +98,17 @@ __all__ = [
     "Delimiter",
     "Diffuse",
     "DuplicateToken",
+    "Effect",
     "Finding",
     "HeadMetrics",
     "HeadProjection",
     "HeadTerms",
     "Induction",
+    "Interventions",
     "JensenShannon",
     "Metrics",
     "Negation",
+    "NextTokenEffect",
     "Patch",
     "RareWord",
     "RelationAccuracy",
@@ -110,6 +121,7 @@ __all__ = [
     "Sentence",
     "SentenceLinks",
     "Sink",
+    "StateEffect",
     "SyntaxEvidence",
     "SyntaxTable",
     "TokenAlignment",
@@ -124,6 +136,7 @@ __all__ = [
     "capture_patch",
     "capturing_gradients",
     "editing",
+    "effect_table",
     "effective_attention",
     "english_negations",
     "english_relations",
@@ -142,17 +155,20 @@ __all__ = [
     "mean_outputs",
     "mean_values",
     "mutual_links",
+    "next_token_effects",
     "norm_weighted",
     "observe_weights",
     "parse_conllu",
     "parse_pharaoh",
     "probe_roles",
+    "ranked_effects",
     "read_conllu",
     "repeat_probe",
     "repeated_nouns",
     "report",
     "rollout_from_sources",
     "similarity_order",
+    "state_effects",
     "text_roles",
     "transformed_values",
     "weight_gradients",

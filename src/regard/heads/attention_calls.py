@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ..lenses import Weights
 from ..utils.call_site import CallSite, find_call_site
 from .terms import ChosenTerms
 
+T = TypeVar("T")
 NEEDS_REGARD = (
     "it needs to compute its attention by regard.attention: call regard.huggingface.swap(model) first for a model of "
     "transformers, regard.nn.swap(model) for torch's layers"
@@ -87,8 +88,8 @@ class CallListener:
         return torch.arange(problem.queries, device=problem.value.device)
 
 
-def listen(model: nn.Module, run: Callable[[], Any], heard: Callable[[AttentionCall], None]) -> None:
-    """Run a model without autograd, and pass each call of its attention to a function that reads it.
+def listen(model: nn.Module, run: Callable[[], T], heard: Callable[[AttentionCall], None]) -> T:
+    """Run a model without autograd, pass each call of its attention to a function that reads it, and return the result.
 
     Raises:
         ConfigurationError: no attention of the model was called.
@@ -107,9 +108,10 @@ def listen(model: nn.Module, run: Callable[[], Any], heard: Callable[[AttentionC
         return result
 
     with torch.no_grad(), active_substitute(AttentionSubstitute(compute)):
-        run()
+        found = run()
     if not count:
         raise ConfigurationError(f"no attention of this {type(model).__name__} was called: {NEEDS_REGARD}")
+    return found
 
 
 def checked_lse(result: Result) -> Tensor:
