@@ -47,6 +47,21 @@ def test_the_norms_are_of_what_a_key_adds_to_the_output():
         np.testing.assert_allclose(of.value_norms(head), expected.detach().numpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+def test_pooled_contributions_are_those_of_all_pairs(reduce):
+    layer = Attention(Projections(24, num_heads=6, num_kv_heads=2), mask=regard.masks.causal()).eval()
+    of = recorded(nn.Sequential(layer), torch.randn(1, 197, 24)).maps[0]
+    contributions, gather = whole(of).astype(np.float64), np.add if reduce == "mean" else np.maximum
+    for level in range(len(of.levels)):
+        rows, columns = (range(0, 197, size) for size in of.cell(level))
+        areas = np.outer(*(np.diff([*edges, 197]) for edges in (rows, columns))) if reduce == "mean" else 1
+        for head in (0, 5):
+            found = of.pooled_contributions(head, level, reduce)
+            no_pair = np.isnan(of.pooled(head, level, reduce))
+            expected = gather.reduceat(gather.reduceat(contributions[head], rows, 0), columns, 1) / areas
+            np.testing.assert_allclose(found, np.where(no_pair, np.nan, expected), rtol=1e-4, atol=1e-6)
+
+
 def test_a_cache_that_grows_has_those_of_all_its_keys():
     layer, text = Attention(Projections(24, num_heads=6), mask=regard.masks.causal()).eval(), torch.randn(1, 7, 24)
     model = nn.Sequential(layer)

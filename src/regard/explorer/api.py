@@ -205,6 +205,17 @@ class AtlasAPI:
         """
         return self._map(map).value_norms(head)
 
+    def pooled_contributions(self, map: int, head: int, level: int, reduce: str) -> Floats:  # noqa: A002
+        """One level of a head's pyramid of contributions, (rows, columns); NaN and infinity as in `pooled`.
+
+        Raises:
+            AtlasError: there is no such map, head, level or way to reduce; no norms; the level has too many cells.
+        """
+        of = self._map(map)
+        _check_number("level", level, len(of.levels), of)
+        _check_cells(math.prod(of.levels[level]))
+        return np.asarray(of.pooled_contributions(head, level, _reduce(reduce)), dtype=np.float32)
+
     def top(self, map: int, head: int, side: str, index: int, count: int, by: str) -> dict[str, Any]:  # noqa: A002
         """The largest weights or contributions of a row or a column, as `top_values` has them.
 
@@ -393,6 +404,7 @@ QUERIES: dict[str, dict[str, Reader]] = {
     "weights": {"map": number, "head": number, "rows": span, "columns": span},
     "profile": {"map": number, "head": number, "which": word},
     "norms": {"map": number, "head": number},
+    "pooled_contributions": {"map": number, "head": number, "level": number, "reduce": word},
     "top": {"map": number, "head": number, "side": word, "index": number, "count": number, "by": word},
     "kept": {"map": number, "queries": indices, "keys": indices, "by": word},
     "ranking": {"map": number, "queries": indices, "keys": indices, "by": word},

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from ...errors import AtlasError
 from ...heads.word_alignment import SentenceLinks
+from ...kernels.lens_pass import run_reductions
 from ...lenses import Weights
+from ...lenses.base import WeightsLayout
+from ...lenses.contribution import KeyScaled
+from ...lenses.pooled import cell_state
 from .pyramid import PyramidLevels, unpacked
 from .recorded_problem import RecordedProblem, RecordErrors
 from .tokenized_text import read_words
@@ -235,6 +239,26 @@ class AttentionMap:
             rows = np.pad(broken, (0, -self.queries % high)).reshape(-1, high).max(axis=1)
             cells[rows[:, None] & ~np.isnan(cells)] = np.inf
         return cells
+
+    def pooled_contributions(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
+        """Mean or largest contribution of each cell of a pyramid level, exact, (rows, columns).
+
+        NaN where a cell has no pair, infinity where it has one and one of its rows attends to NaN. One pass over the
+        weights of the head computes it: some 0.1 s for 4,096 tokens, and by the square of that for more.
+
+        Raises:
+            AtlasError: there is no such head, level or way to reduce; the atlas has no norms.
+        """
+        weights = self.pooled_pairs(head, level, reduce)  # which tells of cells without numbers
+        norms = torch.from_numpy(self.value_norms(head))[None, None]
+        high, wide = self.cell(level)
+        rows, columns = [*range(0, self.queries, high), self.queries], [*range(0, self.keys, wide), self.keys]
+        with torch.no_grad(), self._faults():
+            problem, lse = self.recorded_problem.head(head), self.recorded_problem.lse[head]
+            state = cell_state(WeightsLayout.from_problem(problem), rows, columns, reduce)
+            run_reductions(problem, lse, [KeyScaled(reduction, norms) for reduction in state.reductions])
+            cells = state.finish(problem, lse).float().numpy()
+        return np.where(np.isfinite(weights), cells, weights)
 
     def attends_to_nan(self, head: int) -> NDArray[np.bool_]:
         """Rows that attend to NaN or infinity, (M,), True = its weights are not numbers.
