@@ -182,6 +182,7 @@ def test_without_a_model_nothing_can_be_run():
         assert json.loads(told) == {
             "atlases": [{"number": 0, "name": "a"}, {"number": 1, "name": "b"}],
             "rerun": 0,
+            "effects": None,
         }
         connection.close()
     finally:

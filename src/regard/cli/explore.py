@@ -15,6 +15,7 @@ from regard.errors import AtlasError, ConfigurationError
 if TYPE_CHECKING:
     from regard.explorer import Atlas
     from regard.explorer.collection import Rerun
+    from regard.explorer.effect_models import EffectModel
     from regard.explorer.server import LocalServer
 
 
@@ -70,7 +71,7 @@ def explore(
     """
     given = what or []
     _check(given, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
-    atlases, rerun = _atlases(given, model, text, translate, checkpoint, which)
+    atlases, rerun, effects = _atlases(given, model, text, translate, checkpoint, which)
     first = next(iter(atlases.values()))
     if save is not None:
         first.save(save)
@@ -80,34 +81,37 @@ def explore(
     else:
         from regard.explorer.server import ExplorerServer
 
-        serve(ExplorerServer(atlases, port or 0, state=state, rerun=rerun), no_open)
+        serve(ExplorerServer(atlases, port or 0, state=state, rerun=rerun, effects=effects), no_open)
 
 
 def _atlases(
     what: list[str], model: Path | None, text: Path | None, translate: bool, checkpoint: Path | None, which: Which
-) -> tuple[dict[str, Atlas], Rerun | None]:
-    """The atlases by name, and for a model the function that records another text."""
+) -> tuple[dict[str, Atlas], Rerun | None, EffectModel | None]:
+    """The atlases by name, for a model the function that records another text, and what measures its heads."""
     if not (translate or model):
         from regard.explorer import Atlas
 
-        return {name: Atlas.open(path) for name, path in _named(what).items()}, None
+        return {name: Atlas.open(path) for name, path in _named(what).items()}, None, None
     if model is not None and text is not None:
-        from regard.explorer.record_text import read_text, reader_of
+        from regard.explorer.record_text import TextReader, read_text
 
-        said, look = read_text(text), reader_of(model)
+        said, look = read_text(text), TextReader(model)
+        effects = look.effects
     else:
+        from regard.explorer.effect_models import TranslatorEffects
         from regard.explorer.record_text import atlas_of_translation
         from regard.translation.run_folder import ENGLISH_FRENCH
         from regard.translation.translator import Translator
 
-        look = partial(atlas_of_translation, Translator.load(checkpoint or ENGLISH_FRENCH, which))
+        translator = Translator.load(checkpoint or ENGLISH_FRENCH, which)
+        look, effects = partial(atlas_of_translation, translator), TranslatorEffects.of(translator)
         said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
     from regard.explorer.recording import with_detected_roles
 
     def rerun(text: str) -> Atlas:
         return with_detected_roles(look(text))
 
-    return {said: rerun(said)}, rerun
+    return {said: rerun(said)}, rerun, effects
 
 
 def _named(paths: list[str]) -> dict[str, str]:

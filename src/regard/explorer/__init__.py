@@ -4,6 +4,8 @@ from .atlas import Atlas as Atlas
 from .atlas import AttentionMap as AttentionMap
 from .atlas import RankedTranslation as RankedTranslation
 from .atlas import TokenizedText as TokenizedText
+from .kept_weights import RankedHead as RankedHead
+from .kept_weights import rank_heads as rank_heads
 from .notebook import show as show
 from .recording import Recording as Recording
 from .recording import record as record
@@ -14,10 +16,12 @@ from .view_state import ViewState as ViewState
 __all__ = [
     "Atlas",
     "AttentionMap",
+    "RankedHead",
     "RankedTranslation",
     "Recording",
     "TokenizedText",
     "ViewState",
+    "rank_heads",
     "record",
     "show",
     "static_page",

@@ -21,6 +21,7 @@ from ..errors import AtlasError, ConfigurationError, CorpusError
 from ..heads.word_alignment import SentenceLinks, alignment_error_rate, word_links
 from .atlas import Atlas, AttentionMap
 from .atlas.translation_info import WordNumbers, to_json
+from .kept_weights import By, Indices, RankedHead, indices, kept_values, rank_heads, top_values
 
 MOST_WORDS = 512
 """Words of maps with more rows, columns or words are left out: a page could not hold all weights of these."""
@@ -114,6 +115,7 @@ class AtlasAPI:
     def __init__(self, atlas: Atlas) -> None:
         if not atlas.maps:
             raise AtlasError("the atlas has no map of attention in it, so there is nothing to show")
+        self.atlas = atlas
         self._maps = atlas.maps
         self._title = atlas.title
         self._profiles = list(atlas.maps[0].profiles)
@@ -195,6 +197,60 @@ class AtlasAPI:
             raise AtlasError(f"a map has the profiles {known}; there is no {which[:40]!r}")
         return head_profile(of, head, which)
 
+    def norms(self, map: int, head: int) -> Floats:  # noqa: A002
+        """‖v_j W_h‖ of each key of a head, (N,): a weight times it is the norm of what the key contributes.
+
+        Raises:
+            AtlasError: there is no such map or head; the atlas has no norms of it.
+        """
+        return self._map(map).value_norms(head)
+
+    def pooled_contributions(self, map: int, head: int, level: int, reduce: str) -> Floats:  # noqa: A002
+        """One level of a head's pyramid of contributions, (rows, columns); NaN and infinity as in `pooled`.
+
+        Raises:
+            AtlasError: there is no such map, head, level or way to reduce; no norms; the level has too many cells.
+        """
+        of = self._map(map)
+        _check_number("level", level, len(of.levels), of)
+        _check_cells(math.prod(of.levels[level]))
+        return np.asarray(of.pooled_contributions(head, level, _reduce(reduce)), dtype=np.float32)
+
+    def top(self, map: int, head: int, side: str, index: int, count: int, by: str) -> dict[str, Any]:  # noqa: A002
+        """The largest weights or contributions of a row or a column, as `top_values` has them.
+
+        Raises:
+            AtlasError: there is no such map, head, side, row or column; no norms; too many.
+        """
+        found = top_values(self._map(map), head, side, index, count, by)
+        return {**found, "tokens": [shortened(word) for word in found["tokens"]]}
+
+    def kept(self, map: int, queries: Indices, keys: Indices, by: By) -> Floats:  # noqa: A002
+        """For each head of a map the mean over queries of the sum over keys, (heads,), as `kept_values` has it.
+
+        Raises:
+            AtlasError: there is no such map, row or column; no norms.
+        """
+        return kept_values(self._map(map), queries, keys, by)
+
+    def ranking(self, map: int, queries: Indices, keys: Indices, by: By) -> dict[str, Any]:  # noqa: A002
+        """All heads that read the same tokens as a map, ranked by that number, as JSON; None for NaN and infinity.
+
+        Raises:
+            AtlasError: as `kept`.
+        """
+        kept_values(self._map(map), queries, keys, by)  # says what is wrong of this map
+        return _listed(rank_heads(self.atlas, queries, keys, map=map, by=by))
+
+    def changes(self, other: AtlasAPI, map: int, queries: Indices, keys: Indices) -> dict[str, Any]:  # noqa: A002
+        """The same heads, ranked by how much they changed since another atlas, as JSON.
+
+        Raises:
+            AtlasError: there is no such map, row or column; the other atlas has it not, or in another length.
+        """
+        self._map(map)
+        return _listed(rank_heads(self.atlas, queries, keys, map=map, by=other.atlas))
+
     def _map(self, number: int) -> AttentionMap:
         if not 0 <= number < len(self._maps):
             raise AtlasError(f"the atlas has the maps 0 to {len(self._maps) - 1}; there is no map {number}")
@@ -220,6 +276,16 @@ def head_profile(of: AttentionMap, head: int, which: str) -> Floats:
     return np.asarray(tell(head), dtype=np.float32)
 
 
+def _listed(heads: Sequence[RankedHead]) -> dict[str, Any]:
+    """A ranking as JSON."""
+    return {
+        "heads": [
+            {"map": each.map, "head": each.head, "value": each.value if math.isfinite(each.value) else None}
+            for each in heads
+        ]
+    }
+
+
 def shortened(word: str) -> str:
     """Truncate a token to MOST_CHARACTERS; some have a million.
 
@@ -239,6 +305,7 @@ def _described(of: AttentionMap, more: Mapping[str, Sequence[float | None]]) -> 
         "sequence": of.sequence,
         "kind": of.kind,
         **({} if of.operator == "softmax" else {"operator": of.operator}),
+        **({"norms": True} if of.has_value_norms else {}),
         "heads": of.heads,
         "queries": of.queries,
         "keys": of.keys,
@@ -336,8 +403,15 @@ QUERIES: dict[str, dict[str, Reader]] = {
     "overview": {"map": number, "reduce": word},
     "weights": {"map": number, "head": number, "rows": span, "columns": span},
     "profile": {"map": number, "head": number, "which": word},
+    "norms": {"map": number, "head": number},
+    "pooled_contributions": {"map": number, "head": number, "level": number, "reduce": word},
+    "top": {"map": number, "head": number, "side": word, "index": number, "count": number, "by": word},
+    "kept": {"map": number, "queries": indices, "keys": indices, "by": word},
+    "ranking": {"map": number, "queries": indices, "keys": indices, "by": word},
 }
 """The parameters of each request by its name, which is that of a method of `AtlasAPI`."""
+CHANGES: dict[str, Reader] = {"other": number, "map": number, "queries": indices, "keys": indices}
+"""The parameters of the request "changes", which is about two atlases."""
 
 
 def read_query(query: bytes, readers: Mapping[str, Reader]) -> dict[str, Any]:

@@ -24,27 +24,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ..errors import RegardError
-from .api import QUERIES, number, read_query
-from .collection import MOST_BYTES, Collection, CollectionEntry, RunStopped
+from ..errors import AtlasError, RegardError
+from .api import CHANGES, QUERIES, AtlasAPI, number, read_query
+from .collection import Collection, CollectionEntry, RunStopped
+from .effects_endpoint import EffectsEndpoint
+from .posted_text import RequestRefused, posted_text
 from .request_guard import RequestGuard, error_response, json_response
 from .static_page import WebBundle
 
-MOST_READ = 10_000_000
-"""Bytes read of a text that is too long: a client that is cut off earlier would not receive the error."""
-KIND = "text/plain"
 GONE = 499
 """The status where the client has disconnected."""
 
 log = logging.getLogger("regard.explorer")
-
-
-class RequestRefused(Exception):
-    """A request that is refused, with its HTTP status and a message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class RerunEndpoint:
@@ -105,36 +96,6 @@ async def _watch(request: Request, stop: Event) -> None:
     stop.set()
 
 
-async def posted_text(request: Request, kind: str = KIND) -> str:
-    """The text in the body of a request, checked: its type, its size, UTF-8.
-
-    Raises:
-        RequestRefused: it is of another type, too long, or not UTF-8.
-        ClientDisconnect: the client has gone.
-    """
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != kind:
-        raise RequestRefused(415, f"a text is taken as {kind} in UTF-8")
-    if request.scope["query_string"]:
-        raise RequestRefused(400, "this address takes no query: send the text as the body of the request")
-    size, body = 0, bytearray()
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= MOST_BYTES:
-            body += chunk
-        elif size > MOST_READ:
-            break
-    if size > MOST_BYTES:
-        raise RequestRefused(
-            413, f"the text has more than {MOST_BYTES:,} bytes, the most that are read; give a shorter one"
-        )
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise RequestRefused(
-            400, f"the text is not UTF-8: byte 0x{body[error.start]:02x} at {error.start + 1}"
-        ) from None
-
-
 WORKERS = 2
 """Requests that are computed at the same time; others wait, while the server accepts more."""
 
@@ -142,7 +103,8 @@ WORKERS = 2
 def application(collection: Collection, bundle: WebBundle, *, token: str, host: str, port: int) -> ASGIApp:
     """The ASGI application for host:port; all paths are below /TOKEN/.
 
-    /TOKEN/atlases lists the collection; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text.
+    /TOKEN/atlases lists the collection; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text,
+    /TOKEN/effects and /TOKEN/effects_cost what is to be switched off.
     """
     files = {
         "": (bundle.markup, "text/html; charset=utf-8"),
@@ -154,11 +116,16 @@ def application(collection: Collection, bundle: WebBundle, *, token: str, host: 
         Route("/atlases", partial(_listed, collection=collection)),
         Route("/{number}/{name}", AtlasEndpoint(collection).answer),
     ]
+    posts = {}
     if collection.rerun is not None:
-        routes.append(Route("/rerun", RerunEndpoint(collection).answer, methods=["POST"]))
+        posts["rerun"] = RerunEndpoint(collection).answer
+    if collection.effects is not None:
+        effects = EffectsEndpoint(collection, collection.effects)
+        posts |= {"effects": effects.answer, "effects_cost": effects.cost}
+    routes += [Route(f"/{name}", answer, methods=["POST"]) for name, answer in posts.items()]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: report_failure})
     inner.router.redirect_slashes = False
-    return RequestGuard(inner, token, host, port, posts={"rerun"} if collection.rerun is not None else set())
+    return RequestGuard(inner, token, host, port, posts=set(posts))
 
 
 class AtlasEndpoint:
@@ -177,9 +144,11 @@ class AtlasEndpoint:
         if isinstance(entry, Response):
             return entry
         try:
-            asked = read_query(request.scope["query_string"], QUERIES[name])
+            asked = read_query(request.scope["query_string"], CHANGES if name == "changes" else QUERIES[name])
             if name == "meta":
                 return json_response(entry.meta)
+            if name == "changes":
+                asked["other"] = self._other(asked["other"])
             tag = self._tag(f"{entry.number}/{name}", request.scope["query_string"])
             headers = {"etag": tag, "cache-control": "private, max-age=3600, immutable"}
             if request.headers.get("if-none-match") == tag:  # nobody can know it whom it was not given
@@ -202,7 +171,7 @@ class AtlasEndpoint:
             which = number("atlas", request.path_params["number"])
         except RegardError:
             raise HTTPException(404) from None
-        if request.path_params["name"] not in QUERIES:
+        if request.path_params["name"] not in {*QUERIES, "changes"}:
             raise HTTPException(404)
         entry = self._collection.entry(which)
         if entry is not None:
@@ -212,6 +181,12 @@ class AtlasEndpoint:
                 410, "this atlas is not kept any more, since the model was run again: load the page anew"
             )
         return error_response(404, f"there is no atlas {which} here")
+
+    def _other(self, which: int) -> AtlasAPI:
+        other = self._collection.entry(which)
+        if other is None:
+            raise AtlasError(f"there is no atlas {which} here to compare with")
+        return other.answers
 
     def _tag(self, name: str, query: bytes) -> str:
         return f'"{hashlib.blake2b(name.encode() + b"?" + query, key=self._run, digest_size=16).hexdigest()}"'

@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import AtlasError, ConfigurationError, CorpusError
 from .api import AtlasAPI
 from .atlas import Atlas
+from .effect_models import EffectModel
 
 Rerun = Callable[[str], Atlas]
 """The function that runs the model on a text and returns its atlas."""
@@ -59,6 +60,7 @@ class Collection:
     Args:
         atlases: one atlas, called by its title, or atlases by their names, in the order in which they are shown.
         rerun: runs the model on another text. The one atlas is then called by the text that it shows.
+        effects: the model whose heads can be switched off, if it is here.
 
     Raises:
         AtlasError: there is no atlas, or one without a map.
@@ -74,7 +76,9 @@ class Collection:
     [{'number': 1, 'name': 'It is not late.'}, {'number': 0, 'name': 'It is late.'}]
     """
 
-    def __init__(self, atlases: Atlas | Mapping[str, Atlas], rerun: Rerun | None = None) -> None:
+    def __init__(
+        self, atlases: Atlas | Mapping[str, Atlas], rerun: Rerun | None = None, effects: EffectModel | None = None
+    ) -> None:
         named = {atlases.title: atlases} if isinstance(atlases, Atlas) else dict(atlases)
         if not named:
             raise AtlasError("there is no atlas to show: give one, or several by their names")
@@ -83,16 +87,20 @@ class Collection:
                 f"there are {len(named)} atlases and a model to run again: give the one atlas that the model made, or "
                 "leave rerun out"
             )
-        self.rerun = rerun
+        self.rerun, self.effects = rerun, effects
         # Replaced as a whole, never changed: requests on other threads see the old ones or the new ones.
         self.entries = tuple(CollectionEntry.create(n, name, atlas) for n, (name, atlas) in enumerate(named.items()))
         self._next = len(self.entries)
-        self._running = Event()
+        self._running, self._measuring = Event(), Event()
 
     def listed(self) -> dict[str, Any]:
-        """Numbers and names as JSON, and the longest text that a model can be run on, 0 without a model."""
+        """Numbers and names as JSON, the longest text that a model can read, 0 without a model, and what it has."""
         atlases = [{"number": entry.number, "name": entry.name} for entry in self.entries]
-        return {"atlases": atlases, "rerun": 0 if self.rerun is None else MOST_BYTES}
+        known = self.effects and {
+            "kind": self.effects.kind,
+            "modules": [{"name": name, "heads": heads} for name, heads in self.effects.modules().items()],
+        }
+        return {"atlases": atlases, "rerun": 0 if self.rerun is None else MOST_BYTES, "effects": known}
 
     def entry(self, number: int) -> CollectionEntry | None:
         """The entry of a number; None if it was dropped or never existed."""
@@ -120,9 +128,15 @@ class Collection:
         self.entries = (made, *self.entries[: MAX_ATLASES - 1])
         self._next += 1
 
+    def measuring(self) -> Event:
+        """An event that ends the measuring of effects which begins now, once it is set."""
+        self._measuring = Event()
+        return self._measuring
+
     def end(self) -> None:
-        """Stop the current run, if there is one."""
+        """Stop the current run and the measuring of effects, if there is any."""
         self._running.set()
+        self._measuring.set()
 
 
 @contextmanager

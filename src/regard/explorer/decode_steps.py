@@ -147,6 +147,7 @@ def merge_steps(before: CapturedCall, call: CapturedCall) -> CapturedCall | None
         positions=(torch.cat([before.positions[0], call.positions[0]], -1), call.positions[1]),
         errors=None if before.errors is None or call.errors is None else torch.maximum(before.errors, call.errors),
         steps=before.steps + call.steps,
+        norms=call.norms,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from ..errors import CheckpointError, CorpusError, require
 from .atlas import Atlas
 from .atlas.tokenized_text import TokenizedText
+from .effect_models import TextEffects
 from .record_translation import atlas_of_translation as atlas_of_translation
 from .recording import Recording, record
 
@@ -55,18 +55,47 @@ def atlas_of_text(folder: str | Path, text: str, *, title: str = "") -> Atlas:
         CorpusError: the text has more tokens than the model takes, or none.
         MissingExtra: transformers is not installed.
     """
-    return _read(*_loaded(Path(folder)), text, title or f"{text[:80]} · {Path(folder).name}")
+    reader = TextReader(folder)
+    return _read(reader.model, reader.tokenizer, text, title or reader.title(text))
 
 
-def reader_of(folder: str | Path) -> Callable[[str], Atlas]:
+class TextReader:
     """`atlas_of_text` as a function of the text, for a model that is loaded once, now.
+
+    model: what is recorded. with_head: the same with its output layer, of a language model.
 
     Raises:
         CheckpointError: there is no such model, or transformers cannot read it.
         MissingExtra: transformers is not installed.
     """
-    model, tokenizer = _loaded(Path(folder))
-    return lambda text: _read(model, tokenizer, text, f"{text[:80]} · {Path(folder).name}")
+
+    def __init__(self, folder: str | Path) -> None:
+        self._name = Path(folder).name
+        whole, self.tokenizer = _loaded(Path(folder))
+        is_language_model = _predicts_tokens(whole.config)
+        self.model: Any = whole.base_model if is_language_model else whole
+        self.with_head: Any = whole if is_language_model else None
+
+    def __call__(self, text: str) -> Atlas:
+        return _read(self.model, self.tokenizer, text, self.title(text))
+
+    def title(self, text: str) -> str:
+        """What the atlas of a text is called."""
+        return f"{text[:80]} · {self._name}"
+
+    @property
+    def effects(self) -> TextEffects | None:
+        """The model for requests of effects; None of one that reads a text and writes another."""
+        if self.model.config.is_encoder_decoder:
+            return None
+        return TextEffects(self.model, self.tokenizer, self.with_head)
+
+
+def _predicts_tokens(config: Any) -> bool:
+    """Whether a folder has a language model with its output layer."""
+    architectures = getattr(config, "architectures", None) or ()
+    predicts = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
+    return predicts and not config.is_encoder_decoder
 
 
 def _read(model: Any, tokenizer: Any, text: str, title: str) -> Atlas:
@@ -110,7 +139,7 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
             f"there is no model in {folder}: it needs to be a folder with a config.json, as `save_pretrained` of "
             "transformers leaves it; nothing is fetched by name"
         )
-    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
 
     from ..huggingface import swap
@@ -122,7 +151,8 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+        kind = AutoModelForCausalLM if _predicts_tokens(config) else AutoModel
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else kind
         model = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
         swap(model.eval())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError) as error:

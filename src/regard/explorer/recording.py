@@ -18,7 +18,7 @@ from ..core.problem import Problem
 from ..errors import AtlasError, ConfigurationError
 from ..kernels.hooks import attention_hook, current_hook
 from ..linear.linear_weights import is_exact_twin, reporting_exact_attention
-from ..utils.call_site import CallSite, find_call_site
+from ..utils.call_site import ELSEWHERE, CallSite, find_call_site
 from .atlas import Atlas
 from .atlas.atlas_file import check_title
 from .atlas.captured_call import CapturedCall, TensorSnapshots, capture, is_causal
@@ -26,6 +26,7 @@ from .atlas.records import records_from_calls
 from .atlas.role_detection import detect_map_roles
 from .atlas.tokenized_text import TokenizedText
 from .decode_steps import ForwardPasses, merge_steps
+from .recorded_norms import ValueNorms
 from .torch_recorder import TorchLayerRecorder
 
 Tokens = Sequence[Any] | Mapping[str, Any] | TokenizedText
@@ -46,6 +47,7 @@ class Recording:
         self._last: dict[str, int] = {}
         self._snapshots = TensorSnapshots()
         self._passes = ForwardPasses()
+        self._norms = ValueNorms(model)
         self._layers = TorchLayerRecorder(
             self._names, recording_as=_named, is_active=self._is_active, on_model_end=self._on_model_end
         )
@@ -72,6 +74,7 @@ class Recording:
                 kind=kind,
                 snapshots=self._snapshots,
                 half=self.dtype == "float16",
+                norms=self._norms.of_call(problem, name.removesuffix(EXACT)),
             )
             self._keep(call, with_cache)
 
@@ -236,10 +239,6 @@ def with_detected_roles(atlas: Atlas) -> Atlas:
     return atlas.with_roles([of.roles if found is None else found for of, found in zip(atlas.maps, roles, strict=True)])
 
 
-ELSEWHERE = ("memory", "key_value_states", "encoder_hidden_states")
-"""The names of the argument of attention modules, ours and those of transformers, that is another sequence."""
-
-
 def attention_kind(problem: Problem, site: CallSite) -> tuple[str, bool]:
     """Classify a call as "self" or "cross" attention; also return whether that is a guess.
 
@@ -248,13 +247,10 @@ def attention_kind(problem: Problem, site: CallSite) -> tuple[str, bool]:
     kept. All else is "self", a guess where the method was given two sequences.
     """
     variables = site.variables
-    if any(variables.get(name) is not None for name in ELSEWHERE):
+    if site.is_cross:
         return "cross", False
-    module = variables.get("self")
-    if isinstance(module, nn.MultiheadAttention):
-        return ("self" if variables.get("key") is variables.get("query") else "cross"), False
-    if variables.get("is_cross_attention") or getattr(module, "is_cross_attention", False):
-        return "cross", False
+    if isinstance(variables.get("self"), nn.MultiheadAttention):
+        return "self", False
     if problem.queries > problem.keys:
         return "cross", False
     if site.with_cache or any(name in variables for name in ELSEWHERE):

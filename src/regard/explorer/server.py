@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import ConfigurationError, require
 from .atlas import Atlas
 from .collection import Collection, Rerun
+from .effect_models import EffectModel
 from .static_page import WebBundle
 from .view_state import ViewState, opening_permalink
 
@@ -100,6 +101,7 @@ class ExplorerServer(LocalServer):
         rerun: what the model that made the one atlas attends to in another text; the page then asks for texts. It is
             called on a thread of its own, for one text at a time, and its atlas is kept with the one before it.
             Errors of `regard.errors` are told to the page, and so is that any other was raised.
+        effects: the model whose heads the page can switch off: `TextEffects` or `TranslatorEffects` of `effect_models`.
 
     Raises:
         AtlasError: there is no atlas, or one without a map.
@@ -115,11 +117,12 @@ class ExplorerServer(LocalServer):
         *,
         state: ViewState | str | None = None,
         rerun: Rerun | None = None,
+        effects: EffectModel | None = None,
     ) -> None:
         require("starlette", extra="explorer")
         from .asgi_app import application
 
-        self._collection, bundle = Collection(atlases, rerun), WebBundle.read()
+        self._collection, bundle = Collection(atlases, rerun, effects), WebBundle.read()
         opening = opening_permalink(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
 
         def make_application(token: str, host: str, port: int) -> Any:

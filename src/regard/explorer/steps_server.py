@@ -94,7 +94,8 @@ class StepsEndpoint:
         from starlette.requests import ClientDisconnect
         from starlette.responses import Response
 
-        from .asgi_app import GONE, RequestRefused, compute, posted_text
+        from .asgi_app import GONE, compute
+        from .posted_text import RequestRefused, posted_text
         from .request_guard import error_response, json_response
 
         if self._limiter is None:

@@ -9,15 +9,26 @@
   alignments of translations and their error rate (`word_links`, `mutual_links`, `alignment_error_rate`).
 """
 
+from ..lenses.value_norms import transformed_norms as transformed_norms
 from .ablation import ablating as ablating
 from .ablation import head_effects as head_effects
 from .ablation import head_gradients as head_gradients
 from .ablation import mean_outputs as mean_outputs
+from .attention_edits import editing as editing
+from .attention_edits import mean_values as mean_values
 from .dense_weights import observe_weights as observe_weights
 from .gradients import Values as Values
 from .gradients import capturing_gradients as capturing_gradients
 from .gradients import gradient_times_weights as gradient_times_weights
 from .gradients import weight_gradients as weight_gradients
+from .interventions import Effect as Effect
+from .interventions import Interventions as Interventions
+from .interventions import NextTokenEffect as NextTokenEffect
+from .interventions import StateEffect as StateEffect
+from .interventions import effect_table as effect_table
+from .interventions import next_token_effects as next_token_effects
+from .interventions import ranked_effects as ranked_effects
+from .interventions import state_effects as state_effects
 from .linguistics import CoreferenceEvidence as CoreferenceEvidence
 from .linguistics import RelationAccuracy as RelationAccuracy
 from .linguistics import Sentence as Sentence
@@ -32,7 +43,6 @@ from .output_projection import HeadProjection as HeadProjection
 from .output_projection import effective_attention as effective_attention
 from .output_projection import head_projections as head_projections
 from .output_projection import norm_weighted as norm_weighted
-from .output_projection import transformed_norms as transformed_norms
 from .output_projection import transformed_values as transformed_values
 from .relation_evidence import RelationEvidence as RelationEvidence
 from .relation_evidence import RelationScore as RelationScore
@@ -44,6 +54,8 @@ from .relations import english_relations as english_relations
 from .relations import korean_negations as korean_negations
 from .relations import korean_relations as korean_relations
 from .relations import repeated_nouns as repeated_nouns
+from .replacements import Patch as Patch
+from .replacements import capture_patch as capture_patch
 from .role_lens import Roles as Roles
 from .role_lens import find_roles as find_roles
 from .role_lens import gather_role_evidence as gather_role_evidence
@@ -66,6 +78,9 @@ from .rollout import rollout_from_sources as rollout_from_sources
 from .similarity import JensenShannon as JensenShannon
 from .similarity import head_divergence as head_divergence
 from .similarity import similarity_order as similarity_order
+from .terms import HeadTerms as HeadTerms
+from .token_alignment import TokenAlignment as TokenAlignment
+from .token_alignment import align_tokens as align_tokens
 from .token_classes import Tokens as Tokens
 from .token_classes import is_delimiter as is_delimiter
 from .token_classes import repeat_probe as repeat_probe
@@ -83,13 +98,18 @@ __all__ = [
     "Delimiter",
     "Diffuse",
     "DuplicateToken",
+    "Effect",
     "Finding",
     "HeadMetrics",
     "HeadProjection",
+    "HeadTerms",
     "Induction",
+    "Interventions",
     "JensenShannon",
     "Metrics",
     "Negation",
+    "NextTokenEffect",
+    "Patch",
     "RareWord",
     "RelationAccuracy",
     "RelationCase",
@@ -101,16 +121,22 @@ __all__ = [
     "Sentence",
     "SentenceLinks",
     "Sink",
+    "StateEffect",
     "SyntaxEvidence",
     "SyntaxTable",
+    "TokenAlignment",
     "Tokens",
     "Values",
     "WordRelation",
     "ablating",
+    "align_tokens",
     "alignment_error_rate",
     "attention_flow",
     "attention_rollout",
+    "capture_patch",
     "capturing_gradients",
+    "editing",
+    "effect_table",
     "effective_attention",
     "english_negations",
     "english_relations",
@@ -127,20 +153,23 @@ __all__ = [
     "korean_negations",
     "korean_relations",
     "mean_outputs",
+    "mean_values",
     "mutual_links",
+    "next_token_effects",
     "norm_weighted",
     "observe_weights",
     "parse_conllu",
     "parse_pharaoh",
     "probe_roles",
+    "ranked_effects",
     "read_conllu",
     "repeat_probe",
     "repeated_nouns",
     "report",
     "rollout_from_sources",
     "similarity_order",
+    "state_effects",
     "text_roles",
-    "transformed_norms",
     "transformed_values",
     "weight_gradients",
     "word_links",

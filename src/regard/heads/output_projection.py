@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError, ShapeError, nearest
+from ..lenses.value_norms import projections_by_head, transformed_norms
 from ..nn import MultiheadAttention
 
 OUTPUTS = ("projections.output", "out_proj", "o_proj", "c_proj", "out_lin", "Wo", "o", "wo", "dense", "output.dense")
@@ -154,32 +155,15 @@ def transformed_values(value: Tensor, output_weight: Tensor) -> Tensor:
     tensor([[ 1.,  2.],
             [-3., -4.]])
     """
-    parts = _per_head(value, output_weight)
+    parts = projections_by_head(value, output_weight)
     return value.repeat_interleave(len(parts) // value.shape[-3], dim=-3) @ parts
-
-
-def transformed_norms(value: Tensor, output_weight: Tensor) -> Tensor:
-    """‖f(x_j)‖ of `transformed_values`, without them in memory: (..., heads, N).
-
-    ‖v W‖² is v (W Wᵀ) vᵀ, so that it takes O(N · Dv²) for each head and any output dim. For long texts: with
-    the logarithm of these norms as a bias on the keys, every lens computes weights · norms, each row normalised to 1:
-    `regard.observe(q, k, v, lens, bias=transformed_norms(v, w).log()[..., None, :])`.
-
-    Arguments and errors are those of `transformed_values`.
-
-    >>> import torch
-    >>> transformed_norms(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
-    tensor([[5.]])
-    """
-    parts = _per_head(value, output_weight)
-    value = value.repeat_interleave(len(parts) // value.shape[-3], dim=-3)
-    return ((value @ (parts @ parts.mT)) * value).sum(-1).clamp(min=0.0).sqrt()
 
 
 def norm_weighted(weights: Tensor, value: Tensor, output_weight: Tensor) -> Tensor:
     """‖α_ij f(x_j)‖ = α_ij · ‖f(x_j)‖, the norm of key j's contribution to output i: (..., heads, M, N).
 
-    A large weight on a key with a small value, as often on separators, contributes little.
+    A large weight on a key with a small value, as often on separators, contributes little. For long texts, without the
+    weights in memory: the lens `regard.lenses.Contribution`.
 
     Shapes: weights (..., heads, M, N); the rest and the errors are those of `transformed_values`.
 
@@ -223,19 +207,3 @@ def effective_attention(weights: Tensor, transformed: Tensor) -> Tensor:
     smallest = sizes[..., :1] * max(transformed.shape[-2:]) * torch.finfo(sizes.dtype).eps
     left = left * (sizes > smallest).unsqueeze(-2)
     return (weights @ left) @ left.mT
-
-
-def _per_head(value: Tensor, output_weight: Tensor) -> Tensor:
-    """The slice of the output projection for each head: (heads, Dv, dim)."""
-    if value.ndim < 3 or output_weight.ndim != 2:
-        raise ShapeError(
-            f"value has the shape {tuple(value.shape)} and output_weight {tuple(output_weight.shape)}; they need "
-            "(..., heads, N, Dv) and (dim, heads · Dv)"
-        )
-    heads, size = value.shape[-3], value.shape[-1]
-    if not heads or not size or output_weight.shape[1] % (heads * size):
-        raise ShapeError(
-            f"output_weight has the shape {tuple(output_weight.shape)} and value {tuple(value.shape)}: its second axis "
-            f"needs {heads} heads of {size}, or a multiple of them; a Conv1D stores the transpose, give .T"
-        )
-    return output_weight.T.unflatten(0, (-1, size))

@@ -25,9 +25,11 @@ from ..core.problem import Problem
 from ..core.torch_modes import under_transform, without_autocast
 from ..errors import ConfigurationError
 from ..lenses import Lens, LensState, NativeReduction, Reduction, WeightTile
+from ..lenses.contribution import KeyScaled
 from ..lenses.forms import FAR
 from ..tiles.mask_tiles import batch_layouts, split_slice
 from ..tiles.tile_size import MIN_TILE_SIDE, batches_per_tile, tile_size
+from .key_weights import key_weighted
 from .part_reductions import pass_over, prefers_parts, reduce_parts
 
 WEIGHTS_PER_TILE = 2**19
@@ -79,7 +81,7 @@ def run_reductions(problem: Problem, lse: Tensor, reductions: Iterable[Reduction
         )
     with torch.no_grad(), without_autocast(problem.value.device.type):
         problem, lse = with_exact_lse(problem, lse)
-        reductions = _run_in_one_pass(problem, lse, reductions)
+        reductions = _run_scaled_passes(problem, lse, _run_in_one_pass(problem, lse, reductions))
         if not reductions:
             return
         terms, tiles_of = any(each.needs_entropy_terms for each in reductions), _tiles
@@ -106,6 +108,21 @@ def _run_in_one_pass(problem: Problem, lse: Tensor, reductions: list[Reduction])
         else:
             weights.reduce(batched, lse, list(forms.values()))
     return [reduction for reduction in reductions if reduction not in forms]
+
+
+def _run_scaled_passes(problem: Problem, lse: Tensor, reductions: list[Reduction]) -> list[Reduction]:
+    """Run those of weights times factors of the keys by a pass for each list of factors; returns the others."""
+    left = [reduction for reduction in reductions if not isinstance(reduction, KeyScaled)]
+    by_factors: dict[int, list[KeyScaled]] = {}
+    for reduction in reductions:
+        if isinstance(reduction, KeyScaled):
+            by_factors.setdefault(id(reduction.factors), []).append(reduction)
+    for scaled in by_factors.values():
+        weighted = key_weighted(problem, scaled[0].factors)
+        inner = [reduction.inner for reduction in scaled]
+        missed = inner if weighted is None else _run_in_one_pass(weighted, lse, inner)
+        left += [reduction for reduction in scaled if reduction.inner in missed]
+    return left
 
 
 def _tiles(problem: Problem, lse: Tensor, *, terms: bool) -> Iterator[WeightTile]:

@@ -29,7 +29,8 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
   is reached: `run_nan_safe` passes finite inputs already forward;
 - lenses and hooks: `zero_nonfinite_inputs` here, called by `attention.observe_problem` and `hooks.run_with_hook`; in a
   ring by `ring.shard_lenses`, `ring.linear_lenses` and `ring.shard_hooks`; by `approximations.methods` and
-  `approximations.comparison`. Rows that attend to NaN have the log-sum-exp NaN;
+  `approximations.comparison`; where terms are edited by `AttentionCall.key_sums` and
+  `attention_edits._Editor.observe`. Rows that attend to NaN have the log-sum-exp NaN;
 - parameters of a score, whose gradients are sums over masked positions too:
   `validation._pairs_with_finite_gradients`; those of projections in torch's twin: `nn.multihead`, `forward`;
 - rings: `ring.block_attention` calls `custom_op` for each block, or a kernel in place where all inputs are finite

@@ -14,6 +14,7 @@ from .base import RowShard as RowShard
 from .base import ShardedLens as ShardedLens
 from .base import WeightsLayout as WeightsLayout
 from .base import WeightTile as WeightTile
+from .contribution import Contribution as Contribution
 from .distance import Distance as Distance
 from .distance import DistanceResult as DistanceResult
 from .max_logit import MaxLogit as MaxLogit
@@ -28,6 +29,7 @@ from .weights import Weights as Weights
 __all__ = [
     "Alignment",
     "AlignmentResult",
+    "Contribution",
     "Distance",
     "DistanceResult",
     "Entropy",

@@ -79,12 +79,17 @@ class Pooled:
             itemsize=layout.result_itemsize if self.reduce == "max" else layout.sum_itemsize,
             advice="ask for fewer cells, such as Pooled((256, 256))",
         )
-        if self.reduce == "max":
-            return _CellMaxState(layout, rows, columns)
-        return _CellSumState(layout, rows, columns, mean=self.reduce == "mean")
+        return cell_state(layout, rows, columns, self.reduce)
 
     def _both(self) -> tuple[int, int]:
         return self.cells if isinstance(self.cells, tuple) else (self.cells, self.cells)
+
+
+def cell_state(layout: WeightsLayout, rows: list[int], columns: list[int], reduce: Reduce) -> LensState[Tensor]:
+    """The state of cells whose first rows and columns, and the end of the last, are given."""
+    if reduce == "max":
+        return _CellMaxState(layout, rows, columns)
+    return _CellSumState(layout, rows, columns, mean=reduce == "mean")
 
 
 def _edges(name: str, length: int, cells: int) -> list[int]:

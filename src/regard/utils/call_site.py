@@ -16,6 +16,8 @@ from torch import nn
 
 CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 """The names of their argument for the cache of keys and values."""
+ELSEWHERE = ("memory", "key_value_states", "encoder_hidden_states")
+"""The names of the argument of attention modules, ours and those of transformers, that is another sequence."""
 _CALLING = nn.modules.module.__file__
 
 
@@ -30,6 +32,17 @@ class CallSite:
     variables: Mapping[str, Any]
     arguments: tuple[Any, ...] = ()
     with_cache: bool = False
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether the module's method says that its keys are those of another sequence."""
+        variables = self.variables
+        if any(variables.get(name) is not None for name in ELSEWHERE):
+            return True
+        module = variables.get("self")
+        if isinstance(module, nn.MultiheadAttention):
+            return variables.get("key") is not variables.get("query")
+        return bool(variables.get("is_cross_attention") or getattr(module, "is_cross_attention", False))
 
 
 NO_CALL_SITE = CallSite("", {})

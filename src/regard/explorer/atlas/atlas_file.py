@@ -182,6 +182,8 @@ def _check_arrays(record: dict[str, Any], sizes: Sizes) -> None:
             _check_features(record, queries, keys, dim)
         if record["score"] == "additive":
             needed["weight"] = FLOATS, (dim,)
+        if "norms" in named:
+            needed["norms"] = ("F32",), (batch, heads, keys)
         if {"query_positions", "key_positions"} & set(named):
             for name, length in (("query_positions", queries), ("key_positions", keys)):
                 several = _shape(named.get(name), sizes)[:1] == (batch,)

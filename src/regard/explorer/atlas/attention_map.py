@@ -15,7 +15,11 @@ from torch import Tensor
 
 from ...errors import AtlasError
 from ...heads.word_alignment import SentenceLinks
+from ...kernels.lens_pass import run_reductions
 from ...lenses import Weights
+from ...lenses.base import WeightsLayout
+from ...lenses.contribution import KeyScaled
+from ...lenses.pooled import cell_state
 from .pyramid import PyramidLevels, unpacked
 from .recorded_problem import RecordedProblem, RecordErrors
 from .tokenized_text import read_words
@@ -145,6 +149,37 @@ class AttentionMap:
             lens.check(problem)
             return lens.compute(problem, self.recorded_problem.lse[head]).float().numpy()
 
+    @property
+    def has_value_norms(self) -> bool:
+        """Whether the atlas has norms of values, so that contributions can be shown."""
+        return "norms" in self.record["arrays"]
+
+    def value_norms(self, head: int) -> Floats:
+        """‖v_j W_h‖ of each key, (N,): the norm of what a key adds to a row of the module's output at weight 1.
+
+        Raises:
+            AtlasError: there is no such head, or the atlas has no norms: of `Atlas.from_weights`, and of modules with
+                something else than an output projection behind their heads.
+        """
+        self._check("head", head, self.heads)
+        if not self.has_value_norms:
+            raise AtlasError(
+                f"the map {self.name!r} has no norms of values, so that contributions are not known: record the model "
+                "anew, with an output projection behind its heads"
+            )
+        return self._array("norms")[self.sequence, head].numpy()
+
+    def contributions(self, head: int, rows: slice, columns: slice) -> Floats:
+        """‖α_ij v_j W_h‖ of a head on rows × columns, (m, n): the weights times the norms of the keys' values.
+
+        Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3; lenses of any length: `lenses.Contribution`.
+
+        Raises:
+            AtlasError: as `weights` and `value_norms`.
+        """
+        norms = self.value_norms(head)
+        return self.weights(head, rows, columns) * norms[_plain_slice("columns", columns, self.keys)]
+
     def exists(self, head: int, rows: slice, columns: slice) -> NDArray[np.bool_]:
         """The mask of a head on rows × columns, (m, n), True = attend; all True for `Atlas.from_weights`.
 
@@ -204,6 +239,26 @@ class AttentionMap:
             rows = np.pad(broken, (0, -self.queries % high)).reshape(-1, high).max(axis=1)
             cells[rows[:, None] & ~np.isnan(cells)] = np.inf
         return cells
+
+    def pooled_contributions(self, head: int, level: int, reduce: Literal["mean", "max"] = "mean") -> Floats:
+        """Mean or largest contribution of each cell of a pyramid level, exact, (rows, columns).
+
+        NaN where a cell has no pair, infinity where it has one and one of its rows attends to NaN. One pass over the
+        weights of the head computes it: some 0.1 s for 4,096 tokens, and by the square of that for more.
+
+        Raises:
+            AtlasError: there is no such head, level or way to reduce; the atlas has no norms.
+        """
+        weights = self.pooled_pairs(head, level, reduce)  # which tells of cells without numbers
+        norms = torch.from_numpy(self.value_norms(head))[None, None]
+        high, wide = self.cell(level)
+        rows, columns = [*range(0, self.queries, high), self.queries], [*range(0, self.keys, wide), self.keys]
+        with torch.no_grad(), self._faults():
+            problem, lse = self.recorded_problem.head(head), self.recorded_problem.lse[head]
+            state = cell_state(WeightsLayout.from_problem(problem), rows, columns, reduce)
+            run_reductions(problem, lse, [KeyScaled(reduction, norms) for reduction in state.reductions])
+            cells = state.finish(problem, lse).float().numpy()
+        return np.where(np.isfinite(weights), cells, weights)
 
     def attends_to_nan(self, head: int) -> NDArray[np.bool_]:
         """Rows that attend to NaN or infinity, (M,), True = its weights are not numbers.

@@ -28,6 +28,7 @@ class CapturedCall:
     query (B, H, M, ·) and key (B, Hk, N, ·) as they are stored, lse (B, H, M); weight of `AdditivePairs`; features of
     `DecayedDotPairs`; errors: what rounding did to query and key, (4, H) as `_errors` has it, None where they are as
     they were;
+    norms: of the transformed values, (B, H, N) float32, None where they are not known;
     leading: the axes (*batch, heads), or (*batch,) where there are no heads, that masks and biases broadcast to;
     positions (B or 1, M) and (B or 1, N); guessed: whether the kind is.
     """
@@ -52,6 +53,7 @@ class CapturedCall:
     guessed: bool
     features: int | None = None
     steps: int = 1
+    norms: Tensor | None = None
 
     @property
     def rounding(self) -> float:
@@ -133,6 +135,7 @@ def capture(
     kind: tuple[str, bool],
     snapshots: TensorSnapshots,
     half: bool,
+    norms: Tensor | None = None,
 ) -> CapturedCall:
     """Copy a problem to the CPU, with q and k in half precision if `half` and if their values fit.
 
@@ -168,6 +171,7 @@ def capture(
         errors=None if dtype == query.dtype else _errors(query, mine, key, theirs),
         guessed=kind[1],
         features=problem.pairs.features if isinstance(problem.pairs, DecayedDotPairs) else None,
+        norms=norms,
     )
 
 

@@ -170,6 +170,8 @@ def _record(call: CapturedCall, words: TokenLists | None, arrays: ArrayStore, pr
     held = {"query": call.query, "key": call.key, "lse": lse}
     if call.weight is not None:
         held["weight"] = call.weight
+    if call.norms is not None:
+        held["norms"] = call.norms
     if _needs_positions(call):
         held |= {"query_positions": call.positions[0], "key_positions": call.positions[1]}
     grid = problem.grid()
