@@ -33,12 +33,13 @@ class TokenChances:
 class NewToken:
     """A token that a step has computed for a continuation.
 
-    chances: where they were asked for. observed: what each layer's attention gave, for the query that the token was
-    predicted from, of a continuation with lenses.
+    reason: why the text ends with it, as `Continuation.reason`. chances: where they were asked for. observed: what each
+    layer's attention gave, for the query that the token was predicted from, of a continuation with lenses.
     """
 
     continuation: Continuation
     token: int
+    reason: str | None = None
     chances: TokenChances | None = None
     observed: tuple[Observation, ...] = ()
 

@@ -298,7 +298,7 @@ class ContinuousBatch:
             token = each.draw(row)
             each.take(token)
             chances = None if each.likeliest is None else TokenChances.of(row, token, each.likeliest)
-            new.append(NewToken(each, token, chances, observed))
+            new.append(NewToken(each, token, each.reason, chances, observed))
             if token != drafted or each.reason is not None:
                 break
         self.counts.generated += len(new)
