@@ -16,6 +16,7 @@ from regard.kernels import nan_safety
 LAYERS = (
     ("regard.cli",),
     ("regard.doctor",),
+    ("regard.serving",),
     ("regard.explorer",),
     ("regard.comparison",),
     ("regard.steps",),

@@ -55,6 +55,10 @@ class AtlasError(RegardError):
     """An atlas cannot be created, written or read: a recorded value is not supported, or the file is invalid."""
 
 
+class PagesExhausted(RegardError):
+    """A memory of pages has too few that are free; the message says which sequences hold how many."""
+
+
 class RingError(RegardError, RuntimeError):
     """The processes of a ring disagree, or one of them is gone."""
 

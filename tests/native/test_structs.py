@@ -29,6 +29,7 @@ SHARED = (
     "gemv.h",
     "gru_decoder.h",
     "mixed_heads.h",
+    "paged.h",
     "recurrence.h",
     "reductions.h",
     "short.h",

@@ -9,7 +9,7 @@ knows. A group that a backend does not have is None. Problems come as `BatchedPr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Size, Tensor, dtype
 
@@ -105,6 +105,41 @@ class FewQueries(Protocol):
 
         Shapes: query (B, H, 1, D), key (B, Hk, N, D), value (B, Hk, N, Dv). It serves every number of keys with the
         same power of two, and caches of other strides, as long as the last axes are contiguous where they are here.
+        """
+        ...
+
+
+class TokenRuns(NamedTuple):
+    """Neighbouring tokens of one sequence, and the keys that they attend to, as runs of rows in a memory.
+
+    token: the first, of all tokens of a step. limit: how many of the keys it attends to, from the first on; each token
+    after it attends to one more. runs: (first row, count).
+    """
+
+    token: int
+    tokens: int
+    limit: int
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def keys(self) -> int:
+        """The keys of all runs."""
+        return sum(count for _, count in self.runs)
+
+
+class PagedKeys(Protocol):
+    """A few tokens of each of many sequences over keys in one memory, read where they are.
+
+    most_rows: the most tokens of a group times the query heads of a key head.
+    """
+
+    @property
+    def most_rows(self) -> int: ...
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float, groups: Sequence[TokenRuns]) -> Rows:
+        """Softmax(scale · Q Kᵀ) · V over the keys of each token, and its log-sum-exp.
+
+        Shapes: query (H, T, D), the tokens of all sequences one after another; key (Hk, N, D), value (Hk, N, Dv).
         """
         ...
 
@@ -472,6 +507,9 @@ class Backend(Protocol):
 
     @property
     def few_queries(self) -> FewQueries | None: ...
+
+    @property
+    def paged(self) -> PagedKeys | None: ...
 
     @property
     def short(self) -> ShortRows | None: ...

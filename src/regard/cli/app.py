@@ -23,6 +23,7 @@ from regard.cli.examine import examine
 from regard.cli.explore import explore
 from regard.cli.missing_extra import naming_the_extra
 from regard.cli.saved_runs import average, export
+from regard.cli.serve import serve_model
 from regard.cli.steps import steps
 from regard.cli.train import train
 from regard.cli.translate import translate
@@ -84,6 +85,7 @@ for name, command in {
     "examine": examine,
     "explore": explore,
     "export": export,
+    "serve": serve_model,
     "steps": steps,
 }.items():
     app.command(name)(command)

@@ -118,6 +118,8 @@ class LimitedHTTP(H11Protocol):
     them: 64 of those lock everybody else out.
     """
 
+    most_open = MOST_OPEN
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._waiting_since = self.loop.time()
@@ -133,7 +135,7 @@ class LimitedHTTP(H11Protocol):
         self._start_deadline()
         others = [other for other in self.connections if isinstance(other, LimitedHTTP) and other is not self]
         idle = sorted((other for other in others if other.waiting), key=lambda other: other._waiting_since)
-        for other in idle[: max(0, len(self.connections) - MOST_OPEN)]:
+        for other in idle[: max(0, len(self.connections) - self.most_open)]:
             self.connections.discard(other)
             other.transport.abort()
 
@@ -167,3 +169,8 @@ class LimitedHTTP(H11Protocol):
         self._deadline = None
         if self.waiting and not self.transport.is_closing():
             self.transport.abort()
+
+
+def limited_http(most_open: int | None) -> type[LimitedHTTP]:
+    """The protocol with another number of connections that may be open."""
+    return LimitedHTTP if most_open is None else type("LimitedHTTP", (LimitedHTTP,), {"most_open": most_open})

@@ -32,30 +32,37 @@ SETTINGS: dict[str, Any] = {
 """The settings of uvicorn."""
 
 
-class LocalServer:
-    """An ASGI application on a port of the loopback interface: `address` is its URL, and `run` serves until Ctrl-C.
-
-    The address has a random token in it: without it the server says nothing.
+class BoundServer:
+    """An ASGI application on a port of this machine; `run` serves until Ctrl-C.
 
     Args:
-        make_application: the application for a token, a host and a port.
+        make_application: the application for the port that was found.
+        host: the interface that it listens on.
         port: where, or 0 for any port that is free.
-        opening: what stands behind the "#" of the address, or "".
+        settings: of uvicorn, which replace `SETTINGS`.
+        open_connections: the most that may be open; those that have waited longest for a request are closed.
 
     Raises:
-        ConfigurationError: the port is taken, or is none.
+        ConfigurationError: the port is taken, or is none; there is no such interface.
         MissingExtra: starlette or uvicorn is not installed.
     """
 
-    def __init__(self, make_application: Callable[[str, str, int], Any], port: int = 0, opening: str = "") -> None:
+    def __init__(
+        self,
+        make_application: Callable[[int], Any],
+        host: str = HOST,
+        port: int = 0,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        open_connections: int | None = None,
+    ) -> None:
         uvicorn = require("uvicorn", extra="explorer")
-        from .request_guard import LimitedHTTP
+        from .request_guard import limited_http
 
-        self._socket = _bound(port)
+        self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
-        token = secrets.token_urlsafe(24)
-        self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
-        config = uvicorn.Config(make_application(token, HOST, self.port), http=LimitedHTTP, **SETTINGS)
+        protocol = limited_http(open_connections)
+        config = uvicorn.Config(make_application(self.port), http=protocol, **{**SETTINGS, **(settings or {})})
         self._server = uvicorn.Server(config)
         self._handle_exit = self._server.handle_exit
         self._server.handle_exit = self._interrupted
@@ -86,6 +93,27 @@ class LocalServer:
     def close(self) -> None:
         """Close the listening socket."""
         self._socket.close()
+
+
+class LocalServer(BoundServer):
+    """An application on the loopback interface: `address` is its URL, which has a random token in it.
+
+    Without the token the server says nothing.
+
+    Args:
+        make_application: the application for a token, a host and a port.
+        port: where, or 0 for any port that is free.
+        opening: what stands behind the "#" of the address, or "".
+
+    Raises:
+        ConfigurationError: the port is taken, or is none.
+        MissingExtra: starlette or uvicorn is not installed.
+    """
+
+    def __init__(self, make_application: Callable[[str, str, int], Any], port: int = 0, opening: str = "") -> None:
+        token = secrets.token_urlsafe(24)
+        super().__init__(lambda found: make_application(token, HOST, found), HOST, port)
+        self.address = f"http://{HOST}:{self.port}/{token}/" + (f"#{opening}" if opening else "")
 
 
 class ExplorerServer(LocalServer):
@@ -135,24 +163,25 @@ class ExplorerServer(LocalServer):
         self._collection.end()
 
 
-def _bound(port: int) -> socket.socket:
-    """A listening socket on the loopback interface.
+def _bound(host: str, port: int) -> socket.socket:
+    """A listening socket on an interface of this machine.
 
     Raises:
-        ConfigurationError: the port is taken, or is none.
+        ConfigurationError: the port is taken, or is none; there is no such interface.
     """
     if not 0 <= port <= 65535:
         raise ConfigurationError(f"port is {port}; it needs to be between 0, for any that is free, and 65535")
     # By its protocol too: asyncio sends at once, without waiting for more, only on what says that it is TCP.
-    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        taken.bind((HOST, port))
+        taken.bind((host, port))
         taken.listen(128)
     except OSError as error:
         taken.close()
         raise ConfigurationError(
-            f"the port {port} of {HOST} cannot be used: {error.strerror or error}. Choose another port, or leave it "
+            f"the port {port} of {host} cannot be used: {error.strerror or error}. Choose another port, or leave it "
             "out: then one that is free is taken"
         ) from None
     return taken

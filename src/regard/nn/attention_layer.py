@@ -20,7 +20,7 @@ from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..scores import Score
 from .caches import KeyValueStore, KVCache, ProjectedMemory, WeighedCache
-from .caches.weighed_cache import Heads
+from .caches.attending_cache import AttendingCache, Heads
 from .forget_gate import ForgetGate
 from .input_checks import check_positions, probability, refuse_scripting
 from .key_selection import KeySelection
@@ -111,9 +111,9 @@ class CachedAttention(nn.Module, ABC):
         if selection is not None:
             call["selection"] = selection
         heads, options, cache = self._step_inputs(query, cache, call)
-        if isinstance(cache, WeighedCache):
-            seen, weighed = cache.observe(heads, options)
-            return self._step_output(seen.output, query), weighed  # type: ignore[return-value]
+        if isinstance(cache, AttendingCache):
+            context, after = cache.attend(heads, options)
+            return self._step_output(context, query), after  # type: ignore[return-value]
         return self._step_output(attention(*heads, **options), query), cache.evict()
 
     def observe_step(
@@ -121,7 +121,7 @@ class CachedAttention(nn.Module, ABC):
     ) -> tuple[Observation, Store]:
         """`step` with lenses on its weights, whose columns are the keys in the cache."""
         heads, options, cache = self._step_inputs(query, cache, call)
-        if isinstance(cache, WeighedCache):
+        if isinstance(cache, AttendingCache):
             seen, after = cache.observe(heads, options, *lenses)
         else:
             seen, after = observe(*heads, *lenses, **options), cache.evict()

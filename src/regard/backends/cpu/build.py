@@ -55,6 +55,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "gru_decoder_backward.c",
     "gru_decoder_forward.c",
     "mixed_heads.c",
+    "paged.c",
     "pair_products.c",
     "recurrence_backward.c",
     "recurrence_forward.c",
@@ -75,6 +76,7 @@ PAIRED_SOURCES = (
     "additive_tile_gradients.c",
     "flash_reductions.c",
     "flash_weights.c",
+    "paged.c",
     "pair_products.c",
 )
 """The sources that do so. Of the others such a variant has no code of its own: it calls that of the variant without."""

@@ -12,6 +12,7 @@ from .flash_tiles import FlashInC
 from .gathered_lists import GatheredInC
 from .linear_recurrence import RecurrencesInC
 from .mixed_head_tiles import MixedHeadsInC
+from .paged_runs import PagedInC
 from .short_rows import ShortInC
 from .threshold_tiles import ThresholdsInC
 from .timed_flash import TimedFlashInC
@@ -30,7 +31,7 @@ class CpuBackend:
         self.gathered, self.additive = GatheredInC(), AdditiveInC()
         self.weights, self.recurrences = WeightsInC(), RecurrencesInC()
         self.timed_flash, self.thresholds = TimedFlashInC(), ThresholdsInC()
-        self.mixed_heads = MixedHeadsInC()
+        self.mixed_heads, self.paged = MixedHeadsInC(), PagedInC()
 
     def arithmetic(self, dtype: torch.dtype) -> str | None:
         """The variant in use, and how it multiplies numbers of 16 bits."""

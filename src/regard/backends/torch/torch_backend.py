@@ -16,6 +16,7 @@ class TorchBackend:
     name = "torch"
     nan_safe = False
     flash = None
+    paged = None
     short = None
     additive = None
     thresholds = None

@@ -27,6 +27,7 @@ class TritonBackend:
     nan_safe = True
     runs = staticmethod(jit_runtime.runs)
     short = None
+    paged = None
     gathered = None
     thresholds = None
     mixed_heads = None

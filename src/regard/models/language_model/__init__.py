@@ -18,6 +18,14 @@ from .config import LinearAttentionConfig as LinearAttentionConfig
 from .config import NormalizerConfig as NormalizerConfig
 from .config import RMSNormConfig as RMSNormConfig
 from .config import RouterConfig as RouterConfig
+from .continuation import Continuation as Continuation
+from .continuation import NewToken as NewToken
+from .continuation import TokenChances as TokenChances
+from .continuous_batch import BatchCounts as BatchCounts
+from .continuous_batch import ContinuousBatch as ContinuousBatch
+from .drafts import Draft as Draft
+from .drafts import DraftModel as DraftModel
+from .drafts import PromptLookup as PromptLookup
 from .expert_router import ExpertRouter as ExpertRouter
 from .expert_router import SigmoidRouter as SigmoidRouter
 from .expert_router import SoftmaxRouter as SoftmaxRouter
@@ -32,11 +40,17 @@ from .linear_parts import ShortConvolutionConfig as ShortConvolutionConfig
 from .linear_parts import TokenShiftConfig as TokenShiftConfig
 from .mixture_of_experts import GatedMixtureOfExperts as GatedMixtureOfExperts
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
+from .paged_model import PagedModel as PagedModel
 
 __all__ = [
     "AlternatingUpdatesConfig",
     "AttentionConfig",
+    "BatchCounts",
+    "Continuation",
+    "ContinuousBatch",
     "DenseAndExpertsConfig",
+    "Draft",
+    "DraftModel",
     "ExpertRouter",
     "ExpertsConfig",
     "FeedForwardConfig",
@@ -56,14 +70,18 @@ __all__ = [
     "LinearAttentionConfig",
     "LinearHeadsConfig",
     "MixtureOfExperts",
+    "NewToken",
     "NormalizerConfig",
     "OutputGateConfig",
+    "PagedModel",
+    "PromptLookup",
     "RMSNormConfig",
     "RouterConfig",
     "Sampling",
     "ShortConvolutionConfig",
     "SigmoidRouter",
     "SoftmaxRouter",
+    "TokenChances",
     "TokenShiftConfig",
     "next_token_loss",
 ]

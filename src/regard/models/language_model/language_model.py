@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,8 @@ from . import saved_model
 from .block_passes import BlockPass, ObservedPass, ObservedStepPass, SequencePass, StepPass
 from .chosen_keys import new_selections
 from .config import LanguageModelConfig
+from .continuous_batch import continued
+from .drafts import Draft
 from .generation import PROMPT_CHUNK, Sampling, generated
 from .huggingface import read_checkpoint
 from .language_model_cache import LanguageModelCache
@@ -261,9 +263,53 @@ class LanguageModel(nn.Module):
             stop=stop_tokens(stop, self.config.vocabulary_size),
             lengths=lengths,
             generator=generator,
-            chunk=self._chunk() if chunk is None else chunk,
+            chunk=self.prompt_chunk() if chunk is None else chunk,
             captured=captured,
             cache=cache,
+        )
+
+    def generate_many(
+        self,
+        texts: Iterable[Sequence[int] | Tensor],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        stop: int | Collection[int] = (),
+        seeds: Iterable[int] | None = None,
+        pages: int | None = None,
+        draft: Draft | None = None,
+    ) -> Iterator[tuple[int, int]]:
+        """Continue texts of any lengths together, each as `generate` continues it alone; yields (text, token).
+
+        Texts that begin alike are read once. `ContinuousBatch` of `regard.models.language_model` takes texts while
+        others are being continued, and ends some.
+
+        Args:
+            texts: of each its tokens, one at least.
+            max_new_tokens: of each text.
+            sampling: how to draw; the likeliest token without it.
+            stop: the token, or tokens, that end a text.
+            seeds: a seed for each text, of its own generator.
+            pages: of the memory for all texts, of 64 tokens each; without it enough for all at once. With fewer some
+                wait.
+            draft: what proposes tokens that a step checks together: `PromptLookup` or `DraftModel`.
+
+        Raises:
+            ShapeError: a text without tokens, or with some that the vocabulary does not have.
+            PagesExhausted: a text that does not fit into the memory even alone.
+            ConfigurationError: numbers out of their range, as many seeds as there are no texts; a model whose layers
+                store anything but keys and values of their own.
+
+        >>> from regard.models import language_model as lm
+        >>> attention, feed_forward = lm.AttentionConfig(num_heads=2), lm.FeedForwardConfig(16)
+        >>> config = lm.LanguageModelConfig(9, 8, (lm.LayerConfig(),), attention, feed_forward)
+        >>> model = LanguageModel(config).eval()
+        >>> new = list(model.generate_many([[3, 1, 4], [1]], 5))
+        >>> [sum(number == text for text, _ in new) for number in (0, 1)]
+        [5, 5]
+        """
+        return continued(
+            self, list(texts), max_new_tokens, sampling=sampling, stop=stop, seeds=seeds, pages=pages, draft=draft
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -372,7 +418,7 @@ class LanguageModel(nn.Module):
             embedded = embedded * embedded.new_tensor(self.config.embedding_scale)
         return self.dropout(embedded)
 
-    def _chunk(self) -> int | None:
+    def prompt_chunk(self) -> int | None:
         """The prompt tokens per forward pass that leave the result unchanged; None where all have to be in one."""
         scalings = [rotary.scaling for rotary in self._rotaries() if rotary is not None]
         return None if any(scaling is not None and scaling.reads_length for scaling in scalings) else PROMPT_CHUNK
@@ -383,7 +429,7 @@ class LanguageModel(nn.Module):
         Raises:
             ConfigurationError: the frequencies of a rotary depend on the length, which is no number of a graph.
         """
-        if self._chunk() is None:
+        if self.prompt_chunk() is None:
             raise ConfigurationError(
                 "the frequencies of this model's rotary depend on the length of the text, so that its steps differ: "
                 "leave captured out"

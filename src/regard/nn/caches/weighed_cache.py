@@ -13,16 +13,14 @@ from ...errors import ConfigurationError
 from ...kernels.validation import AttentionOptions
 from ...lenses import Lens, Received, Weights
 from ..input_checks import check_positions
-from .base import Cache, check_rows
+from .attending_cache import AttendingCache, Heads
+from .base import check_rows
 from .buffers import check_fits
 from .weight_policies import ALWAYS, WeightPolicy
 
-Heads = tuple[Tensor, Tensor, Tensor]
-"""Queries (batch, heads, M, D), keys and values (batch, key heads, N, ·)."""
-
 
 @dataclass(frozen=True, eq=False)
-class WeighedCache(Cache):
+class WeighedCache(AttendingCache):
     """Keys and values of which a `WeightPolicy` keeps the heaviest after each step: an immutable value.
 
     `regard.nn.Attention.step` appends the keys of the next tokens, attends, and gives the policy the weights that the
@@ -126,6 +124,11 @@ class WeighedCache(Cache):
             return self
         check_rows(rows, self.contents.keys.shape[0])
         return replace(self, contents=self.contents.take_rows(rows))
+
+    def attend(self, heads: Heads, options: AttentionOptions) -> tuple[Tensor, WeighedCache]:
+        """The output of `observe`, and the cache after eviction."""
+        seen, cache = self.observe(heads, options)
+        return seen.output, cache
 
     def observe(self, heads: Heads, options: AttentionOptions, *lenses: Lens) -> tuple[Observation, WeighedCache]:
         """Attention of a step whose keys were appended, with lenses, and the cache after eviction.

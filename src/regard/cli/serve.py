@@ -1,0 +1,58 @@
+"""`regard serve`: a model behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.stdio import emit
+from regard.errors import ConfigurationError
+
+
+def serve_model(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="A run of `regard train`, or a model that transformers saved, with its tokenizer."
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(help="The interface to listen on; others than this machine can ask 0.0.0.0.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="What requests call the model. [default: the folder's name]", show_default=False)
+    ] = None,
+    languages: Annotated[
+        str, typer.Option(metavar="FROM-TO", help="Codes of what a translator translates, as en-fr.")
+    ] = "en-fr",
+    pages: Annotated[
+        int, typer.Option(min=1, help="Memory of a language model for keys and values, in pages of 64 tokens.")
+    ] = 1024,
+    lookup: Annotated[bool, typer.Option("--lookup", help="Draft next tokens by looking them up in the text.")] = False,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that are taken at once; more get 429.")] = 256,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of a request; a longer one gets 503.")] = 300.0,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens of an answer; more get 413.")] = 4096,
+) -> None:
+    """Serve a model over HTTP, until Ctrl-C or SIGTERM; then what was begun is answered first.
+
+    A language model is asked in OpenAI's form (/v1/completions, /v1/chat/completions), a translator in LibreTranslate's
+    (/translate, /languages); /health and /metrics are there too. With "attention": {} in a request the answer says what
+    its tokens attended to. There is no password and no encryption: other machines belong behind a proxy.
+    """
+    source, dash, target = languages.partition("-")
+    if not (source and dash and target):
+        raise ConfigurationError(f"--languages is {languages!r}; it needs two codes with a hyphen, such as en-fr")
+    from regard.serving import Limits, ModelServer, ServedModel
+
+    limits = Limits(queue=queue, seconds=seconds, tokens=tokens)
+    model = ServedModel.load(folder, name=name, languages=(source, target))
+    server = ModelServer(model, host, port, limits=limits, pages=pages, lookup=lookup)
+
+    def ready() -> None:
+        emit([server.address])
+        typer.echo("Ctrl-C ends it.", err=True)
+
+    server.run(ready)
