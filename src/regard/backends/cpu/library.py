@@ -66,6 +66,7 @@ class Library:
         self.flash_weights = function("flash_weights", c_void_p)
         self.mixed_heads = function("mixed_heads", c_void_p)
         self.mixed_heads_backward = function("mixed_heads_backward", c_void_p)
+        self.packed_decode = function("packed_decode", c_void_p)
         self.pair_speed = function("pair_speed", returns=c_double)
         self.recurrence = function("recurrence", c_void_p)
         self.recurrence_backward = function("recurrence_backward", c_void_p)

@@ -31,6 +31,7 @@ from ..flash import FlashKernel
 from ..flex import FlexKernel
 from ..gathered import GatheredKernel
 from ..mixed_heads import MixedHeadsKernel
+from ..packed_inputs import codes_are_read, has_codes, widened
 from ..reference import ReferenceKernel
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
@@ -142,6 +143,19 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             "regard.explain(...) says which"
         )
     return kernel
+
+
+def readable(problem: Problem, name: str | None) -> tuple[Problem, str | None]:
+    """The problem as its kernel reads it, and the name of that kernel.
+
+    Keys and values that are codes are read by `DECODE` where it computes the problem, and no other kernel was asked
+    for; else they become numbers.
+    """
+    if not has_codes(problem):
+        return problem, name
+    if name in (None, DECODE.name) and codes_are_read(problem) and not DECODE.why_not(problem):
+        return problem, DECODE.name
+    return widened(problem), name
 
 
 def _memoized_choice(problem: Problem) -> Kernel:
