@@ -80,6 +80,11 @@ class Packing:
         """
         if not rows.is_floating_point():
             raise DtypeError(f"{name} are {rows.dtype}; a packed cache needs floating-point numbers, which it rounds")
+        if not rows.shape[-1]:
+            raise ShapeError(
+                f"{name} have heads of dim 0, as those of latent attention, which are part of its keys: such a cache "
+                "stores numbers as they are"
+            )
         if rows.shape[-1] % self.per_word:
             raise ShapeError(
                 f"{name} have heads of dim {rows.shape[-1]}; {self.code} codes stand in groups of {self.per_word}, "
