@@ -128,7 +128,7 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
     if (hook := CURRENT_HOOK.get()) is None or functorch_active():
         if problem.keys > attended_keys.MANY:
             problem = attended_keys.attended_part(problem)
-        problem, kernel = readable(problem, kernel)
+        problem = readable(problem, kernel)
         return choose(problem, kernel).run(problem)
     problem = widened(problem)
     return run_with_hook(problem, choose(problem, kernel), hook)
@@ -211,8 +211,8 @@ def explain(
             problem = replace(problem, dropout=draw_dropout(dropout_p, problem.value.device))
     if problem.keys > attended_keys.MANY:
         problem = attended_keys.attended_part(problem)
-    problem, chosen = readable(problem, kernel)
-    return Plan(problem, choose(problem, chosen), asked=kernel is not None)
+    problem = readable(problem, kernel)
+    return Plan(problem, choose(problem, kernel), asked=kernel is not None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,7 +61,7 @@ class CodeRows(ABC):
 
     def write(self, first: int, rows: Tensor) -> None:
         """Store rows (B, H, T, D) from a token on; whole blocks by channel. Earlier tokens stay as they are."""
-        rows = self.packing.rotate(rows.detach())
+        rows = self.packing.rotate(rows.detach().float())
         if not self.packing.by_channel:
             codes, parameters = self.packing.pack(rows)
             self.parameters.flatten(2)[:, :, first : first + rows.shape[2]] = parameters

@@ -114,7 +114,7 @@ class Packing:
 
     def read(self, rows: Tensor) -> Tensor:
         """What is read of rows (B, H, T, D) that are stored: themselves, but for the error of the codes."""
-        stored = self.rotate(at_least_float32(rows))
+        stored = self.rotate(rows.float())
         return self.rotate(self.unpack(*self.pack(stored))).to(rows.dtype)
 
     def _parameters(self, rows: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..core.packed_rows import PackedTensor
+from ..backends.cpu.code_writing import write_codes
+from ..core.packed_rows import CodeRows, PackedTensor
 from ..core.problem import Problem
 from ..core.torch_modes import under_transform
 
@@ -32,6 +33,14 @@ def codes_are_read(problem: Problem) -> bool:
         and not under_transform()
         and not problem.requires_grad()
     )
+
+
+def store(codes: CodeRows, first: int, rows: Tensor) -> None:
+    """Store rows (B, H, T, D) as codes from a token on, by native code where it is there, with the same result."""
+    if rows.is_cpu and rows.shape[:3].numel() and native.why_not() is None and not under_transform():
+        write_codes(codes, first, rows)
+    else:
+        codes.write(first, rows)
 
 
 def widened(problem: Problem) -> Problem:

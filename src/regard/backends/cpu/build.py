@@ -50,6 +50,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "additive_backward.c",
     "additive_forward.c",
     "additive_tile_gradients.c",
+    "code_writing.c",
     "finite.c",
     "flash_reductions.c",
     "flash_weights.c",

@@ -52,6 +52,7 @@ class Library:
         self.additive_backward = function("additive_backward", c_void_p, c_void_p, c_void_p)
         self.additive_tile_gradients = function("additive_tile_gradients", c_void_p)
         self.additive_scratch = function("additive_scratch", c_int64, returns=c_int64)
+        self.code_writing = function("code_writing", c_void_p)
         self.decode = function("decode", c_void_p)
         self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
         self.finite_strided = function("finite_strided", c_void_p, *(c_int64,) * 9, returns=c_int64)

@@ -43,4 +43,14 @@ struct packed_decode {
     float *lse;            /* (batch, heads, parts, rows), contiguous */
 };
 
+/* Numbers (units, tokens, dim), contiguous, that become codes from the token `first` on; a unit is a head of a batch. */
+struct code_writing {
+    int64_t next_unit, unit_count; /* as above */
+    int64_t tokens, first;         /* multiples of TOKENS `by_channel` */
+    int64_t of_keys, by_channel, bits, dim;
+    const float *numbers;
+    int32_t *codes, *parameters; /* as above, contiguous */
+    int64_t unit_codes, unit_parameters;
+};
+
 #endif

@@ -118,6 +118,8 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
     """
+    if has_codes(problem):
+        return DECODE  # to which `readable` left them
     forward_mode = forward_ad._current_level >= 0  # `under_forward_mode` without a call, on the way of every attention
     if name is None:
         if forward_mode:
@@ -145,17 +147,16 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     return kernel
 
 
-def readable(problem: Problem, name: str | None) -> tuple[Problem, str | None]:
-    """The problem as its kernel reads it, and the name of that kernel.
+def readable(problem: Problem, name: str | None) -> Problem:
+    """The problem as its kernel reads it, of that name or the fastest.
 
-    Keys and values that are codes are read by `DECODE` where it computes the problem, and no other kernel was asked
+    Keys and values that are codes are left to `DECODE` where it computes the problem, and no other kernel was asked
     for; else they become numbers.
     """
     if not has_codes(problem):
-        return problem, name
-    if name in (None, DECODE.name) and codes_are_read(problem) and not DECODE.why_not(problem):
-        return problem, DECODE.name
-    return widened(problem), name
+        return problem
+    as_they_are = name in (None, DECODE.name) and codes_are_read(problem) and not DECODE.why_not(problem)
+    return problem if as_they_are else widened(problem)
 
 
 def _memoized_choice(problem: Problem) -> Kernel:

@@ -166,11 +166,11 @@ class KVCache(Cache):
             ConfigurationError: no format, or what is none; a cache that has keys.
 
         >>> import torch, regard
-        >>> cache = regard.nn.KVCache().packed(regard.nn.CacheFormat())
+        >>> cache = regard.nn.KVCache.static(128).packed(regard.nn.CacheFormat())
         >>> with torch.no_grad():
         ...     cache = cache.append(torch.ones(1, 2, 100, 128), torch.ones(1, 2, 100, 128))
-        >>> cache.keys.shape, cache.nbytes / len(cache)
-        (torch.Size([1, 2, 100, 128]), 1019.68)
+        >>> cache.keys.shape, cache.nbytes / 128  # of 2 · 2 heads · (128 codes, a scale and an offset), and a position
+        (torch.Size([1, 2, 100, 128]), 536.0)
         """
         if not formats or not all(isinstance(each, CacheFormat) for each in formats):
             has = ", ".join(map(repr, formats)) or "none"

@@ -12,6 +12,7 @@ from ...core.cache_format import CacheFormat
 from ...core.packed_rows import CodeRows, KeyCodes, PackedHeads, PackedTensor, ValueCodes
 from ...core.packing import BLOCK
 from ...errors import ConfigurationError
+from ...kernels.packed_inputs import store
 from .buffers import expand_batch, with_capacity
 
 
@@ -35,14 +36,17 @@ class PackedGroup:
 
     def append(self, keys: Tensor, values: Tensor) -> PackedGroup:
         """These tokens and more of them; codes are written where there is memory for them."""
+        if self.keys is not None and self.values is not None and not self.format.by_blocks:
+            store(self.keys, self.packed, keys)
+            store(self.values, self.packed, values)
+            return replace(self, packed=self.packed + keys.shape[2])
         keys = torch.cat([self.newest_keys, keys], 2)
         values = torch.cat([self.newest_values, values], 2)
-        count = keys.shape[2] - self.format.newest
-        count = max(count // BLOCK * BLOCK, 0) if self.format.by_blocks else count
+        count = max(keys.shape[2] - self.format.newest, 0) // BLOCK * BLOCK
         if self.keys is None or self.values is None or not count:
             return replace(self, newest_keys=keys, newest_values=values)
-        self.keys.write(self.packed, keys[:, :, :count])
-        self.values.write(self.packed, values[:, :, :count])
+        store(self.keys, self.packed, keys[:, :, :count])
+        store(self.values, self.packed, values[:, :, :count])
         left = {"newest_keys": keys[:, :, count:].clone(), "newest_values": values[:, :, count:].clone()}
         return replace(self, packed=self.packed + count, **left)
 
