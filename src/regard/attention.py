@@ -18,9 +18,10 @@ from .core.score_forms import at_least_float32
 from .core.torch_modes import functorch_active, generator_restored, is_causal_bias, under_transform
 from .errors import ConfigurationError, MaskError, ShapeError
 from .jagged import attend_jagged
-from .kernels import Plan, Result, choose, zero_nonfinite_inputs
+from .kernels import Plan, Result, choose, readable, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
 from .kernels.lens_pass import run_reductions, start_lenses
+from .kernels.packed_inputs import widened
 from .kernels.validation import AttentionOptions, ScoreLike, check_tensors, draw_dropout, drops_nothing, make_problem
 from .lenses import Lens
 from .lenses.base import Result as LensResult
@@ -127,7 +128,9 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
     if (hook := CURRENT_HOOK.get()) is None or functorch_active():
         if problem.keys > attended_keys.MANY:
             problem = attended_keys.attended_part(problem)
+        problem = readable(problem, kernel)
         return choose(problem, kernel).run(problem)
+    problem = widened(problem)
     return run_with_hook(problem, choose(problem, kernel), hook)
 
 
@@ -208,6 +211,7 @@ def explain(
             problem = replace(problem, dropout=draw_dropout(dropout_p, problem.value.device))
     if problem.keys > attended_keys.MANY:
         problem = attended_keys.attended_part(problem)
+    problem = readable(problem, kernel)
     return Plan(problem, choose(problem, kernel), asked=kernel is not None)
 
 
@@ -268,7 +272,7 @@ def observe_problem(problem: Problem, lenses: Sequence[Lens], kernel: str | None
     Raises:
         ConfigurationError, KernelError: as `observe`.
     """
-    problem = replace(problem, wants_lse=True)
+    problem = replace(widened(problem), wants_lse=True)
     substitute = None if under_transform() else current_substitute()
     if substitute is not None and substitute.observe is not None:
         return substitute.observe(problem, lenses)

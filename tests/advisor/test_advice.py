@@ -8,12 +8,16 @@ import pytest
 import torch
 
 import regard
+from regard import native
 from regard.advisor import Change, Workload, advise, decision_table
+from regard.advisor.advice import recommend
 from regard.advisor.prices import describe_problem, linear_price, softmax_price
 from regard.advisor.workload import parse_bytes
 from regard.errors import ConfigurationError, DeviceError
 from regard.kernels.planning.rates import ZEN_4, predicted_seconds
 from regard.masks import causal, window
+from regard.models import language_model as lm
+from regard.nn import CacheFormat, KVCache, Packing
 
 
 def names(advice):
@@ -145,8 +149,59 @@ def test_caches_of_fewer_bits_are_compared_while_decoding():
     )
     assert eight.price.cache == own.price.cache * 8.5 / 32
     assert four.price.cache == own.price.cache * 4.5 / 32
-    assert own.price.seconds < eight.price.seconds  # there is no kernel that reads it as it is
+    if native.available():  # which reads it as it is
+        assert four.price.seconds < eight.price.seconds < own.price.seconds
+    else:
+        assert own.price.seconds < eight.price.seconds
     assert not any("bits" in name for name in names(advise(task="prefill", tokens=64)))
+    assert not any("2 bits" in name for name in names(advise(task="decode", tokens=64)))
+
+
+def test_bytes_of_a_cache_of_fewer_bits_are_those_that_it_has():
+    advice = advise(task="decode", tokens=4096, dtype="bfloat16", layers=1, heads=2, head_dim=128)
+    numbers = torch.zeros(1, 2, 4096, 128, dtype=torch.bfloat16)
+    for bits, packing in ((8, Packing()), (4, Packing("int4"))):
+        cache = KVCache.static(4096).packed(CacheFormat(packing, packing))
+        with torch.no_grad():
+            cache = cache.append(numbers, numbers)
+        (found,) = [each for each in advice.mechanisms if each.name == f"multi-head, cache in {bits} bits"]
+        assert found.price.cache == cache.nbytes - cache.positions.nbytes
+
+
+def test_a_cache_of_fewer_bits_is_made_as_the_advice_says():
+    advice = advise(task="decode", tokens=4096, layers=2, heads=4, head_dim=128)
+    layer = lm.LayerConfig(rotary=regard.positions.Rotary(8))
+    attention, feed_forward = lm.AttentionConfig(num_heads=4), lm.FeedForwardConfig(32)
+    model = lm.LanguageModel(lm.LanguageModelConfig(50, 32, (layer, layer), attention, feed_forward)).eval()
+    for found in (each for each in advice.mechanisms if each.change is Change.FEWER_BITS):
+        cache = eval(found.code, {"model": model, "CacheFormat": CacheFormat, "Packing": Packing})
+        with torch.no_grad():
+            _, cache = model.step(torch.zeros(1, 70, dtype=torch.int64), cache)
+        stored = cache.layers[0].attention
+        assert isinstance(stored, KVCache)
+        assert stored.formats
+
+
+@pytest.mark.parametrize(("memory", "bits"), [("4GB", ""), ("2GB", ", cache in 8 bits"), ("1GB", ", cache in 4 bits")])
+def test_of_caches_that_fit_the_one_of_the_most_bits_is_recommended(memory, bits):
+    advice = advise(task="decode", tokens=32768, layers=16, heads=32, key_heads=8, fixed=True, memory=memory)
+    alone = [each for each in advice.mechanisms if "ring" not in each.name]
+    assert recommend(alone).name == f"grouped-query{bits}"
+
+
+def test_heads_that_do_not_fill_words_have_no_cache_of_fewer_bits():
+    advice = advise(task="decode", tokens=4096, layers=2, heads=4, head_dim=36)
+    assert [name for name in names(advice) if "bits" in name] == ["multi-head, cache in 8 bits"]
+
+
+def test_elsewhere_a_cache_of_fewer_bits_is_converted_back():
+    advice = advise(task="decode", tokens=4096, device="cuda")
+    own, eight = (
+        next(each for each in advice.mechanisms if each.name == f"multi-head{bits}")
+        for bits in ("", ", cache in 8 bits")
+    )
+    assert eight.price.seconds > own.price.seconds
+    assert "each step has to convert back" in eight.reason
 
 
 def test_a_model_keeps_its_heads(tmp_path):

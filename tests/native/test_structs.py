@@ -15,6 +15,7 @@ from regard.backends.cpu import (
     flash_tiles,
     gathered_lists,
     gru_decoder,
+    packed_queries,
     reduce_tiles,
     short_rows,
 )
@@ -30,6 +31,7 @@ SHARED = (
     "gru_decoder.h",
     "mixed_heads.h",
     "paged.h",
+    "packed_decode.h",
     "recurrence.h",
     "reductions.h",
     "short.h",
@@ -104,6 +106,7 @@ def test_constants():
         "gathered.h": {"PIECES_AT_ONCE": gathered_lists.PIECES_AT_ONCE},
         "flash.h": {"BLOCK": flash_tiles.BLOCK, "MOST_BLOCKS": flash_tiles.MOST_BLOCKS},
         "gru_decoder.h": {"PANEL_COLUMNS": gru_decoder.PANEL_COLUMNS},
+        "packed_decode.h": {"TOKENS": packed_queries.BLOCK},
         "short.h": {"LONGEST": short_rows.LONGEST},
     }.items():
         for name, value in constants.items():

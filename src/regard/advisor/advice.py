@@ -14,7 +14,7 @@ from .workload import Workload, with_model
 
 WORTH = {
     Change.NOTHING: 1.0,
-    Change.FEWER_BITS: 1.0,
+    Change.FEWER_BITS: 4.0,
     Change.FEWER_KEY_HEADS: 2.0,
     Change.ONE_KEY_HEAD: 4.0,
     Change.ANOTHER_SCORE: 4.0,
@@ -112,17 +112,24 @@ def make_workload(settings: dict[str, Any]) -> Workload:
 def recommend(found: Sequence[Mechanism]) -> Mechanism:
     """The mechanism of the least change, unless one of more change is faster by its factor in `WORTH`.
 
-    Those that do not fit in memory count only where none does; the one of the least memory is then recommended.
+    Those that do not fit in memory count only where none does; the one of the least memory is then recommended. Of
+    caches of fewer bits it is the one of the most bits that fits.
     """
     able = [each for each in found if each.fits]
     if not able:
         return min(found, key=lambda each: each.price.memory)
-    able.sort(key=lambda each: (each.change, each.price.seconds))
+    able.sort(key=_by_change)
     chosen = able[0]
     for each in able:
         if each.change > chosen.change and each.price.seconds * WORTH[each.change] < chosen.price.seconds:
             chosen = each
     return chosen
+
+
+def _by_change(mechanism: Mechanism) -> tuple[Change, float]:
+    """The order in which mechanisms are tried: the least change first, then the fastest, of fewer bits the most."""
+    price = mechanism.price
+    return mechanism.change, -price.cache if mechanism.change is Change.FEWER_BITS else price.seconds
 
 
 def nearest_feasible(workload: Workload, least: Mechanism, found: Sequence[Mechanism]) -> str:
@@ -164,6 +171,8 @@ def parts_beside(workload: Workload, chosen: Mechanism) -> dict[str, str]:
             if linear
             else "KVCache(Rolling(mask)): keys that no query attends to are dropped"
             if chosen.change is Change.FEWER_PAIRS or workload.window
+            else f"KVCache().packed(...): keys and values in fewer bits, as {chosen.code}"
+            if chosen.change is Change.FEWER_BITS
             else "KVCache(): keys and values of each token are computed once"
         )
     parts["kernel"] = f"{chosen.price.kernel}, by predicted time; regard.explain says why"

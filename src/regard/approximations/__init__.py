@@ -1,5 +1,7 @@
 """Approximations of softmax attention, measured against it: on tensors, and in each layer of a model."""
 
+from .cache_choice import CacheChoice as CacheChoice
+from .cache_choice import choose_cache as choose_cache
 from .comparison import Approximation as Approximation
 from .comparison import approximation as approximation
 from .deviation import LensResults as LensResults
@@ -7,6 +9,7 @@ from .deviation import WeightErrors as WeightErrors
 from .layerwise import ModelApproximation as ModelApproximation
 from .layerwise import model_approximation as model_approximation
 from .measures import CosineSimilarity as CosineSimilarity
+from .measures import Divergence as Divergence
 from .measures import Measure as Measure
 from .measures import Perplexity as Perplexity
 from .methods import Linearized as Linearized
@@ -16,11 +19,14 @@ from .methods import Method as Method
 from .methods import RandomProjection as RandomProjection
 from .methods import Rounded as Rounded
 from .methods import SegmentMeans as SegmentMeans
+from .stored import Stored as Stored
 from .timing import Timings as Timings
 
 __all__ = [
     "Approximation",
+    "CacheChoice",
     "CosineSimilarity",
+    "Divergence",
     "LensResults",
     "Linearized",
     "Linformer",
@@ -32,8 +38,10 @@ __all__ = [
     "RandomProjection",
     "Rounded",
     "SegmentMeans",
+    "Stored",
     "Timings",
     "WeightErrors",
     "approximation",
+    "choose_cache",
     "model_approximation",
 ]

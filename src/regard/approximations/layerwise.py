@@ -125,6 +125,13 @@ def model_approximation(
         return _ModelComparison(model, runs, chosen, measure).result()
 
 
+def call_model(model: nn.Module, batch: Batch) -> Any:
+    """The output of a model for a batch: its arguments by name, by place, or one."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
 class _ModelComparison:
     """The runs of a model with exact and with approximate attention."""
 
@@ -162,9 +169,7 @@ class _ModelComparison:
     def _output(self, batch: Batch, compute: Callable[[Problem], Tensor | None] | None) -> Any:
         """The model's output for a batch, with the attention substituted."""
         with nullcontext() if compute is None else substitute_attention(compute):
-            if isinstance(batch, Mapping):
-                return self.model(**batch)
-            return self.model(*batch) if isinstance(batch, tuple) else self.model(batch)
+            return call_model(self.model, batch)
 
     def _measured(self, compute: Callable[[Problem], Tensor | None] | None) -> float:
         """The measure over all batches, with the attention substituted; None for exact attention."""

@@ -1,4 +1,4 @@
-"""Measures of a model's output: perplexity of next tokens, and cosine similarity of embeddings."""
+"""Measures of a model's output: perplexity and divergence of next tokens, and cosine similarity of embeddings."""
 
 from __future__ import annotations
 
@@ -92,6 +92,42 @@ class Perplexity:
             raise ConfigurationError(
                 f"the batch has no argument {where!r} with tokens; it has {has}: pass Perplexity(tokens=...)"
             ) from None
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The mean of Σ_w P(w) ln(P(w) / Q(w)) over the next tokens: P with exact attention, Q with that measured; in nats.
+
+    The output is logits (batch, length, vocabulary), or has them as `logits`. With an "attention_mask" in the batch,
+    tokens where it is 0 are not counted.
+
+    Source: Kullback and Leibler 1951, On information and sufficiency.
+
+    >>> exact, measured = torch.tensor([[[0.0, 0.0]]]), torch.tensor([[[0.0, 3.0]]]).log_softmax(-1)
+    >>> Divergence().values(measured, exact, exact).round(decimals=4)
+    tensor([0.8554])
+    """
+
+    @property
+    def name(self) -> str:
+        return "divergence"
+
+    def values(self, output: Any, exact: Any, batch: Batch) -> Tensor:
+        logits, wanted = getattr(output, "logits", output), getattr(exact, "logits", exact)
+        if not isinstance(logits, Tensor) or logits.ndim != 3:
+            has = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise ShapeError(
+                f"the model's output is {has}; the divergence of next tokens needs logits (batch, length, vocabulary): "
+                "for an encoder use CosineSimilarity()"
+            )
+        logs, exact_logs = (each.double().log_softmax(-1) for each in (logits, wanted))
+        values = functional.kl_div(logs, exact_logs, reduction="none", log_target=True).sum(-1)
+        if isinstance(batch, Mapping) and "attention_mask" in batch:
+            return values[batch["attention_mask"].bool()].float()
+        return values.flatten().float()
+
+    def summary(self, mean: float) -> float:
+        return mean
 
 
 @dataclass(frozen=True)

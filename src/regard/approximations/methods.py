@@ -14,6 +14,7 @@ from torch import Tensor
 from ..attention import attention, run_problem
 from ..backends.base import TileWriter
 from ..core.batched_problem import BatchedProblem
+from ..core.cache_format import CacheFormat
 from ..core.grid import Grid
 from ..core.log_sum_exp import with_exact_lse
 from ..core.problem import Problem
@@ -39,7 +40,8 @@ NOT_CAUSAL = (
 )
 KNOWN = (
     "a feature map such as regard.linear.FavorPlus(dim) for linear attention, a mask such as masks.window(64) for "
-    "sparse attention, regard.approximations.Linformer(projection) for mixed keys, or a dtype such as torch.bfloat16"
+    "sparse attention, regard.approximations.Linformer(projection) for mixed keys, "
+    "a dtype such as torch.bfloat16, or a regard.nn.CacheFormat"
 )
 
 
@@ -84,8 +86,8 @@ class Method(ABC):
         return None
 
 
-MethodLike: TypeAlias = Method | FeatureMap | Mask | torch.dtype
-"""A method, or what stands for one: a feature map, a mask, a dtype."""
+MethodLike: TypeAlias = Method | FeatureMap | Mask | torch.dtype | CacheFormat
+"""A method, or what stands for one: a feature map, a mask, a dtype, the format of a cache."""
 
 
 def as_method(method: Any) -> Method:
@@ -98,6 +100,10 @@ def as_method(method: Any) -> Method:
         return method
     if isinstance(method, Mask):
         return Masked(method)
+    if isinstance(method, CacheFormat):
+        from .stored import Stored  # which is a Method itself
+
+        return Stored((method,))
     if isinstance(method, torch.dtype):
         return Rounded(method)
     if callable(method) and not isinstance(method, type):

@@ -7,6 +7,7 @@ from .base import Result as Result
 from .nan_safety import zero_nonfinite_inputs as zero_nonfinite_inputs
 from .planning.choice import KERNELS as KERNELS
 from .planning.choice import choose as choose
+from .planning.choice import readable as readable
 from .planning.plan import Plan as Plan
 from .validation import make_problem as make_problem
 
@@ -18,6 +19,7 @@ __all__ = [
     "Result",
     "choose",
     "make_problem",
+    "readable",
     "register_normalizer",
     "zero_nonfinite_inputs",
 ]

@@ -4,8 +4,10 @@ from .attention_layer import Attention as Attention
 from .caches import H2O as H2O
 from .caches import TOVA as TOVA
 from .caches import Cache as Cache
+from .caches import CacheFormat as CacheFormat
 from .caches import KVCache as KVCache
 from .caches import LinearCache as LinearCache
+from .caches import Packing as Packing
 from .caches import ProjectedMemory as ProjectedMemory
 from .caches import SnapKV as SnapKV
 from .caches import WeighedCache as WeighedCache
@@ -62,6 +64,7 @@ __all__ = [
     "BlockObservation",
     "BranchNorm",
     "Cache",
+    "CacheFormat",
     "CrossBlock",
     "DifferentialAttention",
     "DifferentialAttentionV2",
@@ -85,6 +88,7 @@ __all__ = [
     "MultiTokenAttention",
     "MultiheadAttention",
     "OutputGate",
+    "Packing",
     "PerceiverEncoder",
     "PerformerAttention",
     "PooledSet",

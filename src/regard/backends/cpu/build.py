@@ -39,6 +39,7 @@ SETTING = "REGARD_VARIANTS"
 
 SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "decode.c",
+    "packed_decode.c",
     "short.c",
     "flash_backward.c",
     "flash.c",
@@ -49,6 +50,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "additive_backward.c",
     "additive_forward.c",
     "additive_tile_gradients.c",
+    "code_writing.c",
     "finite.c",
     "flash_reductions.c",
     "flash_weights.c",
@@ -69,6 +71,7 @@ PAIRED = "bf16"
 """How the names of the variants end that multiply bfloat16 in pairs; in all else they are as those without."""
 PAIRED_SOURCES = (
     "decode.c",
+    "packed_decode.c",
     "short.c",
     "flash_backward.c",
     "flash.c",
@@ -88,7 +91,7 @@ MACHINE = platform.machine().lower()
 FOR_ARM = {"neonbf16": ("-march=armv8.2-a+bf16",)}
 AVX512 = "-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma"
 FOR_X86 = {
-    "avx512bf16": (*AVX512, "-mavx512bf16"),
+    "avx512bf16": (*AVX512, "-mavx512bf16", "-mavx512vnni"),
     "avx512": AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from ...core.log_sum_exp import merge_softmax
+from ...core.packed_rows import PackedTensor
 from ...errors import DtypeError, ShapeError
 from . import library
 from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, places_of
+from .packed_queries import attend_packed
 from .threads import run_units, thread_count
 
 MOST_ROWS = 64
@@ -111,6 +113,8 @@ class FewQueriesInC:
         limits: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Output (B, Hk, R, Dv) and log-sum-exp (B, Hk, R), float32."""
+        if isinstance(key, PackedTensor) and isinstance(value, PackedTensor):
+            return attend_packed(self.forward, query, (key, value), scale, added, limits)
         batch, heads, rows, _ = query.shape
         each = None
         if added is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...errors import ConfigurationError
 from ...masks import Mask
-from ...nn import BlockCache
+from ...nn import BlockCache, CacheFormat, KVCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,28 @@ class LanguageModelCache:
     def next_positions(self, count: int, device: torch.device) -> Tensor:
         """The positions of the next `count` tokens: (count,) or (batch, count)."""
         return self.layers[0].attention.next_positions(count, device)
+
+    def packed(self, formats: CacheFormat | Sequence[Sequence[CacheFormat]]) -> LanguageModelCache:
+        """This empty cache, whose layers store keys and values as codes (`regard.nn.KVCache.packed`).
+
+        formats: one for all heads of all layers; or of each layer one, or one for each key head, as
+        `regard.approximations.choose_cache` finds them: `packed([*choice.formats.values()])`. Layers that store no keys
+        and values, but a state or those with the largest weights, stay as they are.
+
+        Raises:
+            ConfigurationError: formats for another number of layers; as `KVCache.packed`.
+        """
+        of_layers = [[formats]] * len(self.layers) if isinstance(formats, CacheFormat) else [*formats]
+        if len(of_layers) != len(self.layers):
+            raise ConfigurationError(
+                f"there are formats for {len(of_layers)} layers, and the cache has {len(self.layers)}: give one "
+                "CacheFormat for all, or a list of them for each layer"
+            )
+        layers = []
+        for layer, own in zip(self.layers, of_layers, strict=True):
+            store = layer.attention
+            layers.append(replace(layer, attention=store.packed(*own)) if isinstance(store, KVCache) else layer)
+        return LanguageModelCache(tuple(layers))
 
     def reorder(self, rows: Tensor) -> LanguageModelCache:
         """The cache for these rows of the batch, in this order; rows may repeat."""

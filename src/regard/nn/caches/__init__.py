@@ -1,5 +1,7 @@
 """Caches for decoding: immutable values, passed to each step and returned extended."""
 
+from ...core.cache_format import CacheFormat as CacheFormat
+from ...core.packing import Packing as Packing
 from .base import Cache as Cache
 from .base import KeyValueStore as KeyValueStore
 from .in_place_cache import InPlaceCache as InPlaceCache
@@ -22,6 +24,7 @@ __all__ = [
     "H2O",
     "TOVA",
     "Cache",
+    "CacheFormat",
     "InPlaceCache",
     "KVCache",
     "KeyValueStore",
@@ -32,6 +35,7 @@ __all__ = [
     "PagePool",
     "PagedMemory",
     "PagedSequence",
+    "Packing",
     "ProjectedMemory",
     "SnapKV",
     "WeighedCache",

@@ -39,19 +39,32 @@ class Buffers:
         """New buffers of this capacity that start with copies of the tensors; the tensors themselves with gradients."""
         if torch.is_grad_enabled():
             return cls(keys, values, positions, keys.shape[2])
-        padded = [_with_capacity(tensor, axis, capacity) for tensor, axis in ((keys, 2), (values, 2), (positions, -1))]
+        padded = [with_capacity(tensor, axis, capacity) for tensor, axis in ((keys, 2), (values, 2), (positions, -1))]
         return cls(*padded, filled=keys.shape[2])
+
+    @property
+    def capacity(self) -> int:
+        """Positions that there is memory for."""
+        return self.keys.shape[2]
 
     @property
     def nbytes(self) -> int:
         """Allocated bytes of the three tensors."""
         return sum(tensor.untyped_storage().nbytes() for tensor in (self.keys, self.values, self.positions))
 
+    def until(self, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `length` positions: views."""
+        return self.keys[:, :, :length], self.values[:, :, :length]
+
+    def retainable(self, retained: Tensor) -> Tensor:
+        """Which positions stay if these (N,) have to: these alone."""
+        return retained
+
     def extend(self, length: int, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers:
         """The first `length` positions followed by new ones: in place where possible, else in new buffers."""
         total = length + keys.shape[2]
         batched = max(self.positions.ndim, positions.ndim) == 2
-        own, new = (_expand_batch(at, batched, keys.shape[0]) for at in (self.positions, positions))
+        own, new = (expand_batch(at, batched, keys.shape[0]) for at in (self.positions, positions))
         if torch.is_grad_enabled():  # autograd may need the old tensors unchanged
             tensors = (self.keys[:, :, :length], keys), (self.values[:, :, :length], values), (own[..., :length], new)
             joined = [torch.cat(pair, axis) for pair, axis in zip(tensors, (2, 2, -1), strict=True)]
@@ -84,7 +97,7 @@ class Buffers:
         return writable and self.filled == length and total <= self.keys.shape[2]
 
 
-def _with_capacity(tensor: Tensor, axis: int, capacity: int) -> Tensor:
+def with_capacity(tensor: Tensor, axis: int, capacity: int) -> Tensor:
     """A copy with `capacity` entries along an axis, of which those after the given ones are not initialised."""
     shape = list(tensor.shape)
     length, shape[axis] = shape[axis], max(capacity, shape[axis])
@@ -93,7 +106,7 @@ def _with_capacity(tensor: Tensor, axis: int, capacity: int) -> Tensor:
     return padded
 
 
-def _expand_batch(positions: Tensor, batched: bool, batch: int) -> Tensor:
+def expand_batch(positions: Tensor, batched: bool, batch: int) -> Tensor:
     """Positions (batch, N) if `batched`, else as they are."""
     if not batched or (positions.ndim == 2 and positions.shape[0] == batch):
         return positions

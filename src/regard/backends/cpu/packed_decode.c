@@ -1,0 +1,311 @@
+/* A few rows against keys and values that are stored as codes: one block of tokens after another, as decode.c does it for
+ * numbers. Scores are sums over dims with tokens in the lanes, outputs sums over tokens with dims in the lanes, so that
+ * both are the same product (code_products.h).
+ *
+ * Source: Milakov and Gimelshein 2018 (arXiv 1805.02867) for the softmax; Liu et al. 2024, KIVI (arXiv 2402.02750) for
+ * parameters of keys by channel and of values by token. */
+#include "packed_decode.h"
+#include "aligned_memory.h"
+#include "code_products.h"
+
+#include <math.h>
+
+/* A word of parameters: scale and offset. */
+INLINE lanes scales_of(bits word) { return (lanes)(word & -0x10000); }
+INLINE lanes offsets_of(bits word) { return (lanes)(word << 16); }
+
+INLINE bits load_words(const int32_t *source, int64_t count) { return (bits)load_partial((const float *)source, count); }
+
+/* Whether the products are those of bytes. */
+INLINE int in_bytes(const struct packed_decode *problem) { return BYTES && problem->in_bytes; }
+
+/* Where one head is in memory, from a block on. */
+struct head_rows {
+    const int32_t *codes, *parameters;
+    int64_t code_block, parameter_block; /* words from one block to the next */
+};
+
+INLINE struct head_rows head_rows(const struct packed_rows *all, int64_t batch, int64_t head, int64_t parameters) {
+    return (struct head_rows){all->codes + batch * all->code_batch + head * all->code_head,
+                              all->parameters + batch * all->parameter_batch + head * all->parameter_head,
+                              TOKENS * all->dim * all->bits / 32, parameters};
+}
+
+/* The memory of a thread. Rows are those of the problem and of padding, whole tiles. */
+struct packed_scratch {
+    int64_t rows, width; /* width: value dim, whole vectors */
+    float *query;        /* (rows, dim), times the scale */
+    struct left_rows queries, weights;
+    float *sums;                /* (rows): of the query's entries, times offsets by channel */
+    float *scores;              /* (rows, TOKENS) */
+    float *output;              /* (rows, width) */
+    float *maximum, *rescale;   /* (rows): the largest score so far, and what earlier sums are multiplied by */
+    float *total, *constants;   /* (rows, LANES): sums of weights, and of weights times offsets, which all dims get */
+};
+
+INLINE int64_t tile_of(int64_t rows) { return rows == 1 ? 1 : ROW_TILE; }
+
+INLINE int64_t padded_rows(int64_t rows) { return (rows + tile_of(rows) - 1) / tile_of(rows) * tile_of(rows); }
+
+INLINE int64_t scratch_floats(const struct packed_decode *problem) {
+    int64_t rows = padded_rows(problem->rows), dim = problem->key.dim, width = round_up_to_lanes(problem->value.dim);
+    /* Bytes take half as many floats as there are numbers in a row: two for each. */
+    return rows * (2 * dim + dim / 2 + 2 * TOKENS + TOKENS / 2 + width + 2 * LANES + 5) + 12 * LANES;
+}
+
+/* The next `count` floats of some memory, from a vector on. */
+INLINE float *take(float **memory, int64_t count) {
+    float *taken = *memory;
+    *memory += round_up_to_lanes(count);
+    return taken;
+}
+
+INLINE struct left_rows take_left(float **memory, int64_t rows, int64_t count, float *factor) {
+    struct left_rows left = {rows, count, take(memory, rows * count), 0, 0, factor};
+    left.high = (int8_t *)take(memory, rows * count / 4), left.low = (int8_t *)take(memory, rows * count / 4);
+    return left;
+}
+
+INLINE struct packed_scratch packed_scratch(const struct packed_decode *problem, float *memory) {
+    struct packed_scratch scratch = {.rows = padded_rows(problem->rows),
+                                     .width = round_up_to_lanes(problem->value.dim)};
+    int64_t rows = scratch.rows;
+    scratch.output = take(&memory, rows * scratch.width);
+    scratch.scores = take(&memory, rows * TOKENS);
+    scratch.query = take(&memory, rows * problem->key.dim);
+    scratch.queries = take_left(&memory, rows, problem->key.dim, 0);
+    scratch.weights = take_left(&memory, rows, TOKENS, 0);
+    scratch.total = take(&memory, rows * LANES), scratch.constants = take(&memory, rows * LANES);
+    float *one = take(&memory, 5 * rows);
+    scratch.queries.factor = one, scratch.weights.factor = one + rows, scratch.sums = one + 2 * rows;
+    scratch.maximum = one + 3 * rows, scratch.rescale = one + 4 * rows;
+    return scratch;
+}
+
+/* The queries as the rows of products with keys; by channel, times the scales of a block, and their sum with its
+ * offsets. parameters: of the block by channel, or null. */
+INLINE void prepare_queries(const struct packed_decode *problem, const struct packed_scratch *scratch,
+                            const int32_t *parameters) {
+    int64_t dim = problem->key.dim;
+    for (int64_t r = 0; r < scratch->rows; r++) {
+        float *numbers = scratch->queries.numbers + r * dim;
+        lanes sum = {0}, largest = {0};
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes entry = load_partial(scratch->query + r * dim + a, dim - a), scaled = entry;
+            sum += entry * 0.0f; /* NaN, where the query is not finite */
+            if (parameters) {
+                bits word = load_words(parameters + a, dim - a);
+                scaled = entry * scales_of(word), entry *= offsets_of(word);
+            }
+            store_partial(numbers + a, scaled, dim - a);
+            largest = max_lanes(absolute(scaled), largest), sum += entry;
+        }
+        scratch->sums[r] = sum_lanes(sum);
+        if (!in_bytes(problem)) continue;
+        float unit = unit_of(&scratch->queries, r, max_of_lanes(largest));
+        for (int64_t a = 0; a < dim; a += LANES)
+            round_numbers(&scratch->queries, r, a, load_partial(numbers + a, dim - a), unit);
+    }
+}
+
+/* The scores of some rows with all tokens of a block, some vectors of them at once. */
+INLINE void score_rows(const struct packed_decode *problem, const struct packed_scratch *scratch,
+                       const struct head_rows *keys, int64_t row, const int rows, const int vectors, const int width,
+                       const int bytes) {
+    int64_t ahead = row ? 0 : 4 * keys->code_block, groups = problem->key.dim * width / 32;
+    for (int64_t t = 0; t < TOKENS; t += vectors * LANES) {
+        lanes sum[ROW_TILE * 4];
+        multiply_codes(&scratch->queries, row, keys->codes + t, groups, TOKENS, LANES, ahead, sum, rows, vectors, width,
+                       bytes);
+        UNROLL for (int v = 0; v < vectors; v++) {
+            bits word = problem->by_channel ? (bits){0} : load_words(keys->parameters + t + v * LANES, LANES);
+            UNROLL for (int r = 0; r < rows; r++) {
+                lanes score = sum[r * vectors + v];
+                if (problem->by_channel)
+                    score = score + scratch->sums[row + r];
+                else
+                    score = score * scales_of(word) + offsets_of(word) * scratch->sums[row + r];
+                store(scratch->scores + (row + r) * TOKENS + t + v * LANES, score);
+            }
+        }
+    }
+}
+
+/* Adds the bias of the pairs of a block to their scores; where there is no pair, the score is -inf, whatever it was. */
+INLINE void add_bias(const struct packed_decode *problem, const float *bias, int64_t first, int64_t count,
+                     float *scores) {
+    int64_t begin = first ? 0 : problem->first;
+    for (int64_t r = 0; r < problem->rows; r++) {
+        float *own = scores + r * TOKENS;
+        int64_t end = count;
+        for (int64_t t = 0; t < begin; t++) own[t] = -INFINITY;
+        if (bias)
+            for (int64_t t = begin; t < count; t++) {
+                float added = bias[r * problem->bias_row + first + t - problem->first];
+                own[t] = added == -INFINITY ? added : own[t] + added;
+            }
+        if (problem->limits && problem->limits[r] < first + count)
+            end = problem->limits[r] < first ? 0 : problem->limits[r] - first;
+        for (int64_t t = end; t < TOKENS; t++) own[t] = -INFINITY;
+    }
+}
+
+/* One more block of the softmax of a row: its scores become weights, and these times the scales of values the rows of
+ * products with them. */
+INLINE void weigh_row(const struct packed_decode *problem, const struct packed_scratch *scratch, int64_t row,
+                      const int32_t *parameters) {
+    enum { VECTORS = TOKENS / LANES };
+    float *scores = scratch->scores + row * TOKENS, *numbers = scratch->weights.numbers + row * TOKENS;
+    float *total = scratch->total + row * LANES, *constant = scratch->constants + row * LANES;
+    lanes most = broadcast(scratch->maximum[row]), largest = {0}, scaled[VECTORS];
+    UNROLL for (int v = 0; v < VECTORS; v++) most = max_lanes(load(scores + v * LANES), most); /* NaN is no maximum */
+    float maximum = max_of_lanes(most), shift = maximum == -INFINITY ? 0.0f : maximum;
+    lanes rescale = exp_or_zero(broadcast(scratch->maximum[row] - shift));
+    lanes sum = load(total) * rescale, added = load(constant) * rescale;
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+        lanes weight = exp_or_zero(load(scores + v * LANES) - shift);
+        bits seen = weight != broadcast(0.0f), word = load_words(parameters + v * LANES, LANES);
+        sum += weight;
+        added += (lanes)(seen & (bits)(weight * offsets_of(word))); /* NaN of a token without weight is not met */
+        scaled[v] = (lanes)(seen & (bits)(weight * scales_of(word)));
+        largest = max_lanes(scaled[v], largest);
+    }
+    store(total, sum), store(constant, added);
+    scratch->rescale[row] = rescale[0], scratch->maximum[row] = maximum;
+    float unit = in_bytes(problem) ? unit_of(&scratch->weights, row, max_of_lanes(largest)) : 0.0f;
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+        if (in_bytes(problem))
+            round_numbers(&scratch->weights, row, v * LANES, scaled[v], unit);
+        else
+            store(numbers + v * LANES, scaled[v]);
+    }
+}
+
+/* output = rescale * output + weights . values for some rows and vectors of dims. filled: dims of the last vector. */
+INLINE void add_dims(const struct packed_scratch *scratch, const struct head_rows *values, int64_t dim, int64_t row,
+                     int64_t first, int64_t filled, const int rows, const int vectors, const int width,
+                     const int bytes) {
+    lanes sum[ROW_TILE * 4];
+    int64_t ahead = row ? 0 : 4 * values->code_block, groups = TOKENS * width / 32;
+    multiply_codes(&scratch->weights, row, values->codes + first, groups, dim, filled, ahead, sum, rows, vectors, width,
+                   bytes);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
+        float *output = scratch->output + (row + r) * scratch->width + first + v * LANES;
+        store(output, load(output) * scratch->rescale[row + r] + sum[r * vectors + v]);
+    }
+}
+
+INLINE void add_values(const struct packed_scratch *scratch, const struct head_rows *values, int64_t dim, int64_t row,
+                       const int rows, const int vectors, const int width, const int bytes) {
+    int64_t first = 0;
+    for (; first + vectors * LANES <= dim; first += vectors * LANES)
+        add_dims(scratch, values, dim, row, first, LANES, rows, vectors, width, bytes);
+    for (; first < dim; first += LANES) {
+        int64_t filled = dim - first < LANES ? dim - first : LANES;
+        add_dims(scratch, values, dim, row, first, filled, rows, 1, width, bytes);
+    }
+}
+
+/* For ROW_TILE rows in bytes there are twice as many sums as vectors. */
+#define SCORES_OF(width, bytes)                                                                                 \
+    APART void scores_##width##_##bytes(const struct packed_decode *problem, const struct packed_scratch *scratch, \
+                                           const struct head_rows *keys) {                                         \
+        if (scratch->rows == 1)                                                                                    \
+            score_rows(problem, scratch, keys, 0, 1, 4, width, bytes);                                          \
+        else                                                                                                       \
+            for (int64_t row = 0; row < scratch->rows; row += ROW_TILE)                                            \
+                score_rows(problem, scratch, keys, row, ROW_TILE, 2, width, bytes);                             \
+    }
+#define VALUES_OF(width, bytes)                                                                              \
+    APART void values_##width##_##bytes(const struct packed_scratch *scratch, const struct head_rows *values, \
+                                           int64_t dim) {                                                        \
+        if (scratch->rows == 1)                                                                                 \
+            add_values(scratch, values, dim, 0, 1, 4, width, bytes);                                         \
+        else                                                                                                    \
+            for (int64_t row = 0; row < scratch->rows; row += ROW_TILE)                                         \
+                add_values(scratch, values, dim, row, ROW_TILE, 2, width, bytes);                            \
+    }
+SCORES_OF(8, 0)
+SCORES_OF(4, 0)
+VALUES_OF(8, 0)
+VALUES_OF(4, 0)
+#if defined(__AVX512VNNI__)
+SCORES_OF(8, 1)
+SCORES_OF(4, 1)
+VALUES_OF(8, 1)
+VALUES_OF(4, 1)
+#else
+#define scores_8_1 scores_8_0
+#define scores_4_1 scores_4_0
+#define values_8_1 values_8_0
+#define values_4_1 values_4_0
+#endif
+
+/* By whether codes have 4 bits, and whether they are multiplied in bytes. */
+static void (*const scores_of[2][2])(const struct packed_decode *, const struct packed_scratch *,
+                                     const struct head_rows *) = {{scores_8_0, scores_8_1}, {scores_4_0, scores_4_1}};
+static void (*const values_of[2][2])(const struct packed_scratch *, const struct head_rows *, int64_t) = {
+    {values_8_0, values_8_1}, {values_4_0, values_4_1}};
+
+/* Begins a part: the queries of its head times the scale, zeros in rows of padding, and nothing added up so far. */
+static void begin_part(const struct packed_decode *problem, const struct packed_scratch *scratch, int64_t head) {
+    int64_t dim = problem->key.dim, numbers = problem->rows * dim;
+    const float *query = problem->query + head * numbers;
+    memset(scratch->query, 0, (size_t)(scratch->rows * dim) * sizeof(float));
+    memset(scratch->output, 0, (size_t)(scratch->rows * scratch->width) * sizeof(float));
+    for (int64_t a = 0; a < numbers; a++) scratch->query[a] = query[a] * problem->scale;
+    for (int64_t r = 0; r < scratch->rows; r++) {
+        scratch->maximum[r] = -INFINITY;
+        store(scratch->total + r * LANES, broadcast(0.0f)), store(scratch->constants + r * LANES, broadcast(0.0f));
+    }
+}
+
+static void write_part(const struct packed_decode *problem, const struct packed_scratch *scratch, int64_t unit) {
+    int64_t dim = problem->value.dim;
+    float *output = problem->output + unit * problem->rows * dim, *lse = problem->lse + unit * problem->rows;
+    for (int64_t r = 0; r < problem->rows; r++) {
+        float total = sum_lanes(load(scratch->total + r * LANES)), share = total == 0.0f ? 0.0f : 1.0f / total,
+              constant = sum_lanes(load(scratch->constants + r * LANES));
+        for (int64_t a = 0; a < dim; a++)
+            output[r * dim + a] = (scratch->output[r * scratch->width + a] + constant) * share;
+        lse[r] = total == 0.0f ? -INFINITY : scratch->maximum[r] + logf(total);
+    }
+}
+
+/* All rows of one head with one part of its tokens. */
+static void process_part(const struct packed_decode *problem, const struct packed_scratch *scratch, int64_t unit) {
+    int64_t head = unit / problem->parts, batch = head / problem->heads, own = head % problem->heads;
+    int64_t first = unit % problem->parts * problem->part, end = first + problem->part;
+    struct head_rows keys = head_rows(&problem->key, batch, own, problem->by_channel ? problem->key.dim : TOKENS),
+                     values = head_rows(&problem->value, batch, own, TOKENS);
+    const float *bias = problem->bias ? problem->bias + batch * problem->bias_batch + own * problem->bias_head : 0;
+    end = end < problem->columns ? end : problem->columns;
+    keys.codes += first / TOKENS * keys.code_block, keys.parameters += first / TOKENS * keys.parameter_block;
+    values.codes += first / TOKENS * values.code_block, values.parameters += first / TOKENS * values.parameter_block;
+    begin_part(problem, scratch, head);
+    if (!problem->by_channel) prepare_queries(problem, scratch, 0);
+    for (; first < end; first += TOKENS) {
+        if (problem->by_channel) prepare_queries(problem, scratch, keys.parameters);
+        scores_of[problem->key.bits == 4][in_bytes(problem)](problem, scratch, &keys);
+        add_bias(problem, bias, first, end - first < TOKENS ? end - first : TOKENS, scratch->scores);
+        for (int64_t r = 0; r < scratch->rows; r++) weigh_row(problem, scratch, r, values.parameters);
+        values_of[problem->value.bits == 4][in_bytes(problem)](scratch, &values, problem->value.dim);
+        keys.codes += keys.code_block, keys.parameters += keys.parameter_block;
+        values.codes += values.code_block, values.parameters += values.parameter_block;
+    }
+    write_part(problem, scratch, unit);
+}
+
+/* Takes one part of one head after another while any is left; any number of threads may call it at once. */
+void EXPORTED(regard_packed_decode)(struct packed_decode *problem) {
+    int64_t unit;
+    float *memory = aligned_memory(4 * scratch_floats(problem));
+    if (!memory) {
+        problem->failed = 1;
+        return;
+    }
+    struct packed_scratch scratch = packed_scratch(problem, memory);
+    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)
+        process_part(problem, &scratch, unit);
+    free_aligned(memory);
+}
