@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import numpy as np
 import typer
 
-from regard.cli.options import BatchSize, Device, Head, Layer, Which
+from regard.cli.options import BatchSize, Device, Head, LanguageCodes, Layer, Which, languages_of
 from regard.cli.stdio import arriving_lines, emit, standard_input
 from regard.errors import ConfigurationError, CorpusError, require
 from regard.utils.atomic_files import atomic_write
@@ -28,7 +28,7 @@ def translate(
         typer.Option(
             "--checkpoint",
             metavar="FOLDER",
-            help="Folder of a training run, as `regard train` made it, or of a Marian model of transformers. [default: "
+            help="Folder of a training run, as `regard train` made it, or of a translator of transformers. [default: "
             "English to French, as installed]",
         ),
     ] = None,
@@ -69,6 +69,7 @@ def translate(
             "character, or its translation is left empty."
         ),
     ] = "strict",
+    languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
@@ -96,7 +97,7 @@ def translate(
     _check(sentences, attention, layer=layer, head=head)
     kept = attention_file(attention, layer, head)
     folder = checkpoint or ENGLISH_FRENCH
-    translator = Translator.load(folder, which, device)
+    translator = Translator.load(folder, which, device, languages_of(languages))
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
     search = _search(folder, translator, {key: value for key, value in told.items() if value is not None})
     if checkpoint is None:

@@ -25,6 +25,7 @@ from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
 from regard.translation.pretrained_export import write_pretrained
+from regard.translation.pretrained_parts import UNCHOSEN, Languages
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
@@ -120,22 +121,30 @@ class Translator:
         self.longest_trained = longest_trained
 
     @classmethod
-    def load(cls, folder: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> Self:
+    def load(
+        cls,
+        folder: str | Path,
+        which: Which = "best",
+        device: str | torch.device = "cpu",
+        languages: Languages = UNCHOSEN,
+    ) -> Self:
         """Load the translator of a run folder, or of an exported one; it computes in single precision.
 
-        The folder may also be one that transformers saved: see `from_huggingface`.
+        The folder may also be one that transformers saved, which may need `languages`: see `from_huggingface`.
 
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
                 model than its experiment.yaml says.
             DeviceError: there is no such device.
-            ConfigurationError: `which` is neither, or the experiment.yaml was damaged.
+            ConfigurationError: `which` is neither, languages are named of a run, or the experiment.yaml was damaged.
             VocabularyError: a vocabulary was damaged.
         """
         if is_pretrained(folder):
             if which != "best":
                 raise ConfigurationError(f"{folder} has one set of weights, that of transformers: leave {which!r} out")
-            return cls.from_huggingface(folder, device=device)
+            return cls.from_huggingface(folder, languages, device=device)
+        if languages != UNCHOSEN:
+            raise ConfigurationError(f"{folder} is a run of regard, which translates between two languages: name none")
         run = RunFolder(Path(folder))
         weights = run.weights(which)
         experiment = Experiment.load(run.experiment)
@@ -146,28 +155,40 @@ class Translator:
 
     @classmethod
     def from_huggingface(
-        cls, folder: str | Path, *, ignore: Collection[str] = (), device: str | torch.device = "cpu"
+        cls,
+        folder: str | Path,
+        languages: Languages = UNCHOSEN,
+        *,
+        ignore: Collection[str] = (),
+        device: str | torch.device = "cpu",
     ) -> Self:
-        """Load a translator that transformers saved: a `MarianMTModel`, as those of OPUS-MT.
+        """Load a translator that transformers saved: Marian (OPUS-MT), M2M100, NLLB, mBART, T5, mT5 or MADLAD.
 
-        Read are config.json, generation_config.json, the safetensors, source.spm, target.spm and vocab.json, with
-        target_vocab.json and tokenizer_config.json where they are there; neither transformers nor sentencepiece is
-        needed, nothing is downloaded, and no pickle is opened. It computes in single precision: logits are those of
-        transformers to rounding, and so are the tokens of its greedy and beam search, in the settings of the folder. A
-        setting that changes a translation and is not known here is refused, unless `ignore` has its name.
+        Read are config.json, generation_config.json, the safetensors, tokenizer_config.json, and what cuts text:
+        source.spm, target.spm and vocab.json of Marian, vocab.json and sentencepiece.bpe.model of M2M100,
+        tokenizer.json of the others. Neither transformers nor sentencepiece is needed, nothing is downloaded, and no
+        pickle is opened. It computes in single precision: logits are those of transformers to rounding, and so are the
+        tokens of its greedy and beam search, in the settings of the folder. A setting that changes a translation and is
+        not known here is refused, unless `ignore` has its name.
 
-        Sources of more than `max_position_embeddings` tokens are refused, and no translation gets longer. A model of
-        several target languages takes lines that begin with one, as ">>fra<< Hello."
+        `languages` are the codes of source and target, as ("eng_Latn", "fra_Latn"), by default those of
+        tokenizer_config.json; of Marian and MADLAD it is the target alone, (None, "fr"), or each line begins with it,
+        as ">>fra<< Hello." and "<2fr> Hello." T5 takes what it is to do as a part of the line.
+
+        Sources of more than `max_position_embeddings` tokens are refused, and no translation gets longer; T5 has no
+        such limit. A folder that states no longest translation allows twice the tokens of the source, and 10.
 
         It differs from transformers where a text spells a special token, such as "</s>": here that is text.
 
         Raises:
             CheckpointError: the folder is none, a file is missing or damaged, its model is of another type, a setting
-                is unknown, or its weights are pickles, quantised, or not those that config.json describes.
+                is unknown, or its weights are pickles, quantised, of several dtypes, or not those that config.json
+                describes.
+            ConfigurationError: a language that the model does not have, or is not told, or that is not named.
             DeviceError: there is no such device.
             VocabularyError: a vocabulary is missing, damaged, of a kind that is not read, or too large for the model.
         """
-        read = read_pretrained(Path(folder), ignore)
+        read = read_pretrained(Path(folder), languages, ignore)
         return cls(read.model.to(_device(device)), read.source_vocabulary, read.target_vocabulary, read.search)
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
