@@ -81,9 +81,10 @@ def translate(
     Lines are translated as they arrive: one that is typed is answered at once. An empty line gives an empty line.
     Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
 
-    Signs that the model has never seen, such as emoji, are left out. Standard error says so, by the number of the line,
-    and also which letters it does not know, and which lines are longer than any that it was trained on: these are
-    translated sentence by sentence, and sentences of more than twice as many tokens in pieces.
+    Tags, signs that the model has never seen, such as emoji, and words of more than 200 characters are kept as they
+    are. Standard error says so, by the number of the line, and also which letters it does not know, and which lines are
+    longer than any that it was trained on: these are translated sentence by sentence, and sentences of more than twice
+    as many tokens in pieces.
 
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
+from regard.translation.kept_text import KeptLine, KeptPart, put_back, shared_out, take_out
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
@@ -35,6 +36,9 @@ from regard.translation.vocabulary import LineVocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MOST_TOKENS = 4096
+"""The most tokens of a source that is read at once: time and memory of its weights grow with the square of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +61,21 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """Translation of one line: its n best candidates, best first; none for an empty line."""
+    """Translation of one line: its n best candidates, best first; none for an empty line.
+
+    kept: what of a line without candidates is its own translation, as a line of emoji.
+    """
 
     source: str
     source_tokens: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...] = ()
+    kept: str = ""
 
     @property
     def text(self) -> str:
         """The best translation; empty for an empty line."""
-        return self.candidates[0].text if self.candidates else ""
+        return self.candidates[0].text if self.candidates else self.kept
 
     def heatmap(self, rank: int = 0, *, layer: int | None = None, head: int | None = None) -> Figure:
         """Heat map of a candidate's attention weights, the mean over layers or heads that are not chosen.
@@ -218,11 +226,12 @@ class Translator:
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
-        A line of white space has an empty translation. Signs that the vocabulary does not know, such as emoji, are
-        made plain or left out, and words of unknown letters are translated as far as that goes; the `warnings` of the
-        line say so, and also where it has more tokens than any that the model was trained on. `first_line` is the
-        number of the first line in messages. Without `observe` there are no weights, and a model of many layers and
-        heads is faster.
+        A line of white space has an empty translation. Tags, as <b>, signs that the vocabulary does not know in any
+        form, such as emoji, and words of more than 200 characters are kept as they are: at the ends of a sentence, or
+        behind the same share of its words; they have no tokens and no weights. Words of unknown letters are translated
+        as far as that goes. The `warnings` of the line say so, and also where it has more tokens than any that the
+        model was trained on. `first_line` is the number of the first line in messages. Without `observe` there are no
+        weights, and a model of many layers and heads is faster.
 
         A line of more tokens than `split_above` is translated in parts, and a warning says so: its sentences, and of a
         sentence of more than twice as many tokens pieces. Its candidates are the best combinations of those of its
@@ -230,17 +239,17 @@ class Translator:
         longer than the model allows is refused: the translation of half a sentence looks like that of a whole one.
 
         Raises:
-            CorpusError: a line has more tokens than the model allows.
+            CorpusError: a line has more tokens than the model allows, or than are read at once.
         """
-        read = [normalize_line(line, self.source_vocabulary) for line in _several(lines)]
-        parts = [self._parts(line.text, split_above) for line in read]
+        read = [_ReadLine.of(line, self.source_vocabulary) for line in _several(lines)]
+        parts = [self._parts(line.rest.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
         sources = self._encode([part for some in parts for part in some], numbers)
         settings = search or self.search
         found = iter(zip(sources, self._search(sources, settings, batch_size, observe), strict=True))
         return [
-            self._translation(line, shown, list(islice(found, len(some))), number, settings.n_best)
-            for number, (line, shown, some) in enumerate(zip(lines, read, parts, strict=True), start=first_line)
+            self._translation(line, some, list(islice(found, len(some))), number, settings.n_best)
+            for number, (line, some) in enumerate(zip(read, parts, strict=True), start=first_line)
         ]
 
     def _parts(self, line: str, split_above: int | None) -> list[str]:
@@ -320,34 +329,46 @@ class Translator:
                     f"line {number} has {len(ids)} tokens and this model allows {most}; split it into shorter "
                     "sentences, or train with a larger model.max_source_length"
                 )
+            if len(ids) > MOST_TOKENS:
+                raise CorpusError(
+                    f"line {number} has {len(ids):,} tokens, and at most {MOST_TOKENS:,} are read at once: split it "
+                    "into sentences"
+                )
         return sources
 
     def _translation(
         self,
-        line: str,
-        read: NormalizedLine,
+        read: _ReadLine,
+        texts: list[str],
         parts: list[tuple[list[int], list[BeamHypothesis]]],
         number: int,
         n_best: int,
     ) -> Translation:
-        """The translation of a line from the ids and hypotheses of its parts, most often one."""
+        """The translation of a line from the texts, ids and hypotheses of its parts, most often one."""
         ids = [one for part, _ in parts for one in part]
-        candidates = [tuple(map(self._candidate, hypotheses)) for _, hypotheses in parts]
+        words = [len(text.removeprefix(self.source_vocabulary.language(text)).split()) for text in texts]
+        kept = shared_out(read.kept.parts, words)
+        candidates = [
+            tuple(self._candidate(one, some, count) for one in hypotheses)
+            for (_, hypotheses), some, count in zip(parts, kept, words, strict=True)
+        ]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
         special = self.source_vocabulary.special
         nothing_known = set(ids) <= {special.unknown, special.end}
-        warnings = _warnings(line, read, len(ids), nothing_known, joined, len(parts), self.longest_trained)
+        warnings = _warnings(read, len(ids), nothing_known, joined, len(parts), self.longest_trained)
         return Translation(
-            source=line,
+            source=read.line,
             source_tokens=tuple(self.source_vocabulary.tokens(ids)),
             candidates=joined,
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
+            kept=put_back("", read.kept.parts, 0),
         )
 
-    def _candidate(self, hypothesis: BeamHypothesis) -> Candidate:
+    def _candidate(self, hypothesis: BeamHypothesis, kept: list[KeptPart], words: int) -> Candidate:
+        """A hypothesis of a source of so many words, with what is kept of it."""
         ids = [*hypothesis.ids, self.target_vocabulary.special.end] if hypothesis.finished else hypothesis.ids
         return Candidate(
-            text=self.target_vocabulary.decode(hypothesis.ids),
+            text=put_back(self.target_vocabulary.decode(hypothesis.ids), kept, words),
             tokens=tuple(self.target_vocabulary.tokens(ids)),
             score=hypothesis.score,
             log_probability=hypothesis.log_probability,
@@ -364,6 +385,20 @@ class Translator:
             weights=weights,
             links=tuple(word_links(weights, *words)),
         )
+
+
+class _ReadLine(NamedTuple):
+    """A line, the parts of it that are kept, and the rest as the vocabulary reads it."""
+
+    line: str
+    kept: KeptLine
+    rest: NormalizedLine
+
+    @classmethod
+    def of(cls, line: str, vocabulary: LineVocabulary) -> _ReadLine:
+        """Read a line."""
+        kept = take_out(line, vocabulary)
+        return cls(line, kept, normalize_line(kept.text, vocabulary))
 
 
 def _several(lines: Sequence[str]) -> Sequence[str]:
@@ -409,8 +444,7 @@ def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
 
 
 def _warnings(
-    line: str,
-    read: NormalizedLine,
+    read: _ReadLine,
     tokens: int,
     nothing_known: bool,
     candidates: Sequence[Candidate],
@@ -418,10 +452,11 @@ def _warnings(
     longest_trained: int | None,
 ) -> Iterator[str]:
     """Warnings about a line's translation, a sentence each."""
-    if tokens and (nothing_known or set("".join(read.text.split())) == set(read.guessed)):
-        yield f"the source vocabulary knows nothing of {line.strip()!r}; the translation is a guess"
+    yield from read.kept.warnings()
+    if tokens and (nothing_known or set("".join(read.rest.text.split())) == set(read.rest.guessed)):
+        yield f"the source vocabulary knows nothing of {read.rest.text.strip()!r}; the translation is a guess"
     else:
-        yield from read.warnings()
+        yield from read.rest.warnings()
     if parts > 1:
         yield (
             f"it has {tokens:,} tokens, more than are translated at once, and is translated in {parts:,} parts, "
