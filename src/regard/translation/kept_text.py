@@ -5,6 +5,7 @@ They are taken out of a line before it is translated, and put back into its tran
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,11 @@ class KeptPart:
         """Whether it belongs to what is behind it, as an opening tag does."""
         return self.glued == (False, True)
 
+    def place(self, share: float) -> int:
+        """The whole number of words before it, from a share of them."""
+        closes = self.glued == (True, False)
+        return math.floor(share) if self.opens else math.ceil(share) if closes else round(share)
+
 
 @dataclass(frozen=True)
 class KeptLine:
@@ -68,7 +74,7 @@ def take_out(line: str, vocabulary: LineVocabulary) -> KeptLine:
     >>> kept.text, [(part.text, part.word) for part in kept.parts]
     ('I love you.', [('<b>', 1), ('</b>', 2), ('❤', 3)])
     >>> put_back("Je t'aime.", kept.parts, words=3)
-    "Je <b>t'aime.</b> ❤"
+    "<b>Je t'aime.</b> ❤"
     """
     text, at, parts = "", 0, []
     for found in _kept_pattern(line, vocabulary).finditer(line):
@@ -83,7 +89,7 @@ def put_back(translation: str, parts: Sequence[KeptPart], words: int) -> str:
     """Put the parts into the translation of a text of so many words.
 
     What stood at the beginning or the end does so again; between them a part has the same share of the words before it
-    as in the source.
+    as in the source, rounded so that what opens and closes has a word between them.
     """
     if not parts:
         return translation
@@ -91,7 +97,7 @@ def put_back(translation: str, parts: Sequence[KeptPart], words: int) -> str:
     items: list[str | KeptPart] = []
     put = 0
     for part in parts:
-        share = len(said) if part.word >= words else round(part.word * len(said) / words)
+        share = len(said) if part.word >= words else part.place(part.word * len(said) / words)
         items += [*said[put:share], part]
         put = max(share, put)
     return _spelled([*items, *said[put:]])
