@@ -329,3 +329,46 @@ def test_batches_that_differ_are_refused():
     for wrong in ((source[:2], lengths, target), (source, lengths[:2], target), (source, lengths, target[0])):
         with pytest.raises(ShapeError, match=r"they need \(batch, source tokens\), \(batch,\) and"):
             model(*wrong)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [0, 0, 1, 1, 2, 2],  # the beams of each sentence
+        [2, 2, 2, 0, 0, 0],
+        [1, 1, 1],
+        [0, 1, 1, 2],  # not equally many of each
+        [0, 1, 0, 1],
+    ],
+)
+@by_settings
+@torch.no_grad()
+def test_rows_that_share_a_source_are_those_of_repeated_ones(options, rows):
+    model, (source, lengths, target) = transformer(**options), batch()
+    rows = torch.tensor(rows)
+    memory, repeated = model.encode(source, lengths).reorder(rows), model.encode(source[rows], lengths[rows])
+    state, apart = model.start(memory), model.start(repeated)
+    for tokens in target[rows].unbind(1):
+        tokens = (tokens + torch.arange(len(rows))) % TARGET_SIZE  # beams differ
+        step, seen = model.step(tokens, state, memory), model.observe_step(tokens, state, memory)
+        expected = model.observe_step(tokens, apart, repeated)
+        torch.testing.assert_close(step.logits, expected.logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(seen.logits, expected.logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(seen.weights, expected.weights, rtol=0, atol=1e-6)
+        torch.testing.assert_close(seen.self_weights, expected.self_weights, rtol=0, atol=1e-6)
+        state, apart = step.state, expected.state
+
+
+def test_beams_share_the_memory_of_their_sentence():
+    model, (source, lengths, _) = transformer(), batch()
+    memory = model.encode(source, lengths)
+    beams = memory.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert beams.layers is memory.layers
+    assert beams.reorder(torch.tensor([1, 0, 2, 3, 5, 4])).layers is memory.layers  # beams change places
+    left = beams.reorder(torch.tensor([1, 1, 4, 5]))  # the second sentence has ended
+    assert (left.beams, left.lengths.tolist()) == (2, [11, 1])
+    assert torch.equal(left.layers[0].keys, memory.layers[0].keys[[0, 2]])
+    assert left.reorder(torch.tensor([False, False, True, True])).lengths.tolist() == [1]
+    assert left.reorder(torch.zeros(0, dtype=torch.int64)).lengths.tolist() == []
+    with pytest.raises(ShapeError, match="rows are in 0..6, but the batch has the size 6"):
+        beams.reorder(torch.tensor([0, 6]))

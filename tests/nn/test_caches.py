@@ -532,3 +532,19 @@ class TestErrors:
 def test_room_to_grow():
     assert [kv_cache.with_spare(length) for length in (0, 10, 1000)] == [32, 47, 1532]
     assert math.log(2000 / 32, 1.5) < 15  # how often a cache of 2,000 grows
+
+
+@torch.no_grad()
+def test_other_rows_take_little_more_memory_than_they_hold():
+    """Fresh memory costs a beam search more than the copies: no room for steps that most reorderings do not see."""
+    cache = KVCache().append(torch.randn(5, 3, 41, 7), torch.randn(5, 3, 41, 2))
+    rows = torch.tensor([4, 0, 0, 3, 1, 2, 2])
+    turned = cache.reorder(rows)
+    assert turned.keys.equal(cache.keys[rows])
+    assert turned.values.equal(cache.values[rows])
+    held = turned.keys.nbytes + turned.values.nbytes + 8 * 41
+    assert held <= turned.nbytes < 1.2 * held < cache.nbytes * 7 / 5
+    key, value = torch.randn(7, 3, 9, 7), torch.randn(7, 3, 9, 2)
+    longer = turned.append(key, value)  # beyond what it has room for
+    assert longer.keys.equal(torch.cat([cache.keys[rows], key], 2))
+    assert turned.reorder(torch.tensor([True, False] * 3 + [False])).values.equal(cache.values[[4, 0, 1]])

@@ -145,3 +145,13 @@ def test_positions_are_a_tensor(kind):
 def test_the_result_is_floating_point(kind):
     with pytest.raises(DtypeError, match="gives floating-point numbers, torch.float32 for instance; dtype is torch.i"):
         kind(4)(torch.arange(3), dtype=torch.int64)
+
+
+def test_a_first_position_is_what_others_call_zero():
+    positions = torch.tensor([[0, 5, 41]])
+    shifted = Tensor2TensorSinusoidal(8, first=2)
+    assert torch.equal(shifted(positions), Tensor2TensorSinusoidal(8)(positions + 2))
+    assert "first=2" in repr(shifted)
+    for first in (-1, 0.5, True):
+        with pytest.raises(ConfigurationError, match="needs a first of 0 or more"):
+            Tensor2TensorSinusoidal(8, first=first)  # type: ignore[arg-type]

@@ -83,9 +83,11 @@ def test_a_vocabulary_of_words_names_the_words_that_it_lacks():
 
 def test_a_translation_is_that_of_what_is_left_and_keeps_its_source():
     [known, both] = reverser(ENGLISH).translate(["a dog ❤ runs", "Ж ❤"], first_line=4)
-    assert (known.text, known.source, known.source_tokens) == ("runs dog a", "a dog ❤ runs", ("a", "dog", "runs"))
-    assert known.warnings == ("line 4: the source vocabulary does not know '❤', which it leaves out",)
-    assert both.warnings == ("line 5: the source vocabulary knows nothing of 'Ж ❤'; the translation is a guess",)
+    assert (known.text, known.source, known.source_tokens) == ("runs dog ❤ a", "a dog ❤ runs", ("a", "dog", "runs"))
+    unknown = "line {}: the source vocabulary does not know '❤', which it keeps as it is"
+    assert known.warnings == (unknown.format(4),)
+    guess = "line 5: the source vocabulary knows nothing of 'Ж'; the translation is a guess"
+    assert both.warnings == (unknown.format(5), guess)
 
 
 def test_alignment_reads_every_word():

@@ -99,13 +99,15 @@ def test_text_is_cut_by_rules_and_pieces(tmp_path):
     assert model.pieces("  ") == []
 
 
-def test_pieces_are_those_of_sentencepiece(tmp_path):
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_pieces_are_those_of_sentencepiece(tmp_path, kind):
     sentencepiece = pytest.importorskip("sentencepiece")
     (tmp_path / "text").write_text("\n".join(SENTENCES + ["Où est l’été ? C’est ici…"] * 5), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "text"),
         model_prefix=str(tmp_path / "m"),
         vocab_size=80,
+        model_type=kind,
         hard_vocab_limit=False,
         eos_id=0,
         unk_id=1,
@@ -124,7 +126,7 @@ def test_pieces_are_those_of_sentencepiece(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        (spm(trained_pieces(), trainer=field(3, 2)), "pieces of the kind 'bpe' where unigram is read"),
+        (spm(trained_pieces(), trainer=field(3, 4)), "pieces of the kind 'char' where unigram and bpe are read"),
         (spm(trained_pieces(), trainer=field(35, 1)), "pieces for the bytes of unknown characters"),
         (spm([("a", 0.0)], kinds={"a": 4}), "symbols that its user defined"),
         (spm([("▁a▁b", 0.0)]), "pieces of several words"),

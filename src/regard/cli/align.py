@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import BatchSize, Checkpoint, Device, Head, Layer, Which
+from regard.cli.options import BatchSize, Checkpoint, Device, Head, LanguageCodes, Layer, Which, languages_of
 from regard.cli.stdio import emit
 from regard.errors import CorpusError
 
@@ -19,6 +19,7 @@ def align(
     checkpoint: Checkpoint,
     source: Annotated[Path, typer.Option(metavar="FILE", show_default=False, help="Sentences, one a line.")],
     target: Annotated[Path, typer.Option(metavar="FILE", show_default=False, help="Their translations, line by line.")],
+    languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
@@ -36,7 +37,7 @@ def align(
     from regard.translation.corpus import read_lines
     from regard.translation.translator import Translator
 
-    translator = Translator.load(checkpoint, which, device)
+    translator = Translator.load(checkpoint, which, device, languages_of(languages))
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise CorpusError(

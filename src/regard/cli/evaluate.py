@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import BatchSize, Checkpoint, Device, Overrides, Which
+from regard.cli.options import BatchSize, Checkpoint, Device, LanguageCodes, Overrides, Which, languages_of
 from regard.cli.stdio import emit
 from regard.errors import ConfigurationError, require
 
@@ -42,6 +42,7 @@ def evaluate(
             "(the latter two need packages of their own), char for any.",
         ),
     ] = "13a",
+    languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
@@ -64,7 +65,7 @@ def evaluate(
     from regard.utils.atomic_files import atomic_write
 
     check_tokenizer(tokenize)
-    translator = Translator.load(checkpoint, which, device)
+    translator = Translator.load(checkpoint, which, device, languages_of(languages))
     if is_pretrained(checkpoint):
         _check_pretrained(tokenised, overrides or [])
         text, search, language, name = _named_text(source, target), translator.search, None, str(checkpoint)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from regard.cli.options import Which
+from regard.cli.options import LanguageCodes, Which, languages_of
 from regard.cli.stdio import arriving_lines, emit, standard_input
 from regard.errors import AtlasError, ConfigurationError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regard.explorer.collection import Rerun
     from regard.explorer.effect_models import EffectModel
     from regard.explorer.server import LocalServer
+    from regard.translation.translator import Translator
 
 
 def explore(
@@ -41,10 +42,11 @@ def explore(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Which translator: a run of `regard train`, or a Marian model of transformers. [default: English to "
-            "French, as installed]",
+            help="Which translator: a run of `regard train`, or one of transformers. [default: English to French, as "
+            "installed]",
         ),
     ] = None,
+    languages: LanguageCodes = None,
     which: Which = "best",
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one page that works without a server, and end.")
@@ -71,7 +73,10 @@ def explore(
     """
     given = what or []
     _check(given, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
-    atlases, rerun, effects = _atlases(given, model, text, translate, checkpoint, which)
+    chosen = _ChosenTranslator(checkpoint, which, languages) if translate else None
+    if languages is not None and chosen is None:
+        raise ConfigurationError("--languages chooses those of a translator, and none was asked for: add --translate")
+    atlases, rerun, effects = _atlases(given, model, text, chosen)
     first = next(iter(atlases.values()))
     if save is not None:
         first.save(save)
@@ -84,28 +89,41 @@ def explore(
         serve(ExplorerServer(atlases, port or 0, state=state, rerun=rerun, effects=effects), no_open)
 
 
+class _ChosenTranslator(NamedTuple):
+    """Which translator is recorded."""
+
+    checkpoint: Path | None
+    which: Which
+    languages: str | None
+
+    def load(self) -> Translator:
+        """Load it."""
+        from regard.translation.run_folder import ENGLISH_FRENCH
+        from regard.translation.translator import Translator
+
+        return Translator.load(self.checkpoint or ENGLISH_FRENCH, self.which, languages=languages_of(self.languages))
+
+
 def _atlases(
-    what: list[str], model: Path | None, text: Path | None, translate: bool, checkpoint: Path | None, which: Which
+    what: list[str], model: Path | None, text: Path | None, chosen: _ChosenTranslator | None
 ) -> tuple[dict[str, Atlas], Rerun | None, EffectModel | None]:
     """The atlases by name, for a model the function that records another text, and what measures its heads."""
-    if not (translate or model):
-        from regard.explorer import Atlas
+    if chosen is not None:
+        from regard.explorer.effect_models import TranslatorEffects
+        from regard.explorer.record_text import atlas_of_translation
 
-        return {name: Atlas.open(path) for name, path in _named(what).items()}, None, None
-    if model is not None and text is not None:
+        translator = chosen.load()
+        look, effects = partial(atlas_of_translation, translator), TranslatorEffects.of(translator)
+        said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
+    elif model is not None and text is not None:
         from regard.explorer.record_text import TextReader, read_text
 
         said, look = read_text(text), TextReader(model)
         effects = look.effects
     else:
-        from regard.explorer.effect_models import TranslatorEffects
-        from regard.explorer.record_text import atlas_of_translation
-        from regard.translation.run_folder import ENGLISH_FRENCH
-        from regard.translation.translator import Translator
+        from regard.explorer import Atlas
 
-        translator = Translator.load(checkpoint or ENGLISH_FRENCH, which)
-        look, effects = partial(atlas_of_translation, translator), TranslatorEffects.of(translator)
-        said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
+        return {name: Atlas.open(path) for name, path in _named(what).items()}, None, None
     from regard.explorer.recording import with_detected_roles
 
     def rerun(text: str) -> Atlas:

@@ -20,7 +20,16 @@ Checkpoint = Annotated[
         "--checkpoint",
         metavar="FOLDER",
         show_default=False,
-        help="Folder of a training run, as `regard train` made it, or of a Marian model of transformers.",
+        help="Folder of a training run, as `regard train` made it, or of a translator of transformers.",
+    ),
+]
+LanguageCodes = Annotated[
+    str | None,
+    typer.Option(
+        "--languages",
+        metavar="SOURCE:TARGET",
+        help="Of a translator of many languages, by its own codes, as eng_Latn:fra_Latn, or :fr for the target alone. "
+        "[default: those of its folder]",
     ),
 ]
 Which = Annotated[
@@ -48,6 +57,25 @@ PageFile = Annotated[
     ),
 ]
 Head = Annotated[int | None, typer.Option("--head", min=0, help="The same of heads.")]
+
+
+def languages_of(text: str | None) -> tuple[str | None, str | None]:
+    """The codes of `--languages`, source and target; None of one that is not named.
+
+    Raises:
+        ConfigurationError: it is not SOURCE:TARGET.
+
+    >>> languages_of("eng_Latn:fra_Latn"), languages_of(":fr"), languages_of(None)
+    (('eng_Latn', 'fra_Latn'), (None, 'fr'), (None, None))
+    """
+    if text is None:
+        return None, None
+    source, colon, target = text.partition(":")
+    if not colon or not (source or target):
+        raise ConfigurationError(
+            f"--languages {text!r} needs a colon between source and target, as eng_Latn:fra_Latn, or :fr"
+        )
+    return source or None, target or None
 
 
 def check_page_file(page: Path, read: Collection[Path] = ()) -> None:

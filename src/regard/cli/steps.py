@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from regard.cli.options import Which, check_page_file, save_page
+from regard.cli.options import LanguageCodes, Which, check_page_file, languages_of, save_page
 from regard.cli.stdio import emit
 from regard.errors import ConfigurationError
 
@@ -29,8 +29,12 @@ def steps(
         ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Another translator: a folder of a run of `regard train`.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Another translator: a run of `regard train`, or a translator of transformers."
+        ),
     ] = None,
+    languages: LanguageCodes = None,
     which: Which = "best",
     word: Annotated[int, typer.Option(min=1, help="The word of the translation to predict, from 1.")] = 1,
     kind: Annotated[
@@ -98,7 +102,7 @@ def steps(
         name = _mechanism(sentence, score, checkpoint, head)
         changes = tuple(what_if or ())
         request = StepRequest(name, sentence, word, kind, layer, head or 0, source_word, changes)
-    live = LiveSteps(checkpoint, which)
+    live = LiveSteps(checkpoint, which, languages_of(languages))
     if html is not None:
         check_page_file(html)
         _write_page(live, request, language, html)

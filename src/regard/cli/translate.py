@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import numpy as np
 import typer
 
-from regard.cli.options import BatchSize, Device, Head, Layer, Which
+from regard.cli.options import BatchSize, Device, Head, LanguageCodes, Layer, Which, languages_of
 from regard.cli.stdio import arriving_lines, emit, standard_input
 from regard.errors import ConfigurationError, CorpusError, require
 from regard.utils.atomic_files import atomic_write
@@ -28,7 +28,7 @@ def translate(
         typer.Option(
             "--checkpoint",
             metavar="FOLDER",
-            help="Folder of a training run, as `regard train` made it, or of a Marian model of transformers. [default: "
+            help="Folder of a training run, as `regard train` made it, or of a translator of transformers. [default: "
             "English to French, as installed]",
         ),
     ] = None,
@@ -69,6 +69,7 @@ def translate(
             "character, or its translation is left empty."
         ),
     ] = "strict",
+    languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
     batch_size: BatchSize = 64,
@@ -80,9 +81,10 @@ def translate(
     Lines are translated as they arrive: one that is typed is answered at once. An empty line gives an empty line.
     Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
 
-    Signs that the model has never seen, such as emoji, are left out. Standard error says so, by the number of the line,
-    and also which letters it does not know, and which lines are longer than any that it was trained on: these are
-    translated sentence by sentence, and sentences of more than twice as many tokens in pieces.
+    Tags, signs that the model has never seen, such as emoji, and words of more than 200 characters are kept as they
+    are. Standard error says so, by the number of the line, and also which letters it does not know, and which lines are
+    longer than any that it was trained on: these are translated sentence by sentence, and sentences of more than twice
+    as many tokens in pieces.
 
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
@@ -96,7 +98,7 @@ def translate(
     _check(sentences, attention, layer=layer, head=head)
     kept = attention_file(attention, layer, head)
     folder = checkpoint or ENGLISH_FRENCH
-    translator = Translator.load(folder, which, device)
+    translator = Translator.load(folder, which, device, languages_of(languages))
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
     search = _search(folder, translator, {key: value for key, value in told.items() if value is not None})
     if checkpoint is None:

@@ -96,11 +96,13 @@ def _searched(translator: Translator, sentence: str, search: Any) -> list[Any]:
 
 
 def _source(translator: Translator, sentence: str) -> tuple[torch.Tensor, torch.Tensor]:
+    from ..translation.translator import MOST_TOKENS
+
     ids = translator.source_vocabulary.encode(sentence)
     if not ids:
         raise CorpusError("the sentence is empty; it needs at least one word to translate")
-    most = translator.model.max_source_length
-    if most is not None and len(ids) > most:
+    most = min(MOST_TOKENS, translator.model.max_source_length or MOST_TOKENS)
+    if len(ids) > most:
         raise CorpusError(f"the sentence has {len(ids)} tokens, and the model takes {most}; give it a shorter one")
     model: Any = translator.model
     device = next(model.parameters()).device

@@ -376,6 +376,9 @@ class TransformerBlock(nn.Module):
     ) -> tuple[Tensor, BlockCache]:
         """One decoding step: the output for the next tokens, and the extended cache; arguments are those of `forward`.
 
+        Where the memory has fewer rows than x, each of its rows is that of as many consecutive rows of x, as of the
+        beams of one sentence: it is attended to as it is, and never repeated.
+
         Raises:
             ConfigurationError: a cache of another kind, or without the memory that the block needs.
         """
@@ -390,7 +393,8 @@ class TransformerBlock(nn.Module):
 
         def cross_attend(cross: Attention, h: Tensor) -> Tensor:
             at = cache.attention.next_positions(x.shape[1], x.device) if positions is None else positions
-            return cross(h, cache.memory, mask=memory_mask, positions=at)
+            query, at = _as_memory_rows(h, at, cache.memory)
+            return cross(query, cache.memory, mask=memory_mask, positions=at).view_as(h)
 
         output = self._apply_sublayers(x, attend, cross_attend)
         return output, replace(cache, attention=after[0])
@@ -403,7 +407,10 @@ class TransformerBlock(nn.Module):
         memory_mask: Mask | Tensor | None = None,
         **call: Unpack[CallKwargs],
     ) -> tuple[BlockObservation, BlockCache]:
-        """`step` with lenses on the weights of both attentions."""
+        """`step` with lenses on the weights of both attentions.
+
+        Rows of x that share a row of the memory are queries of that row in the results for the cross-attention.
+        """
         self._check_cache(cache)
         at = call.get("positions")
         at = cache.attention.next_positions(x.shape[1], x.device) if at is None else at
@@ -417,8 +424,9 @@ class TransformerBlock(nn.Module):
             return result.output
 
         def cross_attend(cross: Attention, h: Tensor) -> Tensor:
-            seen.append(cross.observe(h, *lenses, memory=cache.memory, mask=memory_mask, positions=at))
-            return seen[-1].output
+            query, places = _as_memory_rows(h, at, cache.memory)
+            seen.append(cross.observe(query, *lenses, memory=cache.memory, mask=memory_mask, positions=places))
+            return seen[-1].output.view_as(h)
 
         output = self._apply_sublayers(x, attend, cross_attend)
         return BlockObservation(output, *seen), replace(cache, attention=after[0])
@@ -464,6 +472,16 @@ class TransformerBlock(nn.Module):
                 if cache.memory is None
                 else "the cache has a memory, but the block has no cross-attention: start with block.make_cache()"
             )
+
+
+def _as_memory_rows(x: Tensor, positions: Tensor, memory: ProjectedMemory | None) -> tuple[Tensor, Tensor]:
+    """Rows (batch, M, dim) that share the rows of a memory as queries of these rows, with their positions."""
+    rows, batch = (0 if memory is None else len(memory.keys)), len(x)
+    if rows in (0, batch) or batch % rows:
+        return x, positions
+    shared = batch // rows
+    positions = positions.repeat(shared) if positions.ndim == 1 else positions.reshape(rows, -1)
+    return x.reshape(rows, shared * x.shape[1], x.shape[2]), positions
 
 
 def _of_selection(selection: KeySelection | None) -> dict[str, Any]:

@@ -81,12 +81,12 @@ class Tensor2TensorSinusoidal(nn.Module):
     It differs from `Sinusoidal` in two ways: all sines come before all cosines, and the lowest frequency is exactly
     1/base, while in the paper's formula it is a little higher. With n = 1 there is one frequency, 1.
 
-    The positions are those passed by the caller: Tensor2Tensor counts from 0, CTranslate2 from 1, fairseq from the
-    index of its padding symbol plus 1.
+    `first` is what position 0 is counted as: Tensor2Tensor counts from 0, CTranslate2 from 1, fairseq from the index of
+    its padding symbol plus 1, which is 2 in M2M100.
 
     Raises:
-        ConfigurationError: a dim that is odd or below 2, or a base that is not above 1. (Tensor2Tensor pads an odd
-            dim with a feature of 0.)
+        ConfigurationError: a dim that is odd or below 2, a base that is not above 1, or a first that is no whole number
+            of at least 0. (Tensor2Tensor pads an odd dim with a feature of 0.)
         DtypeError: positions that are not whole numbers, or a dtype that is not floating point.
 
     Source: `get_timing_signal_1d` in the code released with Vaswani et al. 2017 (arXiv 1706.03762).
@@ -96,22 +96,24 @@ class Tensor2TensorSinusoidal(nn.Module):
             [0.8415, 0.0998, 0.5403, 0.9950]])
     """
 
-    def __init__(self, dim: int, base: float = 10000.0) -> None:
+    def __init__(self, dim: int, base: float = 10000.0, *, first: int = 0) -> None:
         super().__init__()
         check_dim("Tensor2TensorSinusoidal", dim)
         check_base("Tensor2TensorSinusoidal", base)
-        self.dim, self.base = dim, base
+        if not is_whole(first) or first < 0:
+            raise ConfigurationError(f"Tensor2TensorSinusoidal needs a first of 0 or more; it is {first!r}")
+        self.dim, self.base, self.first = dim, base, first
 
     def forward(self, positions: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The positions (...) as (..., dim)."""
         _check(self, positions, dtype)
         n = self.dim // 2
         steps = torch.arange(n, dtype=precise(positions.device), device=positions.device) / max(n - 1, 1)
-        radians = angles(positions, torch.pow(self.base, -steps))  # [..., n]
+        radians = angles(positions + self.first, torch.pow(self.base, -steps))  # [..., n]
         return torch.cat([radians.sin(), radians.cos()], dim=-1).to(dtype)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, base={self.base}"
+        return f"dim={self.dim}, base={self.base}" + (f", first={self.first}" if self.first else "")
 
 
 def _check(owner: nn.Module, positions: Tensor, dtype: torch.dtype) -> None:

@@ -91,11 +91,18 @@ class LiveSteps:
     Args:
         checkpoint: a translator of one's own, beside those that regard comes with: the folder of a run.
         which: which of its weights.
+        languages: of source and target, where it has many; None: those of its folder.
     """
 
-    def __init__(self, checkpoint: Path | None = None, which: Which = "best") -> None:
+    def __init__(
+        self,
+        checkpoint: Path | None = None,
+        which: Which = "best",
+        languages: tuple[str | None, str | None] = (None, None),
+    ) -> None:
         self._checkpoint = checkpoint
         self._which: Which = which
+        self._languages = languages
         self._translator = lru_cache(maxsize=None)(self._load)
         self._translated = lru_cache(maxsize=4)(self._translate)
         self._trained = lru_cache(maxsize=16)(self._steps)
@@ -181,7 +188,8 @@ class LiveSteps:
     def _load(self, folder: Path, which: Which) -> Translator:
         from ..translation.translator import Translator
 
-        return Translator.load(folder, which)
+        languages = self._languages if folder == self._checkpoint else (None, None)
+        return Translator.load(folder, which, languages=languages)
 
     def _translate(self, mechanism: str, sentence: str) -> TranslatedSentence:
         if mechanism == CHECKPOINT and self._checkpoint is not None:
@@ -207,6 +215,8 @@ class LiveSteps:
         parts = ["regard", "steps", request.sentence]
         if request.mechanism == CHECKPOINT:
             parts += ["--checkpoint", str(self._checkpoint)]
+            if any(self._languages):
+                parts += ["--languages", ":".join(code or "" for code in self._languages)]
         else:
             parts += ["--score", request.mechanism]
         parts += ["--word", str(request.word)]

@@ -15,7 +15,8 @@ from regard.translation.vocabulary import LineVocabulary
 _TYPEWRITER_FORMS = (
     dict.fromkeys("«»“”„‟", '"') | dict.fromkeys("‘’‚‛", "'") | dict.fromkeys("‐‑‒–—―", "-") | {"…": "..."}
 )  # fmt: skip
-_CLOSING = ".,;:!?…)]}»”’%"
+CLOSING = ".,;:!?…)]}»”’%"
+"""Marks that stand without a space behind a word."""
 _NAMED = 8
 
 
@@ -35,9 +36,9 @@ class NormalizedLine:
         """A sentence about unknown characters, if there are any."""
         said = []
         if self.left_out:
-            said.append(f"does not know {_named(self.left_out)}, which it leaves out")
+            said.append(f"does not know {named(self.left_out)}, which it leaves out")
         if self.guessed:
-            said.append(f"does not know {_named(self.guessed)}; what the translation says there is a guess")
+            said.append(f"does not know {named(self.guessed)}; what the translation says there is a guess")
         if said:
             yield "the source vocabulary " + ", and ".join(said)
 
@@ -60,14 +61,21 @@ def normalize_line(line: str, vocabulary: LineVocabulary) -> NormalizedLine:
     plain = {character: _plain_form(character, vocabulary) for character in unknown}
     known = {ord(character): of for character, of in plain.items() if of is not None}
     unknown = [character for character in unknown if plain[character] is None]
-    signs = [character for character in unknown if _is_sign(character) or _is_invisible(character)]
+    signs = [character for character in unknown if _is_sign(character) or is_invisible(character)]
     text = _without(signs, vocabulary.normalised(line).translate(known))
     letters = [character for character in unknown if character not in signs]
     return NormalizedLine(
         text=text,
-        left_out=tuple(character for character in signs if not _is_invisible(character)),
+        left_out=tuple(character for character in signs if not is_invisible(character)),
         guessed=tuple(vocabulary.unknown_words(text) or letters),
     )
+
+
+def unknown_signs(line: str, vocabulary: LineVocabulary) -> list[str]:
+    """The symbols, punctuation and invisible characters of a line that the vocabulary has in no form."""
+    unknown = vocabulary.unknown_characters(line)
+    signs = (character for character in unknown if _is_sign(character) or is_invisible(character))
+    return [character for character in signs if _plain_form(character, vocabulary) is None]
 
 
 def _plain_form(character: str, vocabulary: LineVocabulary) -> str | None:
@@ -81,7 +89,7 @@ def _is_sign(character: str) -> bool:
     return unicodedata.category(character)[0] in "SP"
 
 
-def _is_invisible(character: str) -> bool:
+def is_invisible(character: str) -> bool:
     """Whether a character is a control or format character, a variation selector, or an enclosing mark."""
     selects = "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"
     return selects or unicodedata.category(character) in ("Cc", "Cf", "Me")
@@ -98,14 +106,15 @@ def _without(characters: list[str], text: str) -> str:
 
     def left(found: re.Match[str]) -> str:
         at_edge = found.start() == 0 or found.end() == len(text)
-        if at_edge or text[found.end()] in _CLOSING:
+        if at_edge or text[found.end()] in CLOSING:
             return ""
-        return "" if all(map(_is_invisible, found.group())) else " "
+        return "" if all(map(is_invisible, found.group())) else " "
 
     return re.sub(rf"\s*(?:[{re.escape(''.join(characters))}]\s*)+", left, text)
 
 
-def _named(parts: Iterable[str]) -> str:
+def named(parts: Iterable[str]) -> str:
+    """Some of the parts for a message, and how many more there are."""
     names = [repr(part) for part in parts]
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -218,8 +218,12 @@ def beam_search(
 
     With `settings.method` "refilled" a beam of two or more is that of transformers: of each sentence the best 2K
     continuations are looked at; those of the best K that end are finished, the best K that do not end go on, and a
-    sentence ends when K are finished and the best beam's score at its present length is not above the worst of them. A
-    hypothesis that is cut has its rank by score, with `settings.forced_end` as if END followed with probability 1.
+    sentence ends when K are finished and the best beam's score at its present length is not above the worst of them, or
+    with `settings.stop_early` at once. A hypothesis that is cut has its rank by score, with `settings.forced_end` as if
+    END followed with probability 1.
+
+    Where `special.first` is a token, every translation begins with it, whatever the model says: it counts in |Y|, and
+    has probability 1.
 
     Raises:
         RegardError: the model's logits hold NaN, or forbid every continuation.
@@ -249,7 +253,7 @@ def beam_search(
         return []
     memory = model.encode(source, source_lengths)
     state = model.start(memory)
-    live = _LiveBeams.initial(len(source), special.begin, source.device)
+    live = _LiveBeams.initial(len(source), special, source.device)
     refilled = settings.method == "refilled" and settings.beam > 1
     kind, width = (_RefilledRecord, 2 * settings.beam) if refilled else (_SearchRecord, settings.beam)
     record = kind(source_lengths.to(source.device), settings, model.max_target_length, special.end)
@@ -259,8 +263,7 @@ def beam_search(
             attention = StepWeights(step.weights, step.self_weights)
         else:
             step, attention = model.step(live.tokens, state, memory), StepWeights()
-        logits = _without(step.logits, special.never_said) if settings.renormalize else step.logits
-        following = record.advance(live, _continuations(live, logits, width, special.never_said), attention)
+        following = record.advance(live, _chosen(live, step.logits, width, settings, special), attention)
         if len(following.sentences) == 0:
             return record.hypotheses()
         # A greedy step in which no sentence ends moves nothing; and all beams of a sentence have the same memory.
@@ -288,12 +291,15 @@ class _LiveBeams:
     log_probabilities: Tensor  # [N, K]; -inf is an empty place
     tokens: Tensor  # [R]
     parents: Tensor  # [R]: the row of the step before that each continues
+    forced: int | None = None
+    """The only token that may follow; None: any."""
 
     @classmethod
-    def initial(cls, sentences: int, begin: int, device: torch.device) -> _LiveBeams:
+    def initial(cls, sentences: int, special: SpecialIds, device: torch.device) -> _LiveBeams:
         """One beam per sentence, since before the first step all beams would be equal."""
         every = torch.arange(sentences, device=device)
-        return cls(every, torch.zeros(sentences, 1, device=device), torch.full_like(every, begin), every)
+        begin = torch.full_like(every, special.begin)
+        return cls(every, torch.zeros(sentences, 1, device=device), begin, every, special.first)
 
 
 @dataclass(frozen=True)
@@ -303,6 +309,17 @@ class _Continuations:
     log_probabilities: Tensor  # [N, K]
     tokens: Tensor  # [N, K]
     parents: Tensor  # [N, K]: the row that each continues
+
+
+def _chosen(
+    live: _LiveBeams, logits: Tensor, count: int, settings: SearchSettings, special: SpecialIds
+) -> _Continuations:
+    """The continuations of a step: the best of them, or the one that is forced."""
+    if live.forced is not None:
+        rows = torch.arange(len(live.tokens), device=logits.device)[:, None]
+        return _Continuations(live.log_probabilities, torch.full_like(rows, live.forced), rows)
+    logits = _without(logits, special.never_said) if settings.renormalize else logits
+    return _continuations(live, logits, count, special.never_said)
 
 
 def _continuations(
@@ -431,7 +448,7 @@ class _RefilledRecord(_SearchRecord):
 
     def __init__(self, source_lengths: Tensor, settings: SearchSettings, longest: int | None, end: int) -> None:
         super().__init__(source_lengths, settings, longest, end)
-        self._beam, self._forced = settings.beam, int(settings.forced_end)
+        self._beam, self._forced, self._stops_early = settings.beam, int(settings.forced_end), settings.stop_early
         self._best_scores = self._penalties.new_full((len(source_lengths), settings.beam), -torch.inf)
 
     def advance(self, live: _LiveBeams, chosen: _Continuations, attention: StepWeights) -> _LiveBeams:
@@ -451,7 +468,8 @@ class _RefilledRecord(_SearchRecord):
         kept = unended.topk(min(self._beam, unended.shape[1]))
         tokens, parents = (of.gather(1, kept.indices) for of in (chosen.tokens, chosen.parents))
         bounds = kept.values[:, 0].float() / self._penalties[length]
-        stays = ~at_limit & (bounds > self._best_scores[live.sentences, -1])
+        worst = self._best_scores[live.sentences, -1]
+        stays = ~at_limit & (worst == -torch.inf if self._stops_early else bounds > worst)
         return _LiveBeams(live.sentences[stays], kept.values[stays], tokens[stays].flatten(), parents[stays].flatten())
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Read a SentencePiece model, a .spm file: how text is normalised, and its unigram pieces with their scores.
+"""Read a SentencePiece model, a .spm file: how text is normalised, and its pieces with their scores.
 
 The file is a Protocol Buffers message, `ModelProto` of sentencepiece_model.proto, of which the fields that say how text
 is cut are read here. What is read in part would cut text differently, so whatever is not known is refused.
@@ -7,10 +7,12 @@ is cut are read here. What is read in part would cut text differently, so whatev
 from __future__ import annotations
 
 import functools
+import heapq
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -32,16 +34,17 @@ _SURROGATES = re.compile("[\ud800-\udfff]")  # half a pair, which is no characte
 
 
 class SentencePieceModel:
-    """Cuts text into the pieces of a SentencePiece model, of the unigram kind.
+    """Cuts text into the pieces of a SentencePiece model, of the unigram kind or of byte pair encoding.
 
-    A text of several words is cut word by word, "▁" at the front of each; what no piece fits is one unknown piece.
+    A text of several words is cut word by word, "▁" at the front of each; what no piece fits is an unknown piece, which
+    is in the result as it is written.
     """
 
-    def __init__(self, pieces: dict[str, float], rules: CharacterMap | None = None) -> None:
+    def __init__(
+        self, pieces: Mapping[str, float], rules: CharacterMap | None = None, *, kind: str = "unigram"
+    ) -> None:
         self.characters = frozenset("".join(pieces))
-        # The unknown piece gets a noncharacter as its text, which no text holds.
-        scored = [("\ufdd2", 0.0), *pieces.items()]
-        self._tokenizer = Tokenizer(Unigram(scored, unk_id=0, byte_fallback=False))
+        self.word_pieces = _CUTTERS[kind](pieces)
         self._normalised_word = functools.lru_cache(_REMEMBERED)(str if rules is None else rules.normalised)
 
     @classmethod
@@ -50,7 +53,7 @@ class SentencePieceModel:
 
         Raises:
             VocabularyError: the file cannot be read, is no SentencePiece model, or one whose way of cutting text is
-                not read here: byte pair encoding, pieces for bytes, symbols of the user.
+                not read here: whole words, single characters, pieces for bytes, symbols of the user.
         """
         try:
             data = path.read_bytes()
@@ -64,7 +67,7 @@ class SentencePieceModel:
             raise VocabularyError(f"{path} has {', '.join(found.unread)}, and a model like that is not read here")
         if not found.pieces:
             raise VocabularyError(f"{path} is not a SentencePiece model: it has no pieces")
-        return cls(found.pieces, found.rules)
+        return cls(found.pieces, found.rules, kind=found.kind)
 
     def normalised(self, text: str) -> str:
         """The text in the form that is cut, its words separated by single spaces."""
@@ -74,11 +77,60 @@ class SentencePieceModel:
 
     def pieces(self, text: str) -> list[str]:
         """The pieces of a text; what is unknown is in them as it is written."""
-        return [piece for word in self.normalised(text).split(" ") if word for piece in self._word_pieces(word)]
+        return [piece for word in self.words(text) for piece in self.word_pieces(word)]
 
-    def _word_pieces(self, word: str) -> list[str]:
-        word = SPACE + word
-        return [word[slice(*offsets)] for offsets in self._tokenizer.encode(word, add_special_tokens=False).offsets]
+    def words(self, text: str) -> list[str]:
+        """The words of a text in the form that is cut, "▁" at the front of each."""
+        return [SPACE + word for word in self.normalised(text).split(" ") if word]
+
+
+def _unigram_cutter(pieces: Mapping[str, float]) -> Callable[[str], list[str]]:
+    """Cuts a word into the pieces with the greatest sum of scores."""
+    # The unknown piece gets a noncharacter as its text, which no text holds.
+    tokenizer = Tokenizer(Unigram([("\ufdd2", 0.0), *pieces.items()], unk_id=0, byte_fallback=False))
+
+    def cut(word: str) -> list[str]:
+        return [word[slice(*offsets)] for offsets in tokenizer.encode(word, add_special_tokens=False).offsets]
+
+    return cut
+
+
+def _merging_cutter(pieces: Mapping[str, float]) -> Callable[[str], list[str]]:
+    """Merges two neighbours into the piece with the greatest score, the leftmost of equal ones, while there is one.
+
+    What is unknown then is joined, as SentencePiece does it.
+    """
+
+    def cut(word: str) -> list[str]:
+        parts: list[str | None] = list(word)
+        before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
+        merges: list[tuple[float, int, int, str]] = []
+
+        def propose(left: int, right: int) -> None:
+            if left >= 0 and right < len(parts):
+                piece = f"{parts[left]}{parts[right]}"
+                if piece in pieces:
+                    heapq.heappush(merges, (-pieces[piece], left, right, piece))
+
+        for left in range(len(word) - 1):
+            propose(left, left + 1)
+        while merges:
+            _, left, right, piece = heapq.heappop(merges)
+            if parts[left] is None or parts[right] is None or f"{parts[left]}{parts[right]}" != piece:
+                continue  # one of them was merged with another neighbour
+            parts[left], parts[right], after[left] = piece, None, after[right]
+            if after[right] < len(parts):
+                before[after[right]] = left
+            propose(before[left], left)
+            propose(left, after[left])
+        left = [part for part in parts if part is not None]
+        groups = groupby(left, key=pieces.__contains__)
+        return [piece for known, run in groups for piece in (run if known else ["".join(run)])]
+
+    return cut
+
+
+_CUTTERS = {"unigram": _unigram_cutter, "bpe": _merging_cutter}
 
 
 class CharacterMap:
@@ -130,16 +182,17 @@ def _offset(unit: int) -> int:
 
 @dataclass(frozen=True)
 class _Contents:
-    """The pieces with their scores, the rules of the normaliser, and what the file has that is not read."""
+    """The pieces with their scores, what kind they are, the rules of the normaliser, and what is not read."""
 
     pieces: dict[str, float]
+    kind: str
     rules: CharacterMap | None
     unread: tuple[str, ...]
 
 
 def _parsed(data: bytes) -> _Contents:
     pieces: dict[str, float] = {}
-    rules, unread, kinds = None, [], set()
+    rules, unread, kinds, method = None, [], set(), "unigram"
     for field, value in _fields(data):
         if field == _PIECES:
             piece = dict(_fields(_message(value)))
@@ -150,8 +203,9 @@ def _parsed(data: bytes) -> _Contents:
                 pieces[text] = struct.unpack("<f", _message(piece.get(_SCORE, bytes(4))))[0]
         elif field == _TRAINER:
             trainer = dict(_fields(_message(value)))
-            if (kind := trainer.get(_MODEL_TYPE, 1)) != 1:
-                unread.append(f"pieces of the kind {_MODEL_TYPES.get(kind, kind)!r} where unigram is read")
+            method = _MODEL_TYPES.get(trainer.get(_MODEL_TYPE, 1), "unknown")
+            if method not in _CUTTERS:
+                unread.append(f"pieces of the kind {method!r} where {' and '.join(_CUTTERS)} are read")
             if trainer.get(_BYTE_FALLBACK):
                 unread.append("pieces for the bytes of unknown characters")
             if trainer.get(_WHITESPACE_AS_SUFFIX):
@@ -168,7 +222,9 @@ def _parsed(data: bytes) -> _Contents:
         unread.append("pieces of several words")
     if beyond := kinds - {_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, 6}:
         unread.append(f"pieces of an unknown kind, {min(beyond)}")
-    return _Contents(pieces, rules, tuple(unread))
+    if method == "bpe" and _UNUSED in kinds:
+        unread.append("pieces that are made only to be cut again")
+    return _Contents(pieces, method, rules, tuple(unread))
 
 
 def _message(value: object) -> bytes:

@@ -675,6 +675,9 @@ class SearchSettings(Section):
     refilled: every place is filled again, and a search ends when no beam is better now than the worst of as many
     finished translations as it is wide, as transformers has it."""
 
+    stop_early: bool = False
+    """Whether a refilled search ends as soon as as many translations are finished as it is wide, as transformers with
+    early_stopping."""
     forced_end: bool = False
     """Whether a refilled search ranks what is cut as if its end followed, as transformers with forced_eos_token_id."""
     renormalize: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
+from regard.translation.kept_text import KeptLine, KeptPart, put_back, shared_out, take_out
 from regard.translation.pretrained_export import write_pretrained
+from regard.translation.pretrained_parts import UNCHOSEN, Languages
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
@@ -34,6 +36,9 @@ from regard.translation.vocabulary import LineVocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MOST_TOKENS = 4096
+"""The most tokens of a source that is read at once: time and memory of its weights grow with the square of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +61,21 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """Translation of one line: its n best candidates, best first; none for an empty line."""
+    """Translation of one line: its n best candidates, best first; none for an empty line.
+
+    kept: what of a line without candidates is its own translation, as a line of emoji.
+    """
 
     source: str
     source_tokens: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...] = ()
+    kept: str = ""
 
     @property
     def text(self) -> str:
         """The best translation; empty for an empty line."""
-        return self.candidates[0].text if self.candidates else ""
+        return self.candidates[0].text if self.candidates else self.kept
 
     def heatmap(self, rank: int = 0, *, layer: int | None = None, head: int | None = None) -> Figure:
         """Heat map of a candidate's attention weights, the mean over layers or heads that are not chosen.
@@ -120,22 +129,30 @@ class Translator:
         self.longest_trained = longest_trained
 
     @classmethod
-    def load(cls, folder: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> Self:
+    def load(
+        cls,
+        folder: str | Path,
+        which: Which = "best",
+        device: str | torch.device = "cpu",
+        languages: Languages = UNCHOSEN,
+    ) -> Self:
         """Load the translator of a run folder, or of an exported one; it computes in single precision.
 
-        The folder may also be one that transformers saved: see `from_huggingface`.
+        The folder may also be one that transformers saved, which may need `languages`: see `from_huggingface`.
 
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
                 model than its experiment.yaml says.
             DeviceError: there is no such device.
-            ConfigurationError: `which` is neither, or the experiment.yaml was damaged.
+            ConfigurationError: `which` is neither, languages are named of a run, or the experiment.yaml was damaged.
             VocabularyError: a vocabulary was damaged.
         """
         if is_pretrained(folder):
             if which != "best":
                 raise ConfigurationError(f"{folder} has one set of weights, that of transformers: leave {which!r} out")
-            return cls.from_huggingface(folder, device=device)
+            return cls.from_huggingface(folder, languages, device=device)
+        if languages != UNCHOSEN:
+            raise ConfigurationError(f"{folder} is a run of regard, which translates between two languages: name none")
         run = RunFolder(Path(folder))
         weights = run.weights(which)
         experiment = Experiment.load(run.experiment)
@@ -146,28 +163,40 @@ class Translator:
 
     @classmethod
     def from_huggingface(
-        cls, folder: str | Path, *, ignore: Collection[str] = (), device: str | torch.device = "cpu"
+        cls,
+        folder: str | Path,
+        languages: Languages = UNCHOSEN,
+        *,
+        ignore: Collection[str] = (),
+        device: str | torch.device = "cpu",
     ) -> Self:
-        """Load a translator that transformers saved: a `MarianMTModel`, as those of OPUS-MT.
+        """Load a translator that transformers saved: Marian (OPUS-MT), M2M100, NLLB, mBART, T5, mT5 or MADLAD.
 
-        Read are config.json, generation_config.json, the safetensors, source.spm, target.spm and vocab.json, with
-        target_vocab.json and tokenizer_config.json where they are there; neither transformers nor sentencepiece is
-        needed, nothing is downloaded, and no pickle is opened. It computes in single precision: logits are those of
-        transformers to rounding, and so are the tokens of its greedy and beam search, in the settings of the folder. A
-        setting that changes a translation and is not known here is refused, unless `ignore` has its name.
+        Read are config.json, generation_config.json, the safetensors, tokenizer_config.json, and what cuts text:
+        source.spm, target.spm and vocab.json of Marian, vocab.json and sentencepiece.bpe.model of M2M100,
+        tokenizer.json of the others. Neither transformers nor sentencepiece is needed, nothing is downloaded, and no
+        pickle is opened. It computes in single precision: logits are those of transformers to rounding, and so are the
+        tokens of its greedy and beam search, in the settings of the folder. A setting that changes a translation and is
+        not known here is refused, unless `ignore` has its name.
 
-        Sources of more than `max_position_embeddings` tokens are refused, and no translation gets longer. A model of
-        several target languages takes lines that begin with one, as ">>fra<< Hello."
+        `languages` are the codes of source and target, as ("eng_Latn", "fra_Latn"), by default those of
+        tokenizer_config.json; of Marian and MADLAD it is the target alone, (None, "fr"), or each line begins with it,
+        as ">>fra<< Hello." and "<2fr> Hello." T5 takes what it is to do as a part of the line.
+
+        Sources of more than `max_position_embeddings` tokens are refused, and no translation gets longer; T5 has no
+        such limit. A folder that states no longest translation allows twice the tokens of the source, and 10.
 
         It differs from transformers where a text spells a special token, such as "</s>": here that is text.
 
         Raises:
             CheckpointError: the folder is none, a file is missing or damaged, its model is of another type, a setting
-                is unknown, or its weights are pickles, quantised, or not those that config.json describes.
+                is unknown, or its weights are pickles, quantised, of several dtypes, or not those that config.json
+                describes.
+            ConfigurationError: a language that the model does not have, or is not told, or that is not named.
             DeviceError: there is no such device.
             VocabularyError: a vocabulary is missing, damaged, of a kind that is not read, or too large for the model.
         """
-        read = read_pretrained(Path(folder), ignore)
+        read = read_pretrained(Path(folder), languages, ignore)
         return cls(read.model.to(_device(device)), read.source_vocabulary, read.target_vocabulary, read.search)
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
@@ -197,11 +226,12 @@ class Translator:
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
-        A line of white space has an empty translation. Signs that the vocabulary does not know, such as emoji, are
-        made plain or left out, and words of unknown letters are translated as far as that goes; the `warnings` of the
-        line say so, and also where it has more tokens than any that the model was trained on. `first_line` is the
-        number of the first line in messages. Without `observe` there are no weights, and a model of many layers and
-        heads is faster.
+        A line of white space has an empty translation. Tags, as <b>, signs that the vocabulary does not know in any
+        form, such as emoji, and words of more than 200 characters are kept as they are: at the ends of a sentence, or
+        behind the same share of its words; they have no tokens and no weights. Words of unknown letters are translated
+        as far as that goes. The `warnings` of the line say so, and also where it has more tokens than any that the
+        model was trained on. `first_line` is the number of the first line in messages. Without `observe` there are no
+        weights, and a model of many layers and heads is faster.
 
         A line of more tokens than `split_above` is translated in parts, and a warning says so: its sentences, and of a
         sentence of more than twice as many tokens pieces. Its candidates are the best combinations of those of its
@@ -209,17 +239,17 @@ class Translator:
         longer than the model allows is refused: the translation of half a sentence looks like that of a whole one.
 
         Raises:
-            CorpusError: a line has more tokens than the model allows.
+            CorpusError: a line has more tokens than the model allows, or than are read at once.
         """
-        read = [normalize_line(line, self.source_vocabulary) for line in _several(lines)]
-        parts = [self._parts(line.text, split_above) for line in read]
+        read = [_ReadLine.of(line, self.source_vocabulary) for line in _several(lines)]
+        parts = [self._parts(line.rest.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
         sources = self._encode([part for some in parts for part in some], numbers)
         settings = search or self.search
         found = iter(zip(sources, self._search(sources, settings, batch_size, observe), strict=True))
         return [
-            self._translation(line, shown, list(islice(found, len(some))), number, settings.n_best)
-            for number, (line, shown, some) in enumerate(zip(lines, read, parts, strict=True), start=first_line)
+            self._translation(line, some, list(islice(found, len(some))), number, settings.n_best)
+            for number, (line, some) in enumerate(zip(read, parts, strict=True), start=first_line)
         ]
 
     def _parts(self, line: str, split_above: int | None) -> list[str]:
@@ -299,34 +329,46 @@ class Translator:
                     f"line {number} has {len(ids)} tokens and this model allows {most}; split it into shorter "
                     "sentences, or train with a larger model.max_source_length"
                 )
+            if len(ids) > MOST_TOKENS:
+                raise CorpusError(
+                    f"line {number} has {len(ids):,} tokens, and at most {MOST_TOKENS:,} are read at once: split it "
+                    "into sentences"
+                )
         return sources
 
     def _translation(
         self,
-        line: str,
-        read: NormalizedLine,
+        read: _ReadLine,
+        texts: list[str],
         parts: list[tuple[list[int], list[BeamHypothesis]]],
         number: int,
         n_best: int,
     ) -> Translation:
-        """The translation of a line from the ids and hypotheses of its parts, most often one."""
+        """The translation of a line from the texts, ids and hypotheses of its parts, most often one."""
         ids = [one for part, _ in parts for one in part]
-        candidates = [tuple(map(self._candidate, hypotheses)) for _, hypotheses in parts]
+        words = [len(text.removeprefix(self.source_vocabulary.language(text)).split()) for text in texts]
+        kept = shared_out(read.kept.parts, words)
+        candidates = [
+            tuple(self._candidate(one, some, count) for one in hypotheses)
+            for (_, hypotheses), some, count in zip(parts, kept, words, strict=True)
+        ]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
         special = self.source_vocabulary.special
         nothing_known = set(ids) <= {special.unknown, special.end}
-        warnings = _warnings(line, read, len(ids), nothing_known, joined, len(parts), self.longest_trained)
+        warnings = _warnings(read, len(ids), nothing_known, joined, len(parts), self.longest_trained)
         return Translation(
-            source=line,
+            source=read.line,
             source_tokens=tuple(self.source_vocabulary.tokens(ids)),
             candidates=joined,
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
+            kept=put_back("", read.kept.parts, 0),
         )
 
-    def _candidate(self, hypothesis: BeamHypothesis) -> Candidate:
+    def _candidate(self, hypothesis: BeamHypothesis, kept: list[KeptPart], words: int) -> Candidate:
+        """A hypothesis of a source of so many words, with what is kept of it."""
         ids = [*hypothesis.ids, self.target_vocabulary.special.end] if hypothesis.finished else hypothesis.ids
         return Candidate(
-            text=self.target_vocabulary.decode(hypothesis.ids),
+            text=put_back(self.target_vocabulary.decode(hypothesis.ids), kept, words),
             tokens=tuple(self.target_vocabulary.tokens(ids)),
             score=hypothesis.score,
             log_probability=hypothesis.log_probability,
@@ -343,6 +385,20 @@ class Translator:
             weights=weights,
             links=tuple(word_links(weights, *words)),
         )
+
+
+class _ReadLine(NamedTuple):
+    """A line, the parts of it that are kept, and the rest as the vocabulary reads it."""
+
+    line: str
+    kept: KeptLine
+    rest: NormalizedLine
+
+    @classmethod
+    def of(cls, line: str, vocabulary: LineVocabulary) -> _ReadLine:
+        """Read a line."""
+        kept = take_out(line, vocabulary)
+        return cls(line, kept, normalize_line(kept.text, vocabulary))
 
 
 def _several(lines: Sequence[str]) -> Sequence[str]:
@@ -388,8 +444,7 @@ def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
 
 
 def _warnings(
-    line: str,
-    read: NormalizedLine,
+    read: _ReadLine,
     tokens: int,
     nothing_known: bool,
     candidates: Sequence[Candidate],
@@ -397,10 +452,11 @@ def _warnings(
     longest_trained: int | None,
 ) -> Iterator[str]:
     """Warnings about a line's translation, a sentence each."""
-    if tokens and (nothing_known or set("".join(read.text.split())) == set(read.guessed)):
-        yield f"the source vocabulary knows nothing of {line.strip()!r}; the translation is a guess"
+    yield from read.kept.warnings()
+    if tokens and (nothing_known or set("".join(read.rest.text.split())) == set(read.rest.guessed)):
+        yield f"the source vocabulary knows nothing of {read.rest.text.strip()!r}; the translation is a guess"
     else:
-        yield from read.warnings()
+        yield from read.rest.warnings()
     if parts > 1:
         yield (
             f"it has {tokens:,} tokens, more than are translated at once, and is translated in {parts:,} parts, "

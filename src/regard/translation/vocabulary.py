@@ -39,7 +39,8 @@ class SpecialIds:
     """The ids with a meaning of their own: of padding, of what is unknown, before a translation, and at its end.
 
     Vocabularies made here have them at 0 to 3. Those of other libraries have them elsewhere, and one id may be two of
-    them: Marian's padding is what is before a translation. `never_said` are those that no translation holds.
+    them: Marian's padding is what is before a translation. `never_said` are those that no translation holds. `first`
+    is the token that every translation begins with, as models of many languages have it; None: any.
     """
 
     pad: int = PAD
@@ -47,6 +48,7 @@ class SpecialIds:
     begin: int = BEGIN
     end: int = END
     never_said: tuple[int, ...] = (PAD, BEGIN)
+    first: int | None = None
 
 
 OWN_IDS = SpecialIds()

@@ -170,7 +170,7 @@ def _checked(blocks: Iterable[TransformerBlock], *, memory: bool) -> list[Transf
 
 
 class Embedding(nn.Module):
-    """dropout(√dim · E[token] + P(position)): tokens [B, T] to vectors [B, T, dim].
+    """dropout(norm(√dim · E[token] + P(position))): tokens [B, T] to vectors [B, T, dim].
 
     Args:
         tokens: E. One table given to several embeddings, and to `TiedOutput`, is shared by them.
@@ -178,6 +178,7 @@ class Embedding(nn.Module):
             attention turns by position.
         dropout: the probability with which a feature of the sum is dropped in training.
         scale: what E[token] is multiplied by; √dim without it.
+        norm: of the sum, as mBART has one; none without it.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), sections 3.4, 3.5 and 5.4.
 
@@ -196,11 +197,13 @@ class Embedding(nn.Module):
         *,
         dropout: float = 0.0,
         scale: float | None = None,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.tokens = tokens
         self.positions = positions
         self.scale = math.sqrt(tokens.embedding_dim) if scale is None else scale
+        self.norm = nn.Identity() if norm is None else norm
         self.dropout = nn.Dropout(dropout)
 
     @property
@@ -214,7 +217,7 @@ class Embedding(nn.Module):
         if self.positions is not None:
             at = torch.arange(first, first + tokens.shape[-1], device=tokens.device)
             embedded = embedded + self.positions(at).to(embedded.dtype)
-        return self.dropout(embedded)
+        return self.dropout(self.norm(embedded))
 
 
 class TiedOutput(nn.Module):

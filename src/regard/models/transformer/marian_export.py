@@ -11,13 +11,8 @@ from ...errors import ConfigurationError
 from ...nn import FeedForward, PostNorm
 from ...positions import Sinusoidal, SplitSinusoidal
 from .encoder_decoder import Decoder, Encoder, TiedOutput
-from .marian_checkpoint import (
-    MARIAN_ACTIVATIONS,
-    OUTPUT_BIAS,
-    MarianSettings,
-    MarianStack,
-    marian_name,
-)
+from .marian_checkpoint import MARIAN_ACTIVATIONS, OUTPUT_BIAS, MarianSettings, marian_name
+from .pretrained_settings import StackSizes
 from .transformer import Transformer
 
 _FEATURES_OUT = (".output.", ".down.", "norm.")
@@ -84,7 +79,7 @@ def marian_tensors(model: Transformer, settings: MarianSettings) -> dict[str, Te
 def marian_config(settings: MarianSettings) -> dict[str, Any]:
     """The settings as config.json has them, without special ids.
 
-    >>> small = MarianStack(1, 2, 16)
+    >>> small = StackSizes(1, 2, 16)
     >>> settings = MarianSettings(8, small, small, "relu", True, True, True, 20, 20, 64)
     >>> MarianSettings.read(marian_config(settings)) == settings
     True
@@ -129,7 +124,7 @@ def _activations(stack: Encoder | Decoder) -> list[str]:
     return names
 
 
-def _stack(stack: Encoder | Decoder) -> MarianStack:
+def _stack(stack: Encoder | Decoder) -> StackSizes:
     if not isinstance(stack.norm, nn.Identity):
         raise _unlike(f"there is a norm behind the last layer, {stack.norm}", "none, as with PostNorm")
     blocks: list[Any] = list(stack.blocks)
@@ -141,7 +136,7 @@ def _stack(stack: Encoder | Decoder) -> MarianStack:
     sizes = {(block.attention.projections.num_heads, block.feed_forward.hidden_dim) for block in blocks}
     if len(sizes) != 1:
         raise _unlike("layers differ in their heads or hidden dims", "equal ones")
-    return MarianStack(len(blocks), *sizes.pop())
+    return StackSizes(len(blocks), *sizes.pop())
 
 
 def _order(model: Transformer, dim: int) -> Tensor:

@@ -21,21 +21,33 @@ from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
 
 @dataclass(frozen=True, eq=False)
 class TransformerMemory:
-    """The source for cross-attention: keys and values of each decoder layer, lengths [B], and the padding mask."""
+    """The source for cross-attention: keys and values of each decoder layer, lengths [N], and the padding mask.
+
+    beams: how many consecutive rows of a batch [B], B = N · beams, share each of its rows.
+    """
 
     layers: tuple[ProjectedMemory, ...]
     lengths: Tensor
     mask: Mask
+    beams: int = 1
 
     def reorder(self, rows: Tensor) -> TransformerMemory:
         """The memory for these rows of the batch, in this order; rows may repeat.
 
+        Where each source is there equally often in a row, as those of the beams of a search are, it is kept once.
+
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.
         """
-        check_rows(rows, len(self.lengths))
-        lengths = self.lengths[rows]
-        return TransformerMemory(tuple(layer.reorder(rows) for layer in self.layers), lengths, padding(lengths=lengths))
+        check_rows(rows, len(self.lengths) * self.beams)
+        rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
+        sources, counts = torch.unique_consecutive(rows // self.beams, return_counts=True)
+        beams = int(counts[0]) if len(counts) and bool((counts == counts[0]).all()) else 1
+        sources = sources if beams > 1 else rows // self.beams
+        if torch.equal(sources, torch.arange(len(self.lengths), device=sources.device)):
+            return replace(self, beams=beams)
+        lengths, layers = self.lengths[sources], tuple(layer.reorder(sources) for layer in self.layers)
+        return TransformerMemory(layers, lengths, padding(lengths=lengths), beams)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +254,7 @@ class Transformer(nn.Module):
         return ObservedTransformerStep(
             self.output(features[:, -1]),
             TransformerState(caches, state.length + 1),
-            weights=_cross(seen).squeeze(-2),
+            weights=_cross(seen).permute(0, 3, 1, 2, 4).flatten(0, 1),  # [N, L, H, beams, S] to [B, L, H, S]
             self_weights=torch.stack([block.attention[WEIGHTS] for block in seen], 1).squeeze(-2),
         )
 

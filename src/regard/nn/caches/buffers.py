@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...core.torch_modes import under_transform
 from ...errors import DeviceError, DtypeError, ShapeError
 
 
@@ -89,7 +90,12 @@ class Buffers:
         positions = self.positions[..., :length]
         if positions.ndim == 2:
             positions = positions[rows]
-        return Buffers.allocate(self.keys[rows, :, :length], self.values[rows, :, :length], positions, capacity)
+        rows = (rows.nonzero().squeeze(-1) if rows.dtype == torch.bool else rows).to(self.keys.device)
+        keys, values = self.keys[:, :, :length], self.values[:, :, :length]
+        if torch.is_grad_enabled() or under_transform():
+            return Buffers.allocate(keys.index_select(0, rows), values.index_select(0, rows), positions, capacity)
+        keys, values = (_rows_with_capacity(part, rows, capacity) for part in (keys, values))
+        return Buffers(keys, values, with_capacity(positions, -1, capacity), filled=length)
 
     def _can_append_in_place(self, length: int, total: int) -> bool:
         """Whether no other cache has appended after the first `length` positions, and `total` fit."""
@@ -103,6 +109,14 @@ def with_capacity(tensor: Tensor, axis: int, capacity: int) -> Tensor:
     length, shape[axis] = shape[axis], max(capacity, shape[axis])
     padded = tensor.new_empty(shape)
     padded.narrow(axis, 0, length).copy_(tensor)
+    return padded
+
+
+def _rows_with_capacity(tensor: Tensor, rows: Tensor, capacity: int) -> Tensor:
+    """Rows of (B, H, N, D) with `capacity` positions, of which those after the N are not initialised: copied once."""
+    length = tensor.shape[2]
+    padded = tensor.new_empty(len(rows), tensor.shape[1], max(capacity, length), tensor.shape[3])
+    torch.index_select(tensor, 0, rows, out=padded[:, :, :length])
     return padded
 
 

@@ -23,6 +23,9 @@ from .packed_buffers import PackedBuffers
 
 SPARE = 32
 """The number of positions allocated in advance, in addition to half of the current length."""
+SPARE_OF_BEAMS = 4
+"""The same of a cache whose rows were reordered: a beam search does so at almost every step, and fresh memory costs
+more than what is copied."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,10 @@ class Growing:
     def capacity(self, length: int) -> int:
         """Positions to allocate for a cache of this length."""
         return with_spare(length)
+
+    def capacity_after_reorder(self, length: int) -> int:
+        """Positions to allocate for other rows of a cache of this length."""
+        return length + SPARE_OF_BEAMS
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,10 @@ class Static:
 
     def capacity(self, length: int) -> int:
         """Positions to allocate, whatever the length."""
+        return self.max_length
+
+    def capacity_after_reorder(self, length: int) -> int:
+        """The same."""
         return self.max_length
 
 
@@ -85,6 +96,10 @@ class Rolling:
     def capacity(self, length: int) -> int:
         """Positions to allocate for a cache of this length."""
         return with_spare(length)
+
+    def capacity_after_reorder(self, length: int) -> int:
+        """Positions to allocate for other rows of a cache of this length."""
+        return length + SPARE_OF_BEAMS
 
 
 Policy = Growing | Static | Rolling
@@ -311,7 +326,7 @@ class KVCache(Cache):
         if self.contents is None:
             return self
         check_rows(rows, self.contents.buffers.keys.shape[0])
-        contents, capacity = self.contents, self.contents.buffers.capacity
+        contents, capacity = self.contents, self.policy.capacity_after_reorder(self.contents.length)
         buffers, next_position = contents.buffers.take_rows(rows, contents.length, capacity), contents.next_position
         if isinstance(next_position, Tensor) and next_position.ndim:
             next_position = next_position[rows]
