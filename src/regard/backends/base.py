@@ -8,7 +8,7 @@ knows. A group that a backend does not have is None. Problems come as `BatchedPr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from torch import Size, Tensor, dtype
@@ -415,8 +415,8 @@ class TimedFlash(Protocol):
         ...
 
 
-class ThresholdTiles(Protocol):
-    """Attention whose weights are 0 below a threshold of each row, over the tiles that a mask leaves."""
+class NormalizerTiles(Protocol):
+    """Attention with a normalizer other than softmax, over the tiles that a mask leaves."""
 
     def why_not(self, problem: Problem) -> list[str]:
         """Reasons against a problem; never by the values of its tensors."""
@@ -427,31 +427,11 @@ class ThresholdTiles(Protocol):
         ...
 
     def forward(self, batched: BatchedProblem) -> Rows:
-        """Output and thresholds, -inf of rows without keys."""
+        """Output, and what the normalizer says of each row: a threshold, or the log-sum-exp; -inf without keys."""
         ...
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """The gradients of query, key and value, and of a bias; `Saved.lse` has the thresholds."""
-        ...
-
-
-class MixedHeadTiles(Protocol):
-    """Attention whose scores and weights are mixed over the heads, over the tiles that a mask leaves."""
-
-    def why_not(self, problem: Problem) -> list[str]:
-        """Reasons against a problem; never by the values of its tensors."""
-        ...
-
-    def visited_pairs(self, problem: Problem) -> float:
-        """The pairs whose scores are computed."""
-        ...
-
-    def forward(self, batched: BatchedProblem) -> Rows:
-        """Output, and the log-sum-exp of the softmax."""
-        ...
-
-    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """The gradients of query, key and value, of a bias, and of the matrices that mix the heads."""
+        """The gradients of query, key and value, of a bias and of the normalizer; `Saved.lse` has what rows said."""
         ...
 
 
@@ -489,9 +469,9 @@ class Backend(Protocol):
     def recurrences(self) -> Recurrences | None: ...
 
     @property
-    def thresholds(self) -> ThresholdTiles | None: ...
-    @property
-    def mixed_heads(self) -> MixedHeadTiles | None: ...
+    def normalizer_tiles(self) -> Mapping[str, NormalizerTiles]:
+        """By the name of the kernel that they are for."""
+        ...
 
     @property
     def timed_flash(self) -> TimedFlash | None: ...
