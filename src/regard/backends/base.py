@@ -140,7 +140,7 @@ class ShortPass(Protocol):
         *,
         of_bias: bool = False,
     ) -> ShortGradients | None:
-        """The gradients, with the softmax computed again; None where they are not finite or exact."""
+        """The gradients, with the weights computed again; None where they are not finite or exact."""
         ...
 
 
@@ -155,7 +155,8 @@ class ShortRows(Protocol):
 
     spans: (B or 1, M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys
     without it. terms: numbers added to the scores, and pairs that are left out beside. Rows that attend to nothing have
-    output 0 and log-sum-exp -inf.
+    output 0 and log-sum-exp -inf. normalizer: one that it `takes`, None for softmax; log-sum-exps are its
+    numbers of rows.
     """
 
     @property
@@ -163,7 +164,19 @@ class ShortRows(Protocol):
         """The most keys."""
         ...
 
-    def prepare(self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortPass:
+    def takes(self, normalizer: Normalizer | None) -> bool:
+        """Whether it computes a normalizer; None for softmax."""
+        ...
+
+    def prepare(
+        self,
+        scale: float,
+        spans: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        normalizer: Normalizer | None = None,
+    ) -> ShortPass:
         """What computes such tensors; memoized by their layout."""
         ...
 
@@ -175,6 +188,7 @@ class ShortRows(Protocol):
         scale: float,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
+        normalizer: Normalizer | None = None,
     ) -> Rows | None:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M); None where a bias is too large for the code."""
         ...
@@ -188,6 +202,7 @@ class ShortRows(Protocol):
         saved: Saved,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
+        normalizer: Normalizer | None = None,
     ) -> ShortGradients:
         """The gradients, and that of the terms' bias where `saved` asks for it."""
         ...

@@ -62,7 +62,7 @@ KERNELS: tuple[Kernel, ...] = (
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
 of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
 
-ROW_KERNELS: tuple[Kernel, ...] = (FLASH, THRESHOLD, MIXED_HEADS, TILED, REFERENCE)
+ROW_KERNELS: tuple[Kernel, ...] = (SHORT, FLASH, THRESHOLD, MIXED_HEADS, TILED, REFERENCE)
 """The kernels of every other normalizer, unless it names its own."""
 
 MAX_UNCOMPARED_LENGTH = 256
