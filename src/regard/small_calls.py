@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from types import NoneType
 from typing import Any, ParamSpec, TypeAlias, cast
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import Parameter
 
 from . import native
 from .backends.base import PreparedStep
+from .core.normalizer import Normalizer
 from .core.problem import Problem
 from .core.state import is_constant
 from .core.torch_modes import no_mode_active
@@ -35,7 +37,7 @@ from .tiles.memo import memo_of
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
-QUICK = ("mask", "scale")
+QUICK = ("mask", "scale", "normalizer")
 """The options of calls that are remembered."""
 LONGEST = 512
 """The most queries and keys of a small call: of longer ones the steps of Python are a small part."""
@@ -61,7 +63,7 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
         dense = type(query) in PLAIN_TYPES and not query.is_nested
         small = dense and not traced and query.ndim == 4 and query.shape[2] <= LONGEST
         if small and (not options or _is_plain(options)):
-            output = attend_repeatedly(query, key, value, options.get("mask"), options.get("scale"))
+            output = attend_repeatedly(query, key, value, **options)
             if output is not None:
                 return output
         return in_full(query, key, value, **options)
@@ -70,7 +72,7 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
 
 
 def _is_plain(options: dict[str, Any]) -> bool:
-    """Whether no option but mask and scale is given."""
+    """Whether no option but those of `QUICK` is given."""
     for name, given in options.items():
         if given is not None and name not in QUICK and not (name == "dropout_p" and drops_nothing(given)):
             return False
@@ -78,7 +80,14 @@ def _is_plain(options: dict[str, Any]) -> bool:
 
 
 def attend_repeatedly(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | Tensor | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    normalizer: Normalizer | None = None,
+    **_: object,
 ) -> Tensor | None:
     """The output of a call whose like was computed before by the kernel `short`, or `decode`; None for any other call.
 
@@ -103,9 +112,12 @@ def attend_repeatedly(
     queries, keys = shape[2], value_shape[2]
     if queries > LONGEST or keys > LONGEST:
         return None
+    of_normalizer = None
+    if normalizer is not None and (of_normalizer := _described_normalizer(normalizer)) is None:
+        return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     constant = mask is None or is_constant(mask)
-    step = queries == 1 <= keys and not learned and constant
+    step = queries == 1 <= keys and not learned and constant and normalizer is None
     if step and key_shape[2] != keys:
         return None
     calls, of_mask = _calls, mask
@@ -113,7 +125,15 @@ def attend_repeatedly(
         if (memo := memo_of(mask)).state is None:
             return None
         calls, of_mask = memo.calls, None
-    settings = of_mask, scale, learned, torch.get_num_threads(), native.variant_in_use(), rates.times_saved
+    settings = (
+        of_mask,
+        scale,
+        of_normalizer,
+        learned,
+        torch.get_num_threads(),
+        native.variant_in_use(),
+        rates.times_saved,
+    )
     if step:
         known = *settings, *_described(query), *_described_growing(key), *_described_growing(value)
     else:  # `_described` without its calls, which take a microsecond
@@ -128,12 +148,23 @@ def attend_repeatedly(
     except TypeError:  # a scale without a hash is no number, which the long way refuses
         return None
     except KeyError:
-        call = _remember(calls, known, make_problem(query, key, value, mask=mask, scale=scale), step)
+        problem = make_problem(query, key, value, mask=mask, scale=scale, normalizer=normalizer)
+        call = _remember(calls, known, problem, step)
     if call is None:
         return None
     if type(call) is PreparedCall:
         return call.run(query, key, value, mask, learned=learned)
     return cast(PreparedStep, call).run(query, key, value)
+
+
+def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:
+    """Type and numbers, as each call may make the object anew; None where it has tensors, or anything else."""
+    if not isinstance(normalizer, Normalizer):
+        return None
+    numbers = vars(normalizer).values()
+    if not all(type(number) in (int, float, NoneType) for number in numbers):
+        return None
+    return type(normalizer), *numbers
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:

@@ -2,13 +2,14 @@
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 import regard
-from regard import masks, native, small_calls
+from regard import masks, native, normalizers, small_calls
 from regard.errors import ConfigurationError, ShapeError
 from regard.kernels.hooks import attention_hook
 from regard.kernels.planning.rates import ZEN_4
@@ -46,6 +47,55 @@ def test_repeated_calls_are_exact(mask):
     agrees(inputs(2, 3, 11, 5), mask=mask)
     agrees(inputs(2, 3, 13, 16), mask=mask, scale=0.3)
     assert known() == [True, True]
+
+
+@pytest.mark.parametrize(
+    "make", [normalizers.Sigmoid, partial(normalizers.Sigmoid, -2), normalizers.Sparsemax, normalizers.Entmax]
+)
+def test_calls_with_a_normalizer_that_is_made_anew_each_time(make):
+    for mask in (None, masks.causal()):
+        tensors = [3.0 * tensor for tensor in inputs(2, 3, 11, 5)]
+        for _ in range(3):
+            expected = regard.attention(*(each.double() for each in tensors), mask=mask, normalizer=make())
+            found = regard.attention(*tensors, mask=mask, normalizer=make())
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert known() == [False, True] * 2  # float64, and float32
+
+
+def test_numbers_of_a_normalizer_are_told_apart_and_tensors_take_the_long_way():
+    tensors = inputs(1, 2, 16, 8)
+    for normalizer in (None, *map(normalizers.Sigmoid, (-1.0, -2.0)), *map(normalizers.Entmax, (1.5, 2.0))):
+        agrees(tensors, normalizer=normalizer)
+    assert known() == [True] * 5
+    agrees(tensors, normalizer=normalizers.Sigmoid(torch.tensor([-1.0, 2.0])))
+    assert len(known()) == 5
+    agrees(tensors, normalizer=normalizers.Softpick())  # which no call of C computes
+    assert known() == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.Sigmoid(), normalizers.Sparsemax(), normalizers.Entmax(1.5)])
+def test_nan_and_gradients_of_a_normalizer_are_as_in_the_formula(normalizer):
+    mask, row = masks.causal(), 9
+    leaves = [tensor.requires_grad_() for tensor in inputs(1, 2, 13, 8)]
+    for place in range(3):
+        poisoned = [tensor.detach().clone() for tensor in leaves]
+        poisoned[place][0, 1, row, 3] = torch.nan
+        for given in (poisoned, [tensor.requires_grad_() for tensor in poisoned]):
+            output = regard.attention(*given, mask=mask, normalizer=normalizer)
+            rows = slice(row, row + 1) if place == 0 else slice(row, None)  # those that attend to it
+            assert output[0, 1, rows].isnan().any(-1).all()
+            clean = regard.attention(*leaves, mask=mask, normalizer=normalizer)
+            torch.testing.assert_close(output[0, 1, :row], clean[0, 1, :row], rtol=1e-5, atol=1e-6)
+    exact = [tensor.detach().double().requires_grad_() for tensor in leaves]
+    weights = torch.randn(1, 2, 13, 8)
+    results = [
+        torch.autograd.grad((regard.attention(*each, mask=mask, normalizer=normalizer) * weights).sum(), each)
+        for each in (leaves, exact)
+    ]
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigurationError, match="normalizer needs one from regard.normalizers"):
+        regard.attention(*leaves, normalizer="sparsemax")  # type: ignore[arg-type]
 
 
 def test_what_differs_is_another_call():

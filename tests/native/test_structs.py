@@ -111,6 +111,9 @@ def test_constants():
     }.items():
         for name, value in constants.items():
             assert re.search(rf"\b{name} = {value}\b", HEADERS[header])
+    names = "SOFTMAX", "SIGMOID", "SPARSEMAX", "ENTMAX"
+    assert f"enum {{ {', '.join(names)} }};" in HEADERS["short.h"]
+    assert [getattr(short_rows, name) for name in names] == [*range(4)]
 
 
 def test_the_table_of_terms():

@@ -8,7 +8,7 @@ knows. A group that a backend does not have is None. Problems come as `BatchedPr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Size, Tensor, dtype
@@ -175,7 +175,7 @@ class ShortPass(Protocol):
         *,
         of_bias: bool = False,
     ) -> ShortGradients | None:
-        """The gradients, with the softmax computed again; None where they are not finite or exact."""
+        """The gradients, with the weights computed again; None where they are not finite or exact."""
         ...
 
 
@@ -190,7 +190,8 @@ class ShortRows(Protocol):
 
     spans: (B or 1, M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys
     without it. terms: numbers added to the scores, and pairs that are left out beside. Rows that attend to nothing have
-    output 0 and log-sum-exp -inf.
+    output 0 and log-sum-exp -inf. normalizer: one that it `takes`, None for softmax; log-sum-exps are its
+    numbers of rows.
     """
 
     @property
@@ -198,7 +199,19 @@ class ShortRows(Protocol):
         """The most keys."""
         ...
 
-    def prepare(self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortPass:
+    def takes(self, normalizer: Normalizer | None) -> bool:
+        """Whether it computes a normalizer; None for softmax."""
+        ...
+
+    def prepare(
+        self,
+        scale: float,
+        spans: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        normalizer: Normalizer | None = None,
+    ) -> ShortPass:
         """What computes such tensors; memoized by their layout."""
         ...
 
@@ -210,6 +223,7 @@ class ShortRows(Protocol):
         scale: float,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
+        normalizer: Normalizer | None = None,
     ) -> Rows | None:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M); None where a bias is too large for the code."""
         ...
@@ -223,6 +237,7 @@ class ShortRows(Protocol):
         saved: Saved,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
+        normalizer: Normalizer | None = None,
     ) -> ShortGradients:
         """The gradients, and that of the terms' bias where `saved` asks for it."""
         ...
@@ -450,8 +465,8 @@ class TimedFlash(Protocol):
         ...
 
 
-class ThresholdTiles(Protocol):
-    """Attention whose weights are 0 below a threshold of each row, over the tiles that a mask leaves."""
+class NormalizerTiles(Protocol):
+    """Attention with a normalizer other than softmax, over the tiles that a mask leaves."""
 
     def why_not(self, problem: Problem) -> list[str]:
         """Reasons against a problem; never by the values of its tensors."""
@@ -462,31 +477,11 @@ class ThresholdTiles(Protocol):
         ...
 
     def forward(self, batched: BatchedProblem) -> Rows:
-        """Output and thresholds, -inf of rows without keys."""
+        """Output, and what the normalizer says of each row: a threshold, or the log-sum-exp; -inf without keys."""
         ...
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """The gradients of query, key and value, and of a bias; `Saved.lse` has the thresholds."""
-        ...
-
-
-class MixedHeadTiles(Protocol):
-    """Attention whose scores and weights are mixed over the heads, over the tiles that a mask leaves."""
-
-    def why_not(self, problem: Problem) -> list[str]:
-        """Reasons against a problem; never by the values of its tensors."""
-        ...
-
-    def visited_pairs(self, problem: Problem) -> float:
-        """The pairs whose scores are computed."""
-        ...
-
-    def forward(self, batched: BatchedProblem) -> Rows:
-        """Output, and the log-sum-exp of the softmax."""
-        ...
-
-    def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """The gradients of query, key and value, of a bias, and of the matrices that mix the heads."""
+        """The gradients of query, key and value, of a bias and of the normalizer; `Saved.lse` has what rows said."""
         ...
 
 
@@ -527,9 +522,9 @@ class Backend(Protocol):
     def recurrences(self) -> Recurrences | None: ...
 
     @property
-    def thresholds(self) -> ThresholdTiles | None: ...
-    @property
-    def mixed_heads(self) -> MixedHeadTiles | None: ...
+    def normalizer_tiles(self) -> Mapping[str, NormalizerTiles]:
+        """By the name of the kernel that they are for."""
+        ...
 
     @property
     def timed_flash(self) -> TimedFlash | None: ...

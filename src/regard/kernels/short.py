@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..backends.base import ShortPass, ShortRows
-from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
+from ..backends.base import ShortPass
+from ..backends.registry import Makers, is_nan_safe
+from ..backends.torch.row_loop import RowAttention
 from ..backends.torch.tile_loop import TiledAttention
 from ..biases import RelativeBias
 from ..biases.base import TensorBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import CheckedGradients
+from ..core.normalizer import Normalizer
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
@@ -28,12 +30,14 @@ from ..tiles.mask_tiles import distinct_matrices
 from ..tiles.memo import modified, remembered_state
 from ..tiles.pair_terms import PairTerms
 from ..tiles.row_spans import has_spans, key_spans
+from ..tiles.tile_size import SCORES_PER_TILE
 from ..utils.pytree import tree_tensors
 from .base import EVERY_GRADIENT, GRADIENT, Cost, FlashWork, Result
 from .custom_op import apply_kernel, compute_forward, differentiate, register
 from .planning.unit_costs import MASK, RESULT, bias_passes, bytes_read, evaluated, heads_per_key, total_width
 from .planning.unit_prices import price
 
+MAKERS = Makers(lambda backend: backend.short)
 CALLS = price("short.calls")
 OWN_GRADIENT = price("short.own_gradient")
 TERM = price("short.term")
@@ -61,15 +65,23 @@ class ShortKernel:
     def why_not(self, problem: Problem) -> list[str]:
         """Features that its code does not support, or more keys than it is meant for."""
         reasons, value = [], problem.value
-        if problem.normalizer is not None:
-            reasons.append(f"its code computes softmax attention; this is {problem.normalizer_name}")
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
         for name, feature in (("softcap", problem.softcap), ("dropout", problem.dropout)):
             if feature is not None:
                 reasons.append(f"its code has no {name}")
-        reasons += reasons_against([each for each in BACKENDS if each.short is not None], value)
-        if not reasons and problem.keys > (longest := _maker(value)[1].longest):
+        reasons += MAKERS.why_not(value)
+        if reasons:
+            return reasons
+        rows = MAKERS.of(value)[1]
+        if not rows.takes(problem.normalizer):
+            reasons.append(
+                "its code computes softmax, sparsemax, entmax-1.5, and sigmoid attention with a number as bias; this "
+                f"is {problem.normalizer!r}"
+            )
+        if problem.normalizer is not None and problem.sinks is not None:
+            reasons.append("its code has sinks of softmax alone")
+        if problem.keys > (longest := rows.longest):
             reasons.append(f"it is for at most {longest} keys, whose scores fit into a core's cache; here are more")
         return reasons
 
@@ -78,7 +90,7 @@ class ShortKernel:
 
         Those behind all spans of a sequence are not read. Values of float32 are read as they are in the forward pass.
         """
-        backend, short_rows = _maker(problem.value)
+        backend, short_rows = MAKERS.of(problem.value)
         rows, width = problem.weights_shape[:-1].numel(), total_width(problem)
         pairs = rows * _mean_columns(problem, short_rows.keys_at_once())
         value, units = problem.value, problem.value.shape[:-2].numel()
@@ -103,10 +115,10 @@ class ShortKernel:
     def reads_spans_alone(self, problem: Problem) -> bool:
         """Whether it reads keys and values as they are, and none outside of a mask's spans: of few rows."""
         value, mask, rows = problem.value, problem.mask, heads_per_key(problem) * problem.queries
-        found = next((each.short for each in BACKENDS if each.short is not None and each.runs(value)), None)
+        found = MAKERS.find(value)
         if found is None or mask is None:  # it is asked before anybody has asked who computes the problem
             return False
-        return rows <= found.rows_as_they_are(problem) and has_spans(mask, problem)
+        return rows <= found[1].rows_as_they_are(problem) and has_spans(mask, problem)
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""
@@ -114,7 +126,7 @@ class ShortKernel:
 
     def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
         """Whether the backend that computes a problem is."""
-        return is_nan_safe(_maker(problem.value)[0])
+        return is_nan_safe(MAKERS.of(problem.value)[0])
 
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.
@@ -126,7 +138,7 @@ class ShortKernel:
         if not has_short_tensors(problem) or torch.compiler.is_compiling() or functorch_active():
             return apply_kernel(problem, self)
         spans = key_spans(problem)
-        prepared = _maker(value)[1].prepare(pairs.scale, spans, query, key, value)
+        prepared = MAKERS.of(value)[1].prepare(pairs.scale, spans, query, key, value, problem.normalizer)
         if prepared.copies:
             return apply_kernel(problem, self)
         terms = None
@@ -134,7 +146,8 @@ class ShortKernel:
             return apply_kernel(problem, self)
         if problem.inputs_require_grad() or problem.bias_requires_grad():
             return Result(attend_with_gradient(problem, prepared, spans, terms))
-        output = attend_without_gradient(problem.mask, prepared, spans, query, key, value, terms)
+        masked = problem.mask is not None or problem.normalizer is not None
+        output = attend_without_gradient(prepared, spans, query, key, value, terms, masked=masked)
         return apply_kernel(problem, self) if output is None else Result(output)
 
     def prepare_call(self, problem: Problem) -> PreparedCall | None:
@@ -143,23 +156,27 @@ class ShortKernel:
         if not isinstance(pairs, DotPairs) or not has_short_tensors(problem) or has_terms(problem):
             return None
         spans = key_spans(problem)
-        prepared = _maker(value)[1].prepare(pairs.scale, spans, pairs.query, pairs.key, value)
-        return None if prepared.copies else PreparedCall(pairs.scale, spans, prepared)
+        prepared = MAKERS.of(value)[1].prepare(pairs.scale, spans, pairs.query, pairs.key, value, problem.normalizer)
+        return None if prepared.copies else PreparedCall(pairs.scale, spans, prepared, problem.normalizer)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
-        rows = _maker(batched.value)[1].forward(*inputs, _pair_terms(batched))
-        # Rows whose bias is the smallest number, as transformers masks them, are exact by tiles.
-        return TiledAttention().forward(batched) if rows is None else rows
+        rows = MAKERS.of(batched.value)[1].forward(*inputs, _pair_terms(batched), batched.problem.normalizer)
+        if rows is not None:
+            return rows
+        # Rows whose bias is the smallest number, as transformers masks them, are exact in torch.
+        return (TiledAttention() if batched.problem.has_lse else RowAttention(SCORES_PER_TILE)).forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem, in its dtype."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
         inputs, spans = (pairs.query, pairs.key, batched.value, pairs.scale), key_spans(batched.problem)
-        found = _maker(batched.value)[1].backward(*inputs, saved, spans, _pair_terms(batched))
+        found = MAKERS.of(batched.value)[1].backward(
+            *inputs, saved, spans, _pair_terms(batched), batched.problem.normalizer
+        )
         query, key, value, of_bias = found
         if of_bias is not None:
             _add_bias_gradient(batched, of_bias, into)
@@ -173,19 +190,18 @@ class PreparedCall:
     scale: float
     spans: Tensor | None
     prepared: ShortPass
+    normalizer: Normalizer | None
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, *, learned: bool) -> Tensor | None:
         """The output of such a call, differentiable if `learned`; None as `attend_without_gradient`."""
         if learned:
             return attend_with_gradient(
-                Problem(DotPairs(query, key, self.scale), value, mask), self.prepared, self.spans
+                Problem(DotPairs(query, key, self.scale), value, mask, normalizer=self.normalizer),
+                self.prepared,
+                self.spans,
             )
-        return attend_without_gradient(mask, self.prepared, self.spans, query, key, value)
-
-
-def _maker(value: Tensor) -> tuple[str, ShortRows]:
-    """Who computes short rows of this device and dtype: the backend's name and its methods."""
-    return next((each.name, each.short) for each in BACKENDS if each.short is not None and each.runs(value))
+        masked = mask is not None or self.normalizer is not None
+        return attend_without_gradient(self.prepared, self.spans, query, key, value, masked=masked)
 
 
 def has_short_tensors(problem: Problem) -> bool:
@@ -200,20 +216,24 @@ def has_short_tensors(problem: Problem) -> bool:
 
 
 def attend_without_gradient(
-    mask: Mask | None,
     prepared: ShortPass,
     spans: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     terms: PairTerms | None = None,
+    *,
+    masked: bool,
 ) -> Tensor | None:
-    """The output in one call; None where it is not finite, though what is masked may be all that is not."""
+    """The output in one call; None where it is not finite, though what has no weight may be all that is not.
+
+    masked: whether keys may have no weight, by a mask or a normalizer.
+    """
     found = prepared.forward(spans, query, key, value, terms)
     if found is None:
         return None
     output, finite, _ = found
-    return output if finite or (mask is None and value.shape[2]) else None
+    return output if finite or (not masked and value.shape[2]) else None
 
 
 def attend_with_gradient(

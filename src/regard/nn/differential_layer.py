@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +15,22 @@ from ..differential import DifferentialObservation, Pair, differential_attention
 from ..errors import ConfigurationError
 from ..kernels.validation import AttentionOptions
 from ..lenses import Lens
-from ..masks import Mask, as_mask
-from ..positions import Rotary, Rotation
+from ..masks import Mask
+from ..positions import Rotary
 from .attention_layer import CallKwargs, Store
 from .caches import KVCache
 from .feedforward import RMSNorm
-from .input_checks import check_positions
-from .layer_arguments import BiasModule, check_cache, check_no_rotation, checked_rotary, combine_biases, combine_masks
+from .layer_arguments import check_cache
 from .linear import Linear
 from .projections import Projections, init_xavier
+from .self_attention_layer import SelfAttentionLayer
 
 Heads = tuple[Pair, Pair, Tensor]
 """Queries and keys of both softmaxes, and values."""
 
 
-class DifferentialLayer(nn.Module, ABC):
-    """Base class of the layers: projections, masks, rotary embedding and cache; a subclass pairs heads and has λ."""
+class DifferentialLayer(SelfAttentionLayer[Heads, DifferentialObservation, Store]):
+    """Base class of the layers of differential attention: a subclass pairs heads and has λ."""
 
     def __init__(
         self,
@@ -40,114 +39,36 @@ class DifferentialLayer(nn.Module, ABC):
         bias: Bias | Tensor | None,
         rotary: Rotary | None,
     ) -> None:
-        super().__init__()
         if projections.num_heads % 2 or projections.memory_dim is not None:
             raise ConfigurationError(
                 f"projections have {projections.num_heads} heads and memory_dim={projections.memory_dim}; differential "
                 "attention needs an even number of heads, one for either softmax, of one sequence"
             )
-        self.projections = projections
-        self.mask = None if mask is None else as_mask(mask)
-        self.bias = None if bias is None else BiasModule(bias)
-        self.rotary = checked_rotary(rotary, projections.head_dim)
-
-    def forward(
-        self,
-        query: Tensor,
-        *,
-        mask: Mask | Tensor | None = None,
-        bias: Bias | Tensor | None = None,
-        positions: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
-        """Self-attention of a sequence: (batch, length, dim) to (batch, length, dim).
-
-        mask and bias are combined with the layer's own; positions, (length,) or (batch, length), are 0, 1, ... by
-        default; rotation: as in `Attention.forward`.
-        """
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options = self._sequence_inputs(query, call)
-        return self._output(differential_attention(*heads, self._share(query), **options))
-
-    def observe(self, query: Tensor, *lenses: Lens, **call: Unpack[CallKwargs]) -> DifferentialObservation:
-        """`forward` with lenses on the weights: `seen.output`, `seen[weights]`, and `seen.first[lens]`."""
-        heads, options = self._sequence_inputs(query, call)
-        seen = observe_differential_attention(*heads, self._share(query), *lenses, **options)
-        return replace(seen, output=self._output(seen.output))
+        super().__init__(projections, mask, bias, rotary)
 
     def make_cache(self, max_length: int | None = None) -> KVCache:
         """An empty cache for decoding, as `Attention.make_cache`."""
         return KVCache() if self.mask is None else KVCache.rolling(self.mask, max_length)
 
-    def step(
-        self,
-        query: Tensor,
-        cache: Store,
-        *,
-        mask: Mask | Tensor | None = None,
-        bias: Bias | Tensor | None = None,
-        positions: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Tensor, Store]:
-        """One decoding step: attention of the next M tokens to themselves and the cached ones, and the extended cache.
-
-        Under a causal mask steps of any size equal `forward` on the whole sequence. Arguments are those of `forward`,
-        of the M tokens; positions are those that follow the cache's by default.
-        """
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options, cache = self._step_inputs(query, cache, call)
-        return self._output(differential_attention(*heads, self._share(query), **options)), cache.evict()
-
-    def observe_step(
-        self, query: Tensor, cache: Store, *lenses: Lens, **call: Unpack[CallKwargs]
-    ) -> tuple[DifferentialObservation, Store]:
-        """`step` with lenses on the weights, whose columns are the keys in the cache."""
-        heads, options, cache = self._step_inputs(query, cache, call)
-        seen = observe_differential_attention(*heads, self._share(query), *lenses, **options)
-        return replace(seen, output=self._output(seen.output)), cache.evict()
-
-    def _sequence_inputs(self, query: Tensor, call: CallKwargs) -> tuple[Heads, AttentionOptions]:
-        """Arguments of `differential_attention` for a whole sequence."""
-        positions = call.get("positions")
-        if positions is not None:
-            check_positions("positions", positions, query.shape[0], query.shape[1])
-        queries, stored = self._projected(query, positions, call.get("rotation"))
-        return self._paired(queries, *stored), self._options(call, positions, positions)
+    def _heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Heads:
+        return self._paired(queries, *self._stored(keys, values))
 
     def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:
-        """Arguments of `differential_attention` for the tokens after a cache, and the cache extended by them."""
         check_cache(cache, self.mask)
-        given = call.get("positions")
-        new = cache.next_positions(query.shape[1], query.device) if given is None else given
-        check_positions("positions", new, query.shape[0], query.shape[1])
-        queries, stored = self._projected(query, new, call.get("rotation"))
-        cache = cache.append(*stored, given)
+        new = self._new_positions(query, cache, call)
+        queries, keys, values = self._projected(query, new, call.get("rotation"))
+        cache = cache.append(*self._stored(keys, values), call.get("positions"))
         at = (None, None) if cache.has_default_positions else (new, cache.positions)
         return self._paired(queries, cache.keys, cache.values), self._options(call, *at), cache
 
-    def _projected(
-        self, query: Tensor, positions: Tensor | None, rotation: Rotation | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Queries of all heads, rotated, and keys and values as a cache stores them."""
-        queries, (keys, values) = self.projections.queries(query), self.projections.keys_and_values(query)
-        if self.rotary is None:
-            check_no_rotation(rotation)
-        else:
-            at = torch.arange(query.shape[1], device=query.device) if positions is None else positions
-            if rotation is None:
-                rotation = self.rotary.rotation(at, dtype=torch.promote_types(queries.dtype, torch.float32))
-            queries, keys = rotation.rotate(queries), rotation.rotate(keys)
-        return queries, self._stored(keys, values)
+    def _attend(self, query: Tensor, heads: Heads, options: AttentionOptions) -> Tensor:
+        return self._output(differential_attention(*heads, self._share(query), **options))
 
-    def _options(
-        self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
-    ) -> AttentionOptions:
-        return {
-            "mask": combine_masks(self.mask, call.get("mask")),
-            "bias": combine_biases(self.bias, call.get("bias")),
-            "query_positions": query_positions,
-            "key_positions": key_positions,
-        }
+    def _observe(
+        self, query: Tensor, heads: Heads, options: AttentionOptions, lenses: Sequence[Lens]
+    ) -> DifferentialObservation:
+        seen = observe_differential_attention(*heads, self._share(query), *lenses, **options)
+        return replace(seen, output=self._output(seen.output))
 
     @abstractmethod
     def _stored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
 
-import torch
 from torch import Tensor, nn
 
 from ..attention import Observation, attention, observe
@@ -14,21 +12,14 @@ from ..biases import Bias
 from ..errors import ConfigurationError
 from ..kernels.validation import AttentionOptions
 from ..lenses import Lens
-from ..masks import Mask, as_mask, causal, window
+from ..masks import Mask, causal, window
 from ..normalizers import MultiToken
-from ..positions import Rotary, Rotation
+from ..positions import Rotary
 from .attention_layer import CallKwargs, Heads
 from .caches import Cache, KVCache
-from .input_checks import check_positions
-from .layer_arguments import (
-    BiasModule,
-    NormalizerModule,
-    check_no_rotation,
-    checked_rotary,
-    combine_biases,
-    combine_masks,
-)
+from .layer_arguments import NormalizerModule
 from .projections import Projections
+from .self_attention_layer import SelfAttentionLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +64,7 @@ class QueryCache(Cache):
         return replace(self, queries=self.queries.evict())
 
 
-class MultiTokenAttention(nn.Module):
+class MultiTokenAttention(SelfAttentionLayer[Heads, Observation, QueryCache]):
     """Self-attention with `normalizers.MultiToken`: heads, their norm, joined and projected.
 
     Shapes: (batch, length, dim) to (batch, length, dim).
@@ -113,85 +104,28 @@ class MultiTokenAttention(nn.Module):
         rotary: Rotary | None = None,
         norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
-        super().__init__()
         if not isinstance(normalizer, MultiToken) or projections.memory_dim is not None:
             raise ConfigurationError(
                 f"this layer needs a normalizers.MultiToken and projections of one sequence; it was given "
                 f"{normalizer!r} and memory_dim={projections.memory_dim}: Attention takes others, and a memory"
             )
-        self.projections, self.normalizer = projections, NormalizerModule(normalizer)
-        self.mask = None if mask is None else as_mask(mask)
-        self.bias = None if bias is None else BiasModule(bias)
-        self.rotary = checked_rotary(rotary, projections.head_dim)
+        super().__init__(projections, mask, bias, rotary)
+        self.normalizer = NormalizerModule(normalizer)
         self.norm = nn.Identity() if norm is None else norm(projections.value_dim)
-
-    def forward(
-        self,
-        query: Tensor,
-        *,
-        mask: Mask | Tensor | None = None,
-        bias: Bias | Tensor | None = None,
-        positions: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> Tensor:
-        """Self-attention of a sequence; arguments and errors are those of `Attention.forward`."""
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options = self._sequence_inputs(query, call)
-        return self._output(attention(*heads, **options))
-
-    def observe(self, query: Tensor, *lenses: Lens, **call: Unpack[CallKwargs]) -> Observation:
-        """`forward` with lenses on its weights."""
-        heads, options = self._sequence_inputs(query, call)
-        seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self._output(seen.output))
 
     def make_cache(self, max_length: int | None = None) -> QueryCache:
         """An empty cache for decoding, of any length: earlier rows need keys that the mask hides from later ones."""
         return QueryCache.empty(self.normalizer().rows_before or 0)
 
-    def step(
-        self,
-        query: Tensor,
-        cache: QueryCache,
-        *,
-        mask: Mask | Tensor | None = None,
-        bias: Bias | Tensor | None = None,
-        positions: Tensor | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Tensor, QueryCache]:
-        """One decoding step: the next M tokens attend to themselves and the cached ones, and look back to queries.
-
-        Under a causal mask steps of any size equal `forward` on the whole sequence. Tensors as mask or bias have the
-        rows of the last cached queries too.
-        """
-        call: CallKwargs = {"mask": mask, "bias": bias, "positions": positions, "rotation": rotation}
-        heads, options, cache = self._step_inputs(query, cache, call)
-        context = attention(*heads, **options)
-        return self._output(context[:, :, -query.shape[1] :]), cache.evict()
-
-    def observe_step(
-        self, query: Tensor, cache: QueryCache, *lenses: Lens, **call: Unpack[CallKwargs]
-    ) -> tuple[Observation, QueryCache]:
-        """`step` with lenses on its weights, whose rows are those of the last cached queries and the M tokens."""
-        heads, options, cache = self._step_inputs(query, cache, call)
-        seen = observe(*heads, *lenses, **options)
-        return replace(seen, output=self._output(seen.output[:, :, -query.shape[1] :])), cache.evict()
-
-    def _sequence_inputs(self, query: Tensor, call: CallKwargs) -> tuple[Heads, AttentionOptions]:
-        """Arguments of `attention` for a whole sequence."""
-        positions = call.get("positions")
-        if positions is not None:
-            check_positions("positions", positions, query.shape[0], query.shape[1])
-        return self._projected(query, positions, call), self._options(call, positions, positions)
+    def _heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Heads:
+        return queries, keys, values
 
     def _step_inputs(
         self, query: Tensor, cache: QueryCache, call: CallKwargs
     ) -> tuple[Heads, AttentionOptions, QueryCache]:
-        """Arguments of `attention` for the tokens after a cache and the rows before them, and the cache extended."""
+        """Those of the rows before the tokens too, as far as these look back: tensors as mask or bias have them."""
         given, count = call.get("positions"), query.shape[1]
-        new = cache.next_positions(count, query.device) if given is None else given
-        check_positions("positions", new, query.shape[0], count)
-        queries, keys, values = self._projected(query, new, call)
+        queries, keys, values = self._projected(query, self._new_positions(query, cache, call), call.get("rotation"))
         cache = cache.append(keys, values, given).append_queries(queries, given)
         rows = min(count + (self.normalizer().rows_before or 0), len(cache.queries))
         at = (None, None)
@@ -200,31 +134,18 @@ class MultiTokenAttention(nn.Module):
         heads = cache.queries.keys[:, :, -rows:], cache.stored.keys, cache.stored.values
         return heads, self._options(call, *at), cache
 
-    def _projected(self, query: Tensor, positions: Tensor | None, call: CallKwargs) -> Heads:
-        """Queries, keys and values, rotated."""
-        queries, (keys, values) = self.projections.queries(query), self.projections.keys_and_values(query)
-        rotation = call.get("rotation")
-        if self.rotary is None:
-            check_no_rotation(rotation)
-            return queries, keys, values
-        at = torch.arange(query.shape[1], device=query.device) if positions is None else positions
-        if rotation is None:
-            rotation = self.rotary.rotation(at, dtype=torch.promote_types(queries.dtype, torch.float32))
-        return rotation.rotate(queries), rotation.rotate(keys), values
+    def _attend(self, query: Tensor, heads: Heads, options: AttentionOptions) -> Tensor:
+        options["normalizer"] = self.normalizer()
+        return self._output(attention(*heads, **options), query)
 
-    def _options(
-        self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
-    ) -> AttentionOptions:
-        return {
-            "mask": combine_masks(self.mask, call.get("mask")),
-            "bias": combine_biases(self.bias, call.get("bias")),
-            "query_positions": query_positions,
-            "key_positions": key_positions,
-            "normalizer": self.normalizer(),
-        }
+    def _observe(self, query: Tensor, heads: Heads, options: AttentionOptions, lenses: Sequence[Lens]) -> Observation:
+        options["normalizer"] = self.normalizer()
+        seen = observe(*heads, *lenses, **options)
+        return replace(seen, output=self._output(seen.output, query))
 
-    def _output(self, context: Tensor) -> Tensor:
-        return self.projections.project_output(self.norm(context))
+    def _output(self, context: Tensor, query: Tensor) -> Tensor:
+        """The output for the last rows, which are those of the tokens."""
+        return self.projections.project_output(self.norm(context[:, :, -query.shape[1] :]))
 
     def extra_repr(self) -> str:
         return f"mask={self.mask!r}"

@@ -129,7 +129,7 @@ def _build_cross_attention(settings: sections.TransformerSettings) -> Attention:
     )
 
 
-def _build_normalizer(settings: sections.TransformerSettings) -> Normalizer | None:
+def _build_normalizer(settings: sections.RecurrentSettings | sections.TransformerSettings) -> Normalizer | None:
     """What takes the place of softmax in all attention; None for softmax."""
     config = sections.normalizer_config(settings.normalizer)
     return None if config is None else config.make()
@@ -218,12 +218,18 @@ def _build_decoder(
             cell=settings.cell,
             readout_dim=settings.embedding_dim,
             coverage=coverage,
+            normalizer=_build_normalizer(settings),
         )
     return recurrent.LuongDecoder(
         settings.embedding_dim,
         annotation_dim,
         settings.hidden_dim,
-        attend=SourceAttention(score, _build_window(decoder.window, settings.hidden_dim), coverage=coverage),
+        attend=SourceAttention(
+            score,
+            _build_window(decoder.window, settings.hidden_dim),
+            coverage=coverage,
+            normalizer=_build_normalizer(settings),
+        ),
         readout=READOUTS[decoder.readout](annotation_dim, settings.hidden_dim),
         cell=settings.cell,
         layers=decoder.layers,

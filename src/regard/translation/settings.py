@@ -164,6 +164,43 @@ class LuongSettings(Section):
 DecoderSettings = Annotated[BahdanauSettings | LuongSettings, Discriminator("kind"), Shorthand]
 
 
+class PlainNormalizerSettings(Section):
+    """Weights without a number to choose, of all attention of the model."""
+
+    kind: Literal["softmax", "softmax1", "softpick", "sparsemax", "stick_breaking"]
+    """`softmax`; with a 1 in its sum; of e^s - 1; the nearest distribution to the scores; the nearest tokens first."""
+
+
+class NumberedNormalizerSettings(Section):
+    """Weights with a number to choose."""
+
+    kind: Literal["entmax", "relu", "sigmoid", "top_scores"]
+    """Between softmax and sparsemax; of positive scores; of each score alone; softmax over the largest scores."""
+    number: Annotated[float | int, NotTruth] | None = None
+    """α of entmax (null: 1.5), the power of relu (null: 1), the bias of sigmoid, how many top_scores."""
+
+    @model_validator(mode="after")
+    def _number_fits(self) -> NumberedNormalizerSettings:
+        try:
+            NormalizerConfig(self.kind, self.number)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+DISTRIBUTIONS = "softmax", "sparsemax", "entmax", "top_scores"
+"""The kinds whose weights sum to 1 for any scores."""
+NormalizerSettings = Annotated[PlainNormalizerSettings | NumberedNormalizerSettings, Discriminator("kind"), Shorthand]
+"""What makes weights of scores."""
+
+
+def normalizer_config(settings: PlainNormalizerSettings | NumberedNormalizerSettings) -> NormalizerConfig | None:
+    """The normalizer of the settings; None for softmax."""
+    if isinstance(settings, NumberedNormalizerSettings):
+        return NormalizerConfig(settings.kind, settings.number)
+    return None if settings.kind == "softmax" else NormalizerConfig(settings.kind)
+
+
 class RecurrentSettings(Section):
     """The recurrent translator: a bidirectional recurrent encoder and a decoder that attends to it."""
 
@@ -181,6 +218,8 @@ class RecurrentSettings(Section):
     """On embeddings, between encoder layers, and on the features that predict a token."""
     decoder: DecoderSettings = BahdanauSettings()
     """The decoder and its attention."""
+    normalizer: NormalizerSettings = PlainNormalizerSettings(kind="softmax")
+    """What makes weights of scores, in the attention to the source."""
     pointer: bool = False
     """Whether source tokens can be copied, as a pointer-generator does; needs one vocabulary of both sides
     (`vocabulary.shared`)."""
@@ -203,6 +242,15 @@ class RecurrentSettings(Section):
             raise ValueError(
                 f"model.decoder.coverage enters the hidden layer of a score, and {self.decoder.score.kind!r} has none: "
                 "set model.decoder.score to additive or concat, or leave coverage out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pointer_has_a_distribution(self) -> RecurrentSettings:
+        if self.pointer and self.normalizer.kind not in DISTRIBUTIONS:
+            raise ValueError(
+                f"model.pointer copies source tokens by weights that sum to 1, and those of model.normalizer "
+                f"{self.normalizer.kind!r} may not: choose {', '.join(DISTRIBUTIONS)}, or leave pointer out"
             )
         return self
 
@@ -266,41 +314,6 @@ EncoderAttentionSettings = Annotated[
     Discriminator("kind"),
     Shorthand,
 ]
-
-
-class PlainNormalizerSettings(Section):
-    """Weights without a number to choose, of all attention of the model."""
-
-    kind: Literal["softmax", "softmax1", "softpick", "sparsemax", "stick_breaking"]
-    """`softmax`; with a 1 in its sum; of e^s - 1; the nearest distribution to the scores; the nearest tokens first."""
-
-
-class NumberedNormalizerSettings(Section):
-    """Weights with a number to choose."""
-
-    kind: Literal["entmax", "relu", "sigmoid", "top_scores"]
-    """Between softmax and sparsemax; of positive scores; of each score alone; softmax over the largest scores."""
-    number: Annotated[float | int, NotTruth] | None = None
-    """α of entmax (null: 1.5), the power of relu (null: 1), the bias of sigmoid, how many top_scores."""
-
-    @model_validator(mode="after")
-    def _number_fits(self) -> NumberedNormalizerSettings:
-        try:
-            NormalizerConfig(self.kind, self.number)
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from None
-        return self
-
-
-NormalizerSettings = Annotated[PlainNormalizerSettings | NumberedNormalizerSettings, Discriminator("kind"), Shorthand]
-"""What makes weights of scores."""
-
-
-def normalizer_config(settings: PlainNormalizerSettings | NumberedNormalizerSettings) -> NormalizerConfig | None:
-    """The normalizer of the settings; None for softmax."""
-    if isinstance(settings, NumberedNormalizerSettings):
-        return NormalizerConfig(settings.kind, settings.number)
-    return None if settings.kind == "softmax" else NormalizerConfig(settings.kind)
 
 
 class TransformerSettings(Section):

@@ -30,8 +30,8 @@ class CpuBackend:
         self.flash, self.few_queries, self.short = FlashInC(), FewQueriesInC(), ShortInC()
         self.gathered, self.additive = GatheredInC(), AdditiveInC()
         self.weights, self.recurrences = WeightsInC(), RecurrencesInC()
-        self.timed_flash, self.thresholds = TimedFlashInC(), ThresholdsInC()
-        self.mixed_heads, self.paged = MixedHeadsInC(), PagedInC()
+        self.timed_flash, self.paged = TimedFlashInC(), PagedInC()
+        self.normalizer_tiles = {"threshold": ThresholdsInC(), "mixed_heads": MixedHeadsInC()}
 
     def arithmetic(self, dtype: torch.dtype) -> str | None:
         """The variant in use, and how it multiplies numbers of 16 bits."""

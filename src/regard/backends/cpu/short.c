@@ -1,11 +1,10 @@
 /* Attention over few keys: all scores of some rows are computed at once, so that the softmax needs one pass, and no
  * gradient is summed in memory by several tiles. Keys and values of a head stay in the core's cache.
  *
- * The gradients are those of Dao et al. 2022 (arXiv 2205.14135), appendix B.2. Without an output, delta(i) is the sum
+ * The gradients of softmax are those of Dao et al. 2022 (arXiv 2205.14135), appendix B.2. Without an output, delta(i) is the sum
  * over j of weight(i, j) grad_weight(i, j), which equals that over output times grad_output where the log-sum-exp is
  * that of these keys alone. */
-#include "short.h"
-#include "tile.h"
+#include "short_rows.h"
 #include "transpose.h"
 
 /* So many rows times two vectors of columns are summed at once; as many sums as there are registers for. */
@@ -44,11 +43,6 @@ struct floats {
     int64_t stride;
 };
 
-/* The keys of a row, or of some rows together. */
-struct key_span {
-    int64_t first, last;
-};
-
 /* The keys of all heads, or their values, as right factors, whose products are multiplied by a number. */
 struct right_factor {
     const struct rows *rows;
@@ -70,7 +64,7 @@ struct short_state {
     struct unit unit;
     int64_t width; /* the columns, whole vectors of them */
     int few_rows;                   /* whether the key head has at most FEW_ROWS */
-    struct right_factor key, value; /* keys times scale log2(e); values backward */
+    struct right_factor key, value; /* keys times scale and score_factor; values backward */
     float *packed[6];                   /* copies of keys, values, queries and grad_output, where one is needed, and
                                            backward of the latter two as terms of rows */
     struct floats keys, values;
@@ -80,25 +74,11 @@ struct short_state {
     float *grad_key, *grad_value; /* [columns][padded dim] */
     int64_t block;                /* backward: rows of a block */
     struct key_span rows[LONGEST / LANES]; /* backward: of a block the rows that attend to a vector of columns */
-    float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times log2(e) */
+    float score_factor; /* of scores as they are kept: log2(e), or the alpha - 1 of a threshold */
+    float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times that */
     lanes check, largest; /* largest: bounds of the magnitudes of log-sum-exps, per lane */
-    int overflow;         /* whether a row has a bias that is finite, and not in units of log2(e) */
+    int overflow;         /* whether a row has a bias that is finite, and not times the factor */
 };
-
-/* The lanes from a column on that are in a span, and `otherwise` in the others. */
-INLINE lanes select_span(const struct key_span span, int64_t column, lanes values, float otherwise) {
-    const bits lane = {0, 1, 2, 3,
-#if defined(__AVX__)
-                       4, 5, 6, 7,
-#endif
-#if defined(__AVX512F__)
-                       8, 9, 10, 11, 12, 13, 14, 15,
-#endif
-    };
-    if (column >= span.first && column + LANES <= span.last) return values;
-    bits index = lane + (int32_t)column, inside = (index >= (int32_t)span.first) & (index < (int32_t)span.last);
-    return (lanes)((inside & (bits)values) | (~inside & (bits)broadcast(otherwise)));
-}
 
 /* The natural logarithm of numbers of at least 1, of which 0 gives none; NaN stays. x = 2^n m with m from 1/sqrt(2) to
  * sqrt(2), and ln m = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), at most 0.172. */
@@ -317,10 +297,12 @@ INLINE struct key_span group_span(const struct short_attention *problem, int64_t
     return all.first < all.last ? all : (struct key_span){0, 0};
 }
 
-/* Products become scores, in units of log2(e): with the bias, and -infinity where `keep` has no pair. */
-INLINE void finish_score_rows(const struct short_attention *problem, const struct unit *unit, int64_t head, int64_t row,
-                              float *scores, int64_t width, const struct key_span all, int64_t count,
-                              const int biased, const int masked) {
+/* Products become scores times their factor: with the bias, and -infinity where `keep` has no pair. */
+INLINE void finish_score_rows(const struct short_attention *problem, const struct short_state *state, int64_t head,
+                              int64_t row, float *scores, const struct key_span all, int64_t count, const int biased,
+                              const int masked) {
+    const struct unit *unit = &state->unit;
+    int64_t width = state->width;
     for (int64_t r = 0; r < count; r++) {
         const float *bias = biased ? row_number(&problem->bias, unit->batch, head, row + r) : 0;
         const struct rows *keep = &problem->keep;
@@ -330,7 +312,7 @@ INLINE void finish_score_rows(const struct short_attention *problem, const struc
         for (int64_t j = all.first; j < all.last; j += LANES) {
             int64_t left = problem->columns - j;
             lanes score = load(scores + r * width + j);
-            if (biased) score += load_partial(bias + j, left) * LOG2_E;
+            if (biased) score += load_partial(bias + j, left) * state->score_factor;
             if (masked) {
                 bits pair = pairs_exist(exist + j, left);
                 score = (lanes)((pair & (bits)score) | (~pair & (bits)broadcast(-INFINITY)));
@@ -340,14 +322,14 @@ INLINE void finish_score_rows(const struct short_attention *problem, const struc
     }
 }
 
-static void finish_scores(const struct short_attention *problem, const struct unit *unit, int64_t head, int64_t row,
-                          float *scores, int64_t width, const struct key_span all, int64_t count) {
+static void finish_scores(const struct short_attention *problem, const struct short_state *state, int64_t head,
+                          int64_t row, float *scores, const struct key_span all, int64_t count) {
     if (problem->bias.data && problem->keep.data)
-        finish_score_rows(problem, unit, head, row, scores, width, all, count, 1, 1);
+        finish_score_rows(problem, state, head, row, scores, all, count, 1, 1);
     else if (problem->bias.data)
-        finish_score_rows(problem, unit, head, row, scores, width, all, count, 1, 0);
+        finish_score_rows(problem, state, head, row, scores, all, count, 1, 0);
     else if (problem->keep.data)
-        finish_score_rows(problem, unit, head, row, scores, width, all, count, 0, 1);
+        finish_score_rows(problem, state, head, row, scores, all, count, 0, 1);
 }
 
 /* Adds the gradients of some rows of scores to that of the bias. */
@@ -393,8 +375,27 @@ static void softmax_rows(float *scores, int64_t width, const struct key_span all
         BY_COUNT(count, softmax_count(scores, width, all, spans, maximum, total, COUNT, 0))
 }
 
+/* The same of other normalizers, with thresholds in place of maxima. */
+static void normalize_rows(const struct short_attention *problem, float *scores, int64_t width,
+                           const struct key_span all, const struct key_span *spans, float *number, float *total,
+                           int64_t count, int paired) {
+    if (problem->normalizer == SOFTMAX) {
+        softmax_rows(scores, width, all, spans, number, total, count, paired);
+        return;
+    }
+    for (int64_t r = 0; r < count; r++) {
+        struct score_row row = {scores + r * width, all, spans[r]};
+        if (PAIRS && paired)
+            total[r] = normalize_row(problem, &row, number + r, 1);
+        else
+            total[r] = normalize_row(problem, &row, number + r, 0);
+    }
+}
+
 /* Takes note of how large log-sum-exps may be: of scores times log2(e) the maximum, and log2(LONGEST) more. */
-INLINE void note_maximum(struct short_state *state, const float *maximum, int64_t count) {
+INLINE void note_maximum(const struct short_attention *problem, struct short_state *state, const float *maximum,
+                         int64_t count) {
+    if (problem->normalizer != SOFTMAX) return; /* whose weights follow from no log-sum-exp */
     for (int64_t r = 0; r < count; r += LANES) {
         lanes bound = absolute(load_partial(maximum + r, count - r)) + (float)LOG2_LONGEST;
         state->largest = max_lanes(state->largest, LN_2 * bound);
@@ -402,7 +403,7 @@ INLINE void note_maximum(struct short_state *state, const float *maximum, int64_
 }
 
 /* Takes note of rows without a sum that have a finite bias all the same: the smallest number, as what stands for a mask,
- * is -infinity in units of log2(e), and the largest is infinity. Rows are numbered among those of all heads. */
+ * is -infinity times log2(e), and the largest is infinity. Rows are numbered among those of all heads. */
 static void note_overflow(const struct short_attention *problem, struct short_state *state, int64_t number,
                           const struct key_span *spans, const float *total, int64_t count) {
     int64_t row = number % problem->rows, head = number / problem->rows % problem->heads;
@@ -410,33 +411,40 @@ static void note_overflow(const struct short_attention *problem, struct short_st
         if (total[r] > 0.0f && total[r] < INFINITY) continue;
         const float *bias = row_number(&problem->bias, state->unit.batch, head, row + r);
         for (int64_t j = spans[r].first; j < spans[r].last; j++)
-            if (bias[j] - bias[j] == 0.0f && bias[j] * LOG2_E - bias[j] * LOG2_E != 0.0f) state->overflow = 1;
+            if (bias[j] - bias[j] == 0.0f && bias[j] * state->score_factor - bias[j] * state->score_factor != 0.0f) state->overflow = 1;
     }
+}
+
+/* What the weights of a row are multiplied by. */
+INLINE float row_share(const struct short_attention *problem, float total) {
+    if (problem->normalizer == SIGMOID) return 1.0f;
+    return total == 0.0f ? 0.0f : 1.0f / total;
 }
 
 static void forward_group(const struct short_attention *problem, struct short_state *state, int64_t head, int64_t row,
                           const struct floats query, const struct written *output, int64_t count, int paired) {
     struct key_span spans[MOST_AT_ONCE], all = group_span(problem, state->unit.batch, row, spans, count);
     int64_t value_dim = round_up_to_lanes(problem->value_dim), width = state->width, columns = all.last - all.first;
-    float maximum[MOST_AT_ONCE] = {0}, total[MOST_AT_ONCE] = {0}, share[MOST_AT_ONCE];
+    float number[MOST_AT_ONCE] = {0}, total[MOST_AT_ONCE] = {0}, share[MOST_AT_ONCE];
     int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
     multiply_keys(state, query, &state->key, all, state->weights, count, problem->dtype);
-    finish_scores(problem, &state->unit, head, row, state->weights, width, all, count);
-    softmax_rows(state->weights, width, all, spans, maximum, total, count, paired);
-    int64_t number = (state->unit.batch * problem->heads + head) * problem->rows + row;
-    note_overflow(problem, state, number, spans, total, count);
-    for (int64_t r = 0; r < count; r++) share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+    finish_scores(problem, state, head, row, state->weights, all, count);
+    normalize_rows(problem, state->weights, width, all, spans, number, total, count, paired);
+    int64_t first_row = (state->unit.batch * problem->heads + head) * problem->rows + row;
+    note_overflow(problem, state, first_row, spans, total, count);
+    for (int64_t r = 0; r < count; r++) share[r] = row_share(problem, total[r]);
     struct product values = {state->weights + first, width, 1, state->values.data + first * state->values.stride,
                              state->values.stride, term_count(columns, paired), value_dim, paired};
     multiply(&values, output->data, output->stride, share, 0, &state->check, count);
-    note_maximum(state, maximum, count);
+    note_maximum(problem, state, number, count);
     if (!problem->lse) return;
-    float *lse = problem->lse + number;
+    float *lse = problem->lse + first_row;
+    int has_threshold = problem->normalizer == SPARSEMAX || problem->normalizer == ENTMAX;
     for (int64_t r = 0; r < count; r += LANES) {
-        lanes sums = load_partial(total + r, count - r);
-        lanes log_sums = log_lanes(sums) + LN_2 * load_partial(maximum + r, count - r);
+        lanes sums = load_partial(total + r, count - r), numbers = load_partial(number + r, count - r);
+        if (!has_threshold) numbers = log_lanes(sums) + LN_2 * numbers;
         bits empty = sums == 0.0f;
-        store_partial(lse + r, (lanes)((empty & (bits)broadcast(-INFINITY)) | (~empty & (bits)log_sums)), count - r);
+        store_partial(lse + r, (lanes)((empty & (bits)broadcast(-INFINITY)) | (~empty & (bits)numbers)), count - r);
     }
 }
 
@@ -516,7 +524,11 @@ INLINE void gradient_count(const float *share, const float *delta, const float *
             float *at = grad_scores + r * width + j;
             store(at, load(weights + r * width + j) * (load(at) - less[r]));
         }
-    for (int r = 0; r < count; r++)
+}
+
+/* No weights and gradients outside of the span of some rows. */
+INLINE void clear_outside(float *weights, float *grad_scores, int64_t width, const struct key_span all, int64_t count) {
+    for (int64_t r = 0; r < count; r++)
         for (int64_t j = 0; j < width; j = j + LANES == all.first ? round_up_to_lanes(all.last) : j + LANES) {
             if (j >= all.first && j < all.last) continue;
             store(weights + r * width + j, broadcast(0.0f));
@@ -532,12 +544,20 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
     /* Of whole vectors, as parts of it are loaded. */
     float maximum[(int)LANES > (int)MOST_AT_ONCE ? (int)LANES : (int)MOST_AT_ONCE], total[MOST_AT_ONCE], own_share[MOST_AT_ONCE];
     int64_t width = state->width;
+    clear_outside(weights, grad_scores, width, all, count);
+    if (problem->normalizer != SOFTMAX) {
+        for (int64_t r = 0; r < count; r++) {
+            struct score_row row = {weights + r * width, all, spans[r]};
+            row_gradients(problem, &row, grad_scores + r * width, !problem->lse || problem->lse[number + r] < INFINITY);
+        }
+        return;
+    }
     if (problem->lse) {
         BY_COUNT(count, weights_count(problem->lse + number, weights, width, all, spans, COUNT))
     } else {
         softmax_rows(weights, width, all, spans, maximum, total, count, 0);
         note_overflow(problem, state, number, spans, total, count);
-        note_maximum(state, maximum, count);
+        note_maximum(problem, state, maximum, count);
         for (int64_t r = 0; r < count; r++) own_share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
         share = own_share;
     }
@@ -575,7 +595,7 @@ static void backward_group(const struct short_attention *problem, struct short_s
     note_rows(state, row, count, all);
     multiply_keys(state, query, &state->key, all, weights, count, problem->dtype);
     multiply_keys(state, grad_output, &state->value, all, grad_scores, count, problem->dtype);
-    finish_scores(problem, &state->unit, block->head, block->first + row, weights, width, all, count);
+    finish_scores(problem, state, block->head, block->first + row, weights, all, count);
     gradient_rows(problem, state, number, weights, grad_scores, all, spans, problem->output.data ? block->delta : 0,
                   count);
     if (problem->grad_bias.data)
@@ -715,8 +735,10 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     state->key.rows = &problem->key, state->key.dim = problem->dim, state->key.factor = state->score_scale;
     state->value.rows = &problem->value, state->value.dim = problem->value_dim, state->value.factor = ONES;
     state->check = state->largest = broadcast(0.0f), state->overflow = 0;
+    int in_base_2 = problem->normalizer == SOFTMAX || problem->normalizer == SIGMOID;
+    state->score_factor = in_base_2 ? (float)LOG2_E : problem->normalizer == ENTMAX ? 0.5f : 1.0f;
     for (int r = 0; r < MOST_AT_ONCE; r++)
-        state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)(problem->scale * LOG2_E);
+        state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)(problem->scale * state->score_factor);
     return memory;
 }
 

@@ -1,7 +1,12 @@
 /* The structure that Python and C share for attention over so few keys that all scores of a row are there at once.
  *
- * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(scale query[i] . key[j] + bias[i][j] - lse[i]),
- * over the keys first <= j < last of a row's span that `keep` has. */
+ * output[i] = sum over j of weight(i, j) value[j], over the keys first <= j < last of a row's span that `keep` has. Of
+ * the scores s = scale query[i] . key[j] + bias[i][j], weight(i, j) is
+ *
+ *     SOFTMAX     exp(s - lse[i]), with the lse[i] for which row i sums to 1
+ *     SIGMOID     1 / (1 + exp(-s - shift)); lse[i] is the logarithm of their sum
+ *     SPARSEMAX   max(s - lse[i], 0), with the lse[i], a threshold, for which row i sums to 1
+ *     ENTMAX      max(s / 2 - lse[i], 0)^2, likewise: entmax-1.5 */
 #ifndef REGARD_SHORT_H
 #define REGARD_SHORT_H
 
@@ -12,6 +17,8 @@
 
 /* The most keys: the scores of some rows, and the keys and values of a head, fit into a core's cache. */
 enum { LONGEST = 512, LOG2_LONGEST = 9 };
+
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX };
 
 struct short_attention {
     int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are. A unit is a
@@ -34,7 +41,8 @@ struct short_attention {
     struct rows grad_bias; /* float32 (units of a head, heads, rows, columns), added to; or null */
     float *lse; /* (batch, heads, rows), contiguous; null: of these keys, forward not written, backward computed anew */
     const float *grad_lse;                                            /* (batch, heads, rows), or null for 0 */
-    double scale;
+    int64_t normalizer;
+    double scale, shift;
 };
 
 #endif

@@ -18,8 +18,10 @@ from torch import Tensor
 from ...core.batched_problem import Saved, separate_rows
 from ...core.finite import CheckedGradients, CheckedRows
 from ...core.large_results import LARGE_BYTES, new_large, new_large_like
+from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...errors import DtypeError, ShapeError
+from ...normalizers import Entmax, Sigmoid, Sparsemax
 from ...tiles.pair_terms import PairTerms
 from . import library
 from .flash_tiles import RowsStruct
@@ -36,6 +38,9 @@ MAX_LAYOUTS = 4096
 """The number of memoized layouts at which the memo is cleared."""
 LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
+SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX = range(4)
+"""Normalizers, as in short.h."""
+BY_ALPHA = {1.5: (ENTMAX, 0.0), 2.0: (SPARSEMAX, 0.0)}
 LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
 """Keys of a vector, by variant of the native code; 4 of any other. They are computed in whole vectors."""
 FEW_ROWS = {16: 4, 8: 2, 4: 2}
@@ -55,7 +60,7 @@ class ShortStruct(ctypes.Structure):
         *((name, RowsStruct) for name in ("output", "grad_output", "grad_query", "grad_key", "grad_value")),
         *(("grad_key_part", c_int64), ("grad_value_part", c_int64)),
         *((name, RowsStruct) for name in ("bias", "keep", "grad_bias")),
-        *(("lse", c_void_p), ("grad_lse", c_void_p), ("scale", c_double)),
+        *(("lse", c_void_p), ("grad_lse", c_void_p), ("normalizer", c_int64), ("scale", c_double), ("shift", c_double)),
     )
 
 
@@ -131,15 +136,30 @@ class ShortInC:
 
     longest = LONGEST
 
-    def prepare(self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
+    def takes(self, normalizer: Normalizer | None) -> bool:
+        """Softmax, sparsemax, entmax-1.5, and sigmoid with a number as its bias."""
+        return _normalizer_code(normalizer) is not None
+
+    def prepare(
+        self,
+        scale: float,
+        spans: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        normalizer: Normalizer | None = None,
+    ) -> ShortLayout:
         """The layout of some inputs, checked where it is new."""
+        code = _normalizer_code(normalizer)
+        if code is None:
+            raise AssertionError(f"this code does not compute {normalizer!r}")
         described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)]
-        known = (scale, spans if spans is None else (spans.shape, spans.dtype), *described)
+        known = (scale, spans if spans is None else (spans.shape, spans.dtype), code, *described)
         found = _layouts.get(known)
         if found is None:
             if len(_layouts) >= MAX_LAYOUTS:
                 _layouts.clear()
-            found = _layouts[known] = _new_layout(scale, spans, query, key, value)
+            found = _layouts[known] = _new_layout(scale, spans, (query, key, value), code)
         return found
 
     def forward(
@@ -150,8 +170,11 @@ class ShortInC:
         scale: float,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
+        normalizer: Normalizer | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Σ_j exp(s_ij - lse_i) · v_j, and lse_i = log Σ_j exp(s_ij), where s_ij = scale · q_i · k_j, and terms.
+
+        With another normalizer its weights, and its numbers of rows.
 
         Where the last axis of an input is not contiguous, it is copied. None where the biases of a row alone are
         infinite in units of log₂ e, as the smallest float32 is.
@@ -160,7 +183,7 @@ class ShortInC:
             KernelError: there is no native code to call (`regard.native.why_not`).
             ShapeError, DtypeError, DeviceError: a tensor is not as in the protocol.
         """
-        layout, query, key, value = self._laid_out(scale, spans, query, key, value)
+        layout, query, key, value = self._laid_out(scale, spans, (query, key, value), normalizer)
         lse = torch.empty(query.shape[:3], device="cpu")
         output, numbers = _forward(layout, spans, query, key, value, terms, lse)
         if numbers[OVERFLOW]:
@@ -176,9 +199,10 @@ class ShortInC:
         saved: Saved,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
+        normalizer: Normalizer | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key and value, and of a bias where it is asked for."""
-        layout, query, key, value = self._laid_out(scale, spans, query, key, value)
+        layout, query, key, value = self._laid_out(scale, spans, (query, key, value), normalizer)
         of_bias = None
         if terms is not None and saved.needs_bias_grad:
             of_bias = _BiasGradient.empty(terms, query, value)
@@ -193,14 +217,18 @@ class ShortInC:
         return found if numbers[NONFINITE] else CheckedGradients(found)
 
     def _laid_out(
-        self, scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+        self,
+        scale: float,
+        spans: Tensor | None,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        normalizer: Normalizer | None,
     ) -> tuple[ShortLayout, Tensor, Tensor, Tensor]:
         """Layout and inputs, which are copied where their last axes are not contiguous."""
-        layout = self.prepare(scale, spans, query, key, value)
+        layout = self.prepare(scale, spans, *inputs, normalizer)
         if layout.copies:
-            query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value)
-            layout = self.prepare(scale, spans, query, key, value)
-        return layout, query, key, value
+            query, key, value = (last_contiguous(tensor) for tensor in inputs)
+            return self.prepare(scale, spans, query, key, value, normalizer), query, key, value
+        return layout, *inputs
 
     def keys_at_once(self) -> int:
         """4 to 16, by the variant."""
@@ -370,10 +398,26 @@ class ShortLayout:
 _layouts: dict[tuple[Any, ...], ShortLayout] = {}
 
 
-def _new_layout(scale: float, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> ShortLayout:
+def _normalizer_code(normalizer: Normalizer | None) -> tuple[int, float] | None:
+    """The number that short.h has for a normalizer, and the number that is added to scores; None of any other."""
+    if normalizer is None:
+        return SOFTMAX, 0.0
+    if type(normalizer) not in (Sigmoid, Sparsemax, Entmax):  # subclasses may have other weights
+        return None
+    if isinstance(normalizer, Sigmoid):
+        return (SIGMOID, float(normalizer.bias)) if isinstance(normalizer.bias, int | float) else None
+    alpha = normalizer.alpha if isinstance(normalizer, Entmax) else 2.0
+    return None if isinstance(alpha, Tensor) else BY_ALPHA.get(alpha)
+
+
+def _new_layout(
+    scale: float, spans: Tensor | None, inputs: tuple[Tensor, Tensor, Tensor], normalizer: tuple[int, float]
+) -> ShortLayout:
+    query, key, value = inputs
     _check(query, key, value, spans)
     (batch, heads, rows, dim), (_, shared, columns, value_dim) = query.shape, value.shape
     work = ShortStruct(unit_count=batch * shared, heads=heads, group=heads // shared if shared else 1, scale=scale)
+    work.normalizer, work.shift = normalizer
     work.row_parts, work.unit_batches, work.batches = 1, 1, batch
     work.rows, work.columns, work.dim, work.value_dim = rows, columns, dim, value_dim
     work.dtype = DTYPES.index(value.dtype)

@@ -43,20 +43,20 @@ INLINE int make_room(struct kept *kept) {
     return 1;
 }
 
-/* One step of Newton's method from below, where the sum of weights is at least 1: never too far. Returns its length. */
+/* One step of Newton's method from below, for the threshold at which the norm of what scores have above it is 1, the sum,
+ * or of squares the root of theirs. That is convex, so no step goes too far. Returns its length. */
 INLINE float raise_threshold(struct kept *kept, const int64_t squared) {
-    lanes value = {0}, slope = {0}, threshold = broadcast(kept->threshold);
+    lanes sum = {0}, other = {0}, threshold = broadcast(kept->threshold);
     if (!kept->count) return 0.0f;
     store(kept->scores + kept->count, broadcast(-INFINITY));
     for (int64_t u = 0; u < kept->count; u += LANES) {
         lanes above = max_lanes(load(kept->scores + u) - threshold, broadcast(0.0f));
-        value += squared ? above * above : above;
-        bits counted = above > 0.0f;
-        slope += squared ? above + above : (lanes)(counted & (bits)broadcast(1.0f));
+        sum += above;
+        other += squared ? above * above : (lanes)((above > 0.0f) & (bits)broadcast(1.0f));
     }
-    float excess = sum_lanes(value) - 1.0f, steepness = sum_lanes(slope);
-    float step = steepness > 0.0f ? excess / steepness : 0.0f;
-    if (!(step > 0.0f)) return 0.0f;
+    float all = sum_lanes(sum), norm = squared ? sqrtf(sum_lanes(other)) : all;
+    float step = (norm - 1.0f) / (squared ? all / norm : sum_lanes(other));
+    if (!(step > 0.0f)) return 0.0f; /* NaN, too, where there is none above */
     kept->threshold += step;
     return step;
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from torch import Tensor, dtype
 
+from ..base import NormalizerTiles
 from .gathered_rows import GatheredByTorch
 from .key_parts import KeyParts
 from .tile_weights import WeightsByTorch
@@ -19,8 +23,7 @@ class TorchBackend:
     paged = None
     short = None
     additive = None
-    thresholds = None
-    mixed_heads = None
+    normalizer_tiles: Mapping[str, NormalizerTiles] = MappingProxyType({})
     recurrences = None  # torch's operators compute them in linear/chunks.py, where gradients have gradients too
 
     def __init__(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, dtype
 
 from ...core.problem import Problem
 from ...lenses.weights import register_writer
-from ..base import WeightPass
+from ..base import NormalizerTiles, WeightPass
 from . import jit_runtime
 from .additive_attention import AdditiveInTriton
 from .fused_attention import FlashInTriton
@@ -29,8 +31,7 @@ class TritonBackend:
     short = None
     paged = None
     gathered = None
-    thresholds = None
-    mixed_heads = None
+    normalizer_tiles: Mapping[str, NormalizerTiles] = MappingProxyType({})
 
     def __init__(self) -> None:
         # Kernels look at these for tensors of any device, while torch.compile traces them too: they are attributes.

@@ -30,12 +30,11 @@ from ..decomposed import DecomposedKernel
 from ..flash import FlashKernel
 from ..flex import FlexKernel
 from ..gathered import GatheredKernel
-from ..mixed_heads import MixedHeadsKernel
+from ..normalizer_tiles import MIXED_HEADS, THRESHOLD
 from ..packed_inputs import codes_are_read, has_codes, widened
 from ..reference import ReferenceKernel
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
-from ..threshold import ThresholdKernel
 from ..tiled import TiledKernel
 from .rates import predicted_seconds
 from .signature import memoize_choice, rounded_signature
@@ -64,7 +63,7 @@ KERNELS: tuple[Kernel, ...] = (
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
 of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
 
-ROW_KERNELS: tuple[Kernel, ...] = (FLASH, ThresholdKernel(), MixedHeadsKernel(), TILED, REFERENCE)
+ROW_KERNELS: tuple[Kernel, ...] = (SHORT, FLASH, THRESHOLD, MIXED_HEADS, TILED, REFERENCE)
 """The kernels of every other normalizer, unless it names its own."""
 
 MAX_UNCOMPARED_LENGTH = 256

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ...core.normalizer import Normalizer
 from ...scores import Score
 from .encoder import Bridge, make_cell, run
 from .native_steps import native_decoder, packed_weights, run_steps
@@ -21,7 +22,7 @@ class BahdanauDecoder(nn.Module):
     """c_t = attention(s_{t-1}), s_t = cell([E y_{t-1}; c_t], s_{t-1}), and a maxout layer over s_t, E y_{t-1}, c_t.
 
     Shapes: embedded target words [B, T, E] give features [B, T, readout_dim]. With `coverage`, of the same score, the
-    score reads the weights of earlier steps.
+    score reads the weights of earlier steps; `normalizer` as of `SourceAttention`.
 
     Source: Bahdanau et al. 2015 (arXiv 1409.0473), sections 3.1 and A.2.2. We differ in two points: the reset gate of
     torch's GRU multiplies U s + b where the paper's multiplies s before U; and the readout reads s_t, as the paper's
@@ -38,10 +39,11 @@ class BahdanauDecoder(nn.Module):
         cell: str,
         readout_dim: int,
         coverage: Covered | None = None,
+        normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
         self.feature_dim = readout_dim
-        self.attend = SourceAttention(score, coverage=coverage)
+        self.attend = SourceAttention(score, coverage=coverage, normalizer=normalizer)
         self.cell = make_cell(cell, embedding_dim + annotation_dim, hidden_dim)
         self.bridge = Bridge(annotation_dim // 2, self.cell)
         self.readout = nn.Linear(hidden_dim + embedding_dim + annotation_dim, 2 * readout_dim)

@@ -30,8 +30,8 @@ def native_decoder(
 ) -> GruDecoder | None:
     """The native steps of a decoder over a source; None where modules and kernels are to run them.
 
-    Native code has one layer of a GRU, global attention by any score but those of location or of a user's own and
-    without coverage, and float32 on a CPU; with gradients it has steps that attend first. Modules with hooks, an
+    Native code has one layer of a GRU, global softmax attention by any score but those of location or of a user's own
+    and without coverage, and float32 on a CPU; with gradients it has steps that attend first. Modules with hooks, an
     attention hook, autocast, torch's transforms and modes: all see every call of a module or of attention.
 
     Shapes: inputs (B, T, E) or (B, E), hidden (B, H) before the first step.
@@ -123,7 +123,7 @@ def _weights(cell: nn.RNNBase, attend: SourceAttention) -> tuple[DecoderWeights,
     """The weights of cell and score, and the scale of dot products; None of others than native code has."""
     if type(cell) is not nn.GRU or type(attend) is not SourceAttention or type(attend.window) is not GlobalWindow:
         return None
-    if attend.coverage is not None:
+    if attend.coverage is not None or attend.normalizer is not None:
         return None
     if cell.num_layers != 1 or not cell.bias or not cell.batch_first or cell.bidirectional:
         return None

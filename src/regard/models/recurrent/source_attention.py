@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from ...attention import attention, observe
 from ...biases import Bias, gaussian
+from ...core.normalizer import Normalizer
 from ...errors import ConfigurationError
 from ...lenses import Weights
 from ...masks import Mask, where
+from ...nn.layer_arguments import NormalizerModule
 from ...scores import Additive, Concat, Score
 from .recurrent_state import Encoded, RecurrentMemory, RecurrentState
 
@@ -151,13 +153,22 @@ class SourceAttention(nn.Module):
         score: of a query and an annotation.
         window: the part of the source that a query attends to; without one, all of it.
         coverage: the term of earlier weights, `Covered(score)`; steps then wait for one another.
+        normalizer: what takes the place of softmax, from `regard.normalizers`; its `nn.Parameter`s are parameters here.
     """
 
-    def __init__(self, score: Score, window: nn.Module | None = None, *, coverage: Covered | None = None) -> None:
+    def __init__(
+        self,
+        score: Score,
+        window: nn.Module | None = None,
+        *,
+        coverage: Covered | None = None,
+        normalizer: Normalizer | None = None,
+    ) -> None:
         super().__init__()
         self.score = score
         self.window = window if window is not None else GlobalWindow()
         self.coverage = coverage
+        self.normalizer = None if normalizer is None else NormalizerModule(normalizer)
 
     def project_memory(self, encoded: Encoded) -> RecurrentMemory:
         """The source with its keys projected for the score, once for all steps."""
@@ -207,4 +218,9 @@ class SourceAttention(nn.Module):
 
     def _options(self, query: Tensor, memory: RecurrentMemory, first: int) -> dict:
         mask, bias = self.window(query, first, memory)
-        return {"score": self.score.over_projected_keys(), "mask": mask, "bias": bias}
+        return {
+            "score": self.score.over_projected_keys(),
+            "mask": mask,
+            "bias": bias,
+            "normalizer": None if self.normalizer is None else self.normalizer(),
+        }
