@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, at_least_float32, per_head
+from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, per_head
 from .base import Result
 
 INFINITY = float("inf")
@@ -79,3 +83,50 @@ def _normalized(problem: Problem) -> Result:
     value = at_least_float32(problem.value)
     output = per_head(lambda folded: folded @ value, weights, value)  # [..., H, M, Dv]
     return Result(output.to(problem.value.dtype), numbers if problem.wants_lse else None)
+
+
+def by_operators(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of `formula`, the output by torch's operator where that says the same.
+
+    For graphs: what is not used of the two is left out there, and ONNX has an operator for torch's.
+    """
+    result = formula(replace(problem, wants_lse=True))
+    if result.lse is None:
+        raise AssertionError("a problem that wants the log-sum-exp was computed without it")
+    return (_output_of_operator(problem) if _is_operator(problem) else result.output), result.lse
+
+
+def _is_operator(problem: Problem) -> bool:
+    """Whether `scaled_dot_product_attention` has all that the problem asks for, and sums as finely."""
+    if problem.normalizer is not None or problem.softcap is not None or problem.sinks is not None:
+        return False
+    return isinstance(problem.pairs, DotPairs) and problem.dropout is None and problem.value.dtype.itemsize >= 4
+
+
+def _output_of_operator(problem: Problem) -> Tensor:
+    """The output by `scaled_dot_product_attention`, and 0 in the rows that attend to no key."""
+    pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `_is_operator` refuses other forms
+    query, key, value = pairs.query, pairs.key, problem.value
+    keep, bias = problem.keep(), problem.bias_values()
+    added = keep if bias is None else bias.to(value.dtype)
+    if keep is not None and bias is not None:
+        added = torch.where(keep, added, -INFINITY)  # type: ignore[arg-type]  # a bias is there
+    tensors, batch = [query, key, value], problem.batch
+    leading = len(problem.weights_shape) - 2
+    if leading != 2:  # of which the operator has a form of its own: it takes (batch, heads, length, dim)
+        tensors = [_as_4d(tensor, problem, batch) for tensor in tensors]
+        added = None if added is None else _as_4d(added, problem, batch)
+    elif added is not None:
+        added = added.expand(*(1,) * (4 - added.ndim), *added.shape) if added.ndim < 4 else added
+    grouped = tensors[0].shape[1] != tensors[1].shape[1]
+    output = scaled_dot_product_attention(*tensors, added, scale=pairs.scale, enable_gqa=grouped)
+    output = output.reshape(*problem.weights_shape[:-1], value.shape[-1])
+    return output if keep is None else output.masked_fill(~keep.any(-1, keepdim=True), 0.0)
+
+
+def _as_4d(tensor: Tensor, problem: Problem, batch: torch.Size) -> Tensor:
+    """(..., heads, length, dim), or (..., length, dim) without heads, as (batch, heads, length, dim)."""
+    if not problem.heads:
+        tensor = tensor.unsqueeze(-3)
+    tensor = tensor.expand(*batch, *tensor.shape[-3:]) if tensor.ndim - 3 <= len(batch) else tensor
+    return tensor.reshape(-1, *tensor.shape[-3:])
