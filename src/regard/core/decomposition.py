@@ -17,7 +17,7 @@ from torch._decomp import decomposition_table, meta_table
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-from ..errors import ExportError, RegardError
+from ..errors import ExportError
 
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {}
 """Of each operator of regard that has one."""
@@ -30,7 +30,7 @@ def decompose(operator: OpOverload, fake: Callable[..., Any], formula: Callable[
     """
 
     def decomposition(*arguments: Any) -> Any:
-        with naming_module():
+        with naming_module(), keeping_sizes(arguments):
             return _functional(formula)(*arguments)
 
     # Without this entry torch would run the formula wherever it needs but the shape of a result of symbolic sizes.
@@ -86,15 +86,41 @@ def naming_module() -> Iterator[None]:
     """Raise what a formula raises as an `ExportError` that names the module whose call it is."""
     try:
         yield
+    except ExportError as error:
+        raise ExportError(f"{_current_module()} has no form in standard operators: {error}") from error
     except Exception as error:
-        reason = str(error) if isinstance(error, RegardError) else f"{type(error).__name__}: {error}"
+        first = next(iter(str(error).strip().splitlines()), "")
         raise ExportError(
-            f"{_current_module()} has no form in standard operators. {reason.strip()}"
-            if isinstance(error, ExportError)
-            else f"{_current_module()} has no form in standard operators, because it cannot be traced without values: "
-            f"{reason.strip().splitlines()[0]} Give it fixed sizes or another mask, bias or normalizer; or run the "
-            "program with torch, as `torch.export` gives it"
+            f"{_current_module()} has no form in standard operators: its mask, bias or normalizer cannot be traced "
+            f"without the values of its tensors ({type(error).__name__}: {first}). Write it in operations on tensors, "
+            "or run the program with torch and regard, as torch.export gives it"
         ) from error
+
+
+@contextmanager
+def keeping_sizes(arguments: Any) -> Iterator[None]:
+    """Refuse a formula that is one for each length, such as a loop over rows: the graph would be wrong for others.
+
+    Raises:
+        ExportError: a size that may vary has become a number.
+    """
+    varying = [size for tensor in _tensors_in(arguments) for size in tensor.shape if _varies(size)]
+    yield
+    if not all(map(_varies, varying)):
+        raise ExportError(
+            "it is another graph for each length, and the length may vary. Export it with fixed sizes, or run the "
+            "program with torch and regard, as torch.export gives it"
+        )
+
+
+def _tensors_in(arguments: Any) -> list[Tensor]:
+    """The tensors among the arguments of an operator, and in lists of these."""
+    return [each for each in torch.utils._pytree.tree_leaves(arguments) if isinstance(each, Tensor)]
+
+
+def _varies(size: Any) -> bool:
+    """Whether a size is a symbol and no number."""
+    return isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None
 
 
 def _current_module() -> str:
@@ -104,4 +130,4 @@ def _current_module() -> str:
         return "a call of attention"
     path, kind = list(stack.values())[-1]
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-    return f"the module {path or 'itself'!r} ({name})"
+    return f"module {path!r} ({name})" if path else f"the model itself ({name})"

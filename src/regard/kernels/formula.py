@@ -106,27 +106,27 @@ def _is_operator(problem: Problem) -> bool:
 def _output_of_operator(problem: Problem) -> Tensor:
     """The output by `scaled_dot_product_attention`, and 0 in the rows that attend to no key."""
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `_is_operator` refuses other forms
-    query, key, value = pairs.query, pairs.key, problem.value
-    keep, bias = problem.keep(), problem.bias_values()
-    added = keep if bias is None else bias.to(value.dtype)
-    if keep is not None and bias is not None:
-        added = torch.where(keep, added, -INFINITY)  # type: ignore[arg-type]  # a bias is there
-    tensors, batch = [query, key, value], problem.batch
-    leading = len(problem.weights_shape) - 2
-    if leading != 2:  # of which the operator has a form of its own: it takes (batch, heads, length, dim)
-        tensors = [_as_4d(tensor, problem, batch) for tensor in tensors]
-        added = None if added is None else _as_4d(added, problem, batch)
-    elif added is not None:
-        added = added.expand(*(1,) * (4 - added.ndim), *added.shape) if added.ndim < 4 else added
-    grouped = tensors[0].shape[1] != tensors[1].shape[1]
-    output = scaled_dot_product_attention(*tensors, added, scale=pairs.scale, enable_gqa=grouped)
-    output = output.reshape(*problem.weights_shape[:-1], value.shape[-1])
+    keep, added = problem.keep(), problem.bias_values()
+    if added is not None:
+        added = added.to(problem.value.dtype)
+    if keep is not None:
+        added = keep if added is None else torch.where(keep, added, -INFINITY)
+    query, key, value = (_as_4d(tensor, problem) for tensor in (pairs.query, pairs.key, problem.value))
+    if added is not None:
+        added = _as_4d(added.expand(*(1,) * (problem.value.ndim - added.ndim), *added.shape), problem)
+    grouped = query.shape[1] != key.shape[1]
+    output = scaled_dot_product_attention(query, key, value, added, scale=pairs.scale, enable_gqa=grouped)
+    output = output.reshape(*problem.weights_shape[:-1], problem.value.shape[-1])
     return output if keep is None else output.masked_fill(~keep.any(-1, keepdim=True), 0.0)
 
 
-def _as_4d(tensor: Tensor, problem: Problem, batch: torch.Size) -> Tensor:
-    """(..., heads, length, dim), or (..., length, dim) without heads, as (batch, heads, length, dim)."""
+def _as_4d(tensor: Tensor, problem: Problem) -> Tensor:
+    """A tensor over queries, keys or pairs, (..., heads, ·, ·) or without heads (..., ·, ·), with one batch axis.
+
+    ONNX's operator takes no others, and grouped heads are all of one axis.
+    """
     if not problem.heads:
         tensor = tensor.unsqueeze(-3)
-    tensor = tensor.expand(*batch, *tensor.shape[-3:]) if tensor.ndim - 3 <= len(batch) else tensor
-    return tensor.reshape(-1, *tensor.shape[-3:])
+    if len(problem.batch) == 1:
+        return tensor
+    return tensor.expand(*problem.batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])

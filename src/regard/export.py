@@ -1,4 +1,0 @@
-"""Exported programs in standard operators."""
-from .core.decomposition import DECOMPOSITIONS
-def decompositions():
-    return dict(DECOMPOSITIONS)
