@@ -56,8 +56,8 @@ __all__ = [
 __version__ = "0.1.0.dev0"
 
 _LAZY_SUBPACKAGES = (
-    *("advisor", "approximations", "explorer", "heads", "huggingface", "linear", "models", "nn", "ring", "testing"),
-    *("selection", "translation"),
+    *("advisor", "approximations", "explorer", "export", "heads", "huggingface", "linear", "models", "nn", "ring"),
+    *("selection", "testing", "translation"),
 )
 _LAZY_FUNCTIONS = {
     "advise": "advisor",

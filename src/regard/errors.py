@@ -67,6 +67,10 @@ class ModifiedError(RegardError, RuntimeError):
     """Something that a gradient is computed from is not as it was in the forward pass."""
 
 
+class ExportError(RegardError):
+    """A part of an exported model that standard operators cannot say."""
+
+
 class MissingExtra(RegardError, ImportError):
     """An optional package that this feature needs is not installed."""
 

@@ -19,16 +19,17 @@ from torch import Tensor
 
 from ..backends.registry import some_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.decomposition import decompose
 from ..core.finite import CheckedRows, all_finite, waits
 from ..core.log_sum_exp import add_exact_gradients, coarse_rows, lse_dtype, split_float64, within_float32
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, mapped_by_autograd, without_autocast
-from ..errors import ConfigurationError, KernelError
+from ..errors import ConfigurationError, ExportError, KernelError
 from ..tiles.memo import ForwardState
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
 from .base import NanSafeKernel, OwnGradient, Result
-from .formula import formula
+from .formula import by_operators, formula
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
 
 MAX_SECOND_DERIVATIVE_PAIRS = 2**27
@@ -504,6 +505,15 @@ def _contiguous(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensor.contiguous() for tensor in tensors)
 
 
+def _by_torch(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, ...]:
+    """`regard::attend` in operators of torch; of finite inputs, as NaN behind a mask is NaN times 0 there."""
+    problem: Problem = tree_unflatten(form, tensors)
+    if problem.dropout is not None:
+        raise ExportError("it drops weights, and a graph would drop the same ones in each run. Call eval() before exporting")
+    output, lse = by_operators(problem)
+    return _contiguous((output, lse.to(_lse_dtype(problem, name))))
+
+
 def _define() -> torch.library.Library:
     """Define `regard::attend` and `regard::attend_backward`, their fake implementations and the gradient."""
     library = torch.library.Library("regard", "DEF")
@@ -553,6 +563,7 @@ def _define() -> torch.library.Library:
     torch.library.register_fake("regard::attend", forward_fake, lib=library)
     torch.library.register_fake("regard::attend_backward", backward_fake, lib=library)
     torch.library.register_autograd("regard::attend", backward, setup_context=setup_context, lib=library)
+    decompose(torch.ops.regard.attend.default, forward_fake, _by_torch)
     return library
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs, at_least_float32, per_head
+from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, per_head
 from .base import Result
 
 INFINITY = float("inf")
@@ -79,3 +83,50 @@ def _normalized(problem: Problem) -> Result:
     value = at_least_float32(problem.value)
     output = per_head(lambda folded: folded @ value, weights, value)  # [..., H, M, Dv]
     return Result(output.to(problem.value.dtype), numbers if problem.wants_lse else None)
+
+
+def by_operators(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of `formula`, the output by torch's operator where that says the same.
+
+    For graphs: what is not used of the two is left out there, and ONNX has an operator for torch's.
+    """
+    result = formula(replace(problem, wants_lse=True))
+    if result.lse is None:
+        raise AssertionError("a problem that wants the log-sum-exp was computed without it")
+    return (_output_of_operator(problem) if _is_operator(problem) else result.output), result.lse
+
+
+def _is_operator(problem: Problem) -> bool:
+    """Whether `scaled_dot_product_attention` has all that the problem asks for, and sums as finely."""
+    if problem.normalizer is not None or problem.softcap is not None or problem.sinks is not None:
+        return False
+    return isinstance(problem.pairs, DotPairs) and problem.dropout is None and problem.value.dtype.itemsize >= 4
+
+
+def _output_of_operator(problem: Problem) -> Tensor:
+    """The output by `scaled_dot_product_attention`, and 0 in the rows that attend to no key."""
+    pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `_is_operator` refuses other forms
+    keep, added = problem.keep(), problem.bias_values()
+    if added is not None:
+        added = added.to(problem.value.dtype)
+    if keep is not None:
+        added = keep if added is None else torch.where(keep, added, -INFINITY)
+    query, key, value = (_as_4d(tensor, problem) for tensor in (pairs.query, pairs.key, problem.value))
+    if added is not None:
+        added = _as_4d(added.expand(*(1,) * (problem.value.ndim - added.ndim), *added.shape), problem)
+    grouped = query.shape[1] != key.shape[1]
+    output = scaled_dot_product_attention(query, key, value, added, scale=pairs.scale, enable_gqa=grouped)
+    output = output.reshape(*problem.weights_shape[:-1], problem.value.shape[-1])
+    return output if keep is None else output.masked_fill(~keep.any(-1, keepdim=True), 0.0)
+
+
+def _as_4d(tensor: Tensor, problem: Problem) -> Tensor:
+    """A tensor over queries, keys or pairs, (..., heads, ·, ·) or without heads (..., ·, ·), with one batch axis.
+
+    ONNX's operator takes no others, and grouped heads are all of one axis.
+    """
+    if not problem.heads:
+        tensor = tensor.unsqueeze(-3)
+    if len(problem.batch) == 1:
+        return tensor
+    return tensor.expand(*problem.batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])

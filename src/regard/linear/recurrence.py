@@ -16,10 +16,12 @@ from torch import Tensor
 
 from ..backends.base import Recurrences
 from ..backends.registry import BACKENDS
+from ..core.decomposition import decompose
 from ..core.recurrence_problem import RecurrenceProblem
 from ..core.torch_modes import functorch_active, mapped_by_autograd, under_dispatch_mode, under_forward_mode
 from ..kernels.custom_op import with_autograd
 from .chunks import advance
+from .scanned_recurrence import scanned
 
 SEGMENT, SMALLEST_SEGMENT = 2**14, 256
 """Positions times key heads that are computed at once, and positions at least."""
@@ -210,6 +212,12 @@ class _Recurrence(torch.autograd.Function):
         return tuple(next(found) if need else None for need in needed)
 
 
+def _by_torch(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`regard::linear_recurrence` in operators of torch; of the borders, which a gradient alone needs, the first."""
+    output, final = scanned(*inputs)
+    return output.contiguous(), final.contiguous(), inputs[5].unsqueeze(2)
+
+
 def _define() -> torch.library.Library:
     """Define `regard::linear_recurrence` and its backward, opaque nodes in the graphs of torch.compile."""
     library = torch.library.Library("regard", "FRAGMENT")
@@ -257,6 +265,7 @@ def _define() -> torch.library.Library:
     torch.library.register_fake("regard::linear_recurrence", forward_fake, lib=library)
     torch.library.register_fake("regard::linear_recurrence_backward", backward_fake, lib=library)
     torch.library.register_autograd("regard::linear_recurrence", backward, setup_context=setup_context, lib=library)
+    decompose(torch.ops.regard.linear_recurrence.default, forward_fake, _by_torch)
     return library
 
 

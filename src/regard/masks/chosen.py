@@ -247,6 +247,8 @@ def _marked(chosen: Tensor, blocks: Tensor) -> Tensor:
 
 def _found(chosen: Tensor, blocks: Tensor) -> Tensor:
     """Which keys, in blocks (..., 1, n), are in one of the chosen blocks (..., m or 1, K) of each row."""
+    if torch.compiler.is_compiling():  # graphs that are exported have no operator for a search
+        return (chosen.unsqueeze(-1) == blocks.unsqueeze(-2)).any(-2) & (blocks >= 0)
     leading = torch.broadcast_shapes(chosen.shape[:-1], blocks.shape[:-1])
     chosen = chosen.sort(-1).values.expand(*leading, -1).contiguous()
     blocks = blocks.expand(*leading, -1).contiguous()

@@ -52,7 +52,10 @@ class ListedPositions:
     indices: tuple[int, ...]
 
     def contains(self, positions: Tensor) -> Tensor:
-        return torch.isin(positions, torch.tensor(self.indices, dtype=torch.int64, device=positions.device))
+        numbers = torch.tensor(self.indices, dtype=torch.int64, device=positions.device)
+        if torch.compiler.is_compiling():  # of `isin` many graphs have no operator
+            return (positions.unsqueeze(-1) == numbers).any(-1)
+        return torch.isin(positions, numbers)
 
     def __str__(self) -> str:
         return f"{len(self.indices)} positions"

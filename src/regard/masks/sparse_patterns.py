@@ -230,9 +230,12 @@ class RandomBlocks(Mask):
     number: int
     seed: int
     heads: int | None
-    drawn: Tensor = field(init=False, compare=False)  # [heads or 1, query blocks, key blocks]
+    # [heads or 1, query blocks, key blocks]; given where the mask goes through an operator, so that none is drawn there
+    drawn: Tensor = field(default=None, compare=False)  # type: ignore[assignment]  # drawn below
 
     def __post_init__(self) -> None:
+        if self.drawn is not None:
+            return
         blocks = -(-self.length // self.block)
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.zeros(1 if self.heads is None else self.heads, blocks, blocks, dtype=torch.bool)

@@ -58,7 +58,7 @@ class Sigmoid(Normalizer):
     def for_problem(self, problem: Problem) -> Problem:
         """The problem with this normalizer and its bias."""
         check_parameter("bias", self.bias, problem)
-        bias = -math.log(max(problem.keys, 1)) if self.bias is None else self.bias
+        bias = _minus_log(problem) if self.bias is None else self.bias
         problem.normalizer = replace(self, bias=bias)
         return problem
 
@@ -68,3 +68,11 @@ class Sigmoid(Normalizer):
 
     def _shifted(self, scores: Tensor) -> Tensor:
         return scores + (0.0 if self.bias is None else over_heads(self.bias, scores))
+
+
+def _minus_log(problem: Problem) -> Tensor | float:
+    """-log N; a tensor where a program is exported, for all N."""
+    if torch.compiler.is_exporting():
+        keys = torch.full((), problem.keys, dtype=torch.float32, device=problem.value.device)
+        return -keys.clamp(min=1.0).log()
+    return -math.log(max(problem.keys, 1))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..core.grid import WHOLE
 from ..errors import ConfigurationError, ShapeError
 from ..utils.numbers import whole_number
 
@@ -20,13 +21,21 @@ def largest_scores(score: Callable[[slice], Tensor], rows: int, candidates: int,
     Shapes: score gives (..., m, candidates) for a slice of m rows; the result is (..., rows, at most count). at_once:
     how many scores stand in memory for a row and a candidate. No gradient passes through.
     """
+    if torch.compiler.is_exporting():  # all rows at once, as many as there may be
+        with torch.no_grad():
+            return _largest(score(WHOLE), torch.sym_min(count, candidates))  # type: ignore[arg-type]  # a symbol
     height = max(SCORES_AT_ONCE // max(at_once * candidates, 1), 1)
     found = []
     with torch.no_grad():
         for start in range(0, max(rows, 1), height):
-            best = score(slice(start, min(start + height, rows))).topk(min(count, candidates), -1)
-            found.append(best.indices.masked_fill(best.values == float("-inf"), -1))
+            found.append(_largest(score(slice(start, min(start + height, rows))), min(count, candidates)))
     return torch.cat(found, -2)
+
+
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """The numbers of the largest scores of each row, -1 for those of -infinity."""
+    best = scores.topk(count, -1)
+    return best.indices.masked_fill(best.values == float("-inf"), -1)
 
 
 def checked_number(function: str, name: str, value: object) -> int:

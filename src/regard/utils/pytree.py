@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ExportError
+
 
 def tree_flatten(value: Any) -> tuple[list[Tensor], str]:
     """The tensors of a value in order, and its spec, in which `_0` stands for the first of them.
@@ -131,6 +133,7 @@ _WITHOUT_LITERAL = {"inf": "1e999", "-inf": "-1e999", "nan": "(1e999 - 1e999)"}
 _PROCESS, _numbers = secrets.token_hex(8), itertools.count()
 _tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _values: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_in_programs: dict[str, Any] = {}  # what an exported program needs after the call that made it has ended
 
 
 def object_token(value: Any) -> str:
@@ -139,11 +142,18 @@ def object_token(value: Any) -> str:
     if token is None:
         token = _tokens[value] = f"{_PROCESS}-{next(_numbers)}"
         _values[token] = value
+    if torch.compiler.is_exporting():
+        _in_programs[token] = value
     return token
 
 
 def _object_of_token(token: str) -> Any:
-    return _values[token]
+    if token in _values:
+        return _values[token]
+    raise ExportError(
+        "the program has a mask, bias or normalizer that is no dataclass, or holds a function: it is not in the file, but "
+        "in the process that exported it. Save program.run_decompositions(regard.export.decompositions()) there"
+    )
 
 
 Builder = Callable[[Sequence[Tensor]], Any]

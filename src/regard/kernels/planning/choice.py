@@ -126,8 +126,10 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             if kernel.why_not(problem):
                 raise _no_kernel_error(problem, "it has no forward-mode derivatives")
             return kernel
-        if (kernel := uncompared_kernel(problem)) is not None:
+        if not torch.compiler.is_exporting() and (kernel := uncompared_kernel(problem)) is not None:
             return kernel
+        if torch.compiler.is_exporting():  # an exported program is for all lengths, and for ONNX by the formula
+            return _DEFERRED
         if (torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem):
             return _DEFERRED
         return _memoized_choice(problem)
