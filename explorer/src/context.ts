@@ -1,5 +1,6 @@
 /** The context of an atlas: source, caches, view state and palette, shared by all views. */
 
+import { type Kept, keptIn, keptWithin } from "./kept.ts";
 import type { Loader, Need } from "./loader.ts";
 import type { Palette } from "./palette.ts";
 import type { Raster } from "./raster.ts";
@@ -41,6 +42,8 @@ export interface ViewPart {
   update(): void;
   /** Called when something arrived or the window changed its size. */
   redraw(): void;
+  /** Brings what is kept into sight. */
+  reveal?(): void;
   /** Whether the view has used the key. */
   key?(event: KeyboardEvent): boolean;
   /** Waits for all that a picture of the view needs, also where it is out of sight. */
@@ -64,6 +67,13 @@ export function headName(context: Context, map: number, head: number): string {
   const hypothesis = of.hypothesis ? ` · translation ${of.hypothesis.rank + 1}` : "";
   const sequence = context.meta.maps.some((other) => other.sequence > 0) ? ` · sequence ${of.sequence}` : "";
   return `${context.names[map]} · head ${head}${hypothesis}${call}${sequence}`;
+}
+
+/** What a map has of what is kept. */
+export function keptOf(context: Context, map: number): Kept {
+  const { maps } = context.meta;
+  const { at, map: shown } = context.state();
+  return keptWithin(maps[shown] ? keptIn(at, maps[shown], maps[map]) : at, maps[map]);
 }
 
 /** What is there, asking for nothing. */

@@ -3,12 +3,14 @@
 import { button, make } from "./dom.ts";
 
 const KEYS: [string, string][] = [
-  ["← →", "previous, next head"],
+  ["← → or j k", "previous, next head; with the focus on a map j k alone"],
   ["↑ ↓", "previous, next layer"],
   ["Shift + arrows", "move the map"],
   ["+ −", "zoom in, out"],
   ["0", "the whole map"],
-  ["g", "go to an index or a token"],
+  ["g", "go to an index or a token, and keep it"],
+  ["Arrows on a map", "keep the cell beside: press Tab until the map has the focus"],
+  ["Backspace", "keep nothing"],
   ["/", "search tokens; in the grid: layers"],
   ["Enter", "open the head that has the focus"],
   ["Esc", "back to the grid"],
@@ -40,7 +42,7 @@ export function openHelp(root: HTMLElement, sharing: string): void {
     make(
       "p",
       { class: "muted" },
-      `Drag or pinch to move, turn the wheel to zoom, click a cell to keep the crosshair there. ${sharing}`.trim(),
+      `Drag or pinch to move, turn the wheel to zoom, click a cell or the name of a token to keep it, once more to let it go; with Shift beside what is kept. ${sharing}`.trim(),
     ),
   );
 }

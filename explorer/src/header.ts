@@ -91,11 +91,10 @@ export class Header {
       value: String(head),
       label: `head ${head}`,
     }));
-    const change = { frame: state.frame, at: undefined };
     return make(
       "span",
       { class: "which" },
-      select("Layer", maps, String(state.map), (map) => this.context.update({ ...change, map: Number(map) }), true),
+      select("Layer", maps, String(state.map), (map) => this.context.update({ frame: state.frame, map: Number(map) }), true),
       select("Head", heads, String(state.head), (head) => this.context.update({ head: Number(head) }), true),
     );
   }
@@ -110,17 +109,14 @@ export class Header {
     ];
   }
 
-  private tools(): (HTMLElement | undefined)[] {
+  private tools(): HTMLElement[] {
     const { view } = this.context.state();
     const saves = KINDS[view].map((kind) =>
       button(kind.toUpperCase(), () => this.actions.save(kind), {
         set: { "data-save": kind, title: `save this view as ${kind.toUpperCase()}` },
       }),
     );
-    const goTo =
-      view === "grid" || view === "table"
-        ? undefined
-        : button("Go to", () => this.actions.goTo(), { set: { title: "an index or a token (g)" } });
+    const goTo = button("Go to", () => this.actions.goTo(), { set: { title: "keep an index or a token (g)" } });
     return [
       goTo,
       make("span", { class: "group", set: { role: "group", "aria-label": "save" } }, ...saves),

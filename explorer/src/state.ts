@@ -2,6 +2,7 @@
 
 import { COLOUR_MAPS, type ColourMap, SCALES, type Scale } from "./colour.ts";
 import { counterpart, hypothesesOf } from "./hypotheses.ts";
+import { type Kept, keptText, keptWithin, NOTHING, readKept } from "./kept.ts";
 import { METHODS, type Method } from "./links.ts";
 import type { Meta, Reduce, Side } from "./types.ts";
 import type { Frame } from "./viewport.ts";
@@ -24,8 +25,8 @@ export interface State {
   head: number;
   /** undefined: the whole map. */
   frame?: Frame;
-  /** The chosen cell: query, key. */
-  at?: [number, number];
+  /** What is kept, in every view: tokens or a pair of them. */
+  at: Kept;
   scale: Scale;
   reduce: Reduce;
   normalise: boolean;
@@ -69,7 +70,7 @@ export const DEFAULT: State = {
   map: 0,
   head: 0,
   frame: undefined,
-  at: undefined,
+  at: NOTHING,
   scale: "sqrt",
   reduce: "max",
   normalise: false,
@@ -115,6 +116,7 @@ function written(name: keyof State, state: State): string {
     const frame = state.frame as Frame;
     return [frame.row, frame.column, frame.span].map((number) => Number(number.toPrecision(8))).join(",");
   }
+  if (name === "at") return keptText(state.at);
   if (name === "pins") return state.pins.map(([map, head]) => `${map}.${head}`).join(",");
   if (typeof value === "boolean") return value ? "1" : "0";
   return Array.isArray(value) ? value.join(",") : String(value);
@@ -154,8 +156,8 @@ function read(state: State, name: string, text: string): void {
   else if (name === "text") state.text = text.length <= MOST_READ ? text : "";
   else if (isCount(name) && natural) state[name] = numbers[0];
   else if ((name === "threshold" || name === "least") && finite) state[name] = Math.min(Math.max(numbers[0], 0), 1);
-  else if ((name === "at" || name === "window") && natural && numbers.length === 2)
-    state[name] = [numbers[0], numbers[1]];
+  else if (name === "at") state.at = readKept(text) ?? NOTHING;
+  else if (name === "window" && natural && numbers.length === 2) state.window = [numbers[0], numbers[1]];
   else if (name === "frame" && finite && numbers.length === 3 && numbers[2] > 0) {
     state.frame = { row: numbers[0], column: numbers[1], span: numbers[2] };
   } else if (name === "pins") state.pins = pins(text);
@@ -186,7 +188,7 @@ export function within(state: State, meta: Meta): State {
     head: Math.min(state.head, chosen.heads - 1),
     // A map that is of a translation says which is shown.
     hypothesis: chosen.hypothesis?.rank ?? rankIn(state.hypothesis, meta),
-    at: state.at && state.at[0] < chosen.queries && state.at[1] < chosen.keys ? state.at : undefined,
+    at: keptWithin(state.at, chosen),
     pins: state.pins.filter(exists),
   };
 }

@@ -1,6 +1,7 @@
 /** A source that merges the tokens of each word: queries by their mean, keys by their sum. */
 
 import { wordCount, type Weights, wordWeights } from "./links.ts";
+import { type Kept, MOST_KEPT as MOST_TOKENS } from "./kept.ts";
 import { pool } from "./raster.ts";
 import { type AttentionMap, EXACT, type Meta, type Reduce, type Region, type Side, type Source, TILE } from "./types.ts";
 import { weightsIn } from "./region_weights.ts";
@@ -21,16 +22,15 @@ export function hasWords(meta: Meta): boolean {
   return meta.maps.some((map) => map.words);
 }
 
-/** The chosen cell of tokens as one of words, or of words as one of tokens: the first of each. */
-export function otherCell(
-  map: AttentionMap,
-  at: [number, number] | undefined,
-  toWords: boolean,
-): [number, number] | undefined {
-  if (!at || !map.words) return at;
-  const sides = [wordsOf(map, "query"), wordsOf(map, "key")];
-  const cell = at.map((index, side) => (toWords ? (sides[side][index] ?? -1) : sides[side].indexOf(index)));
-  return cell.every((index) => index >= 0) ? (cell as [number, number]) : undefined;
+/** The words of kept tokens, or all tokens of kept words. */
+export function otherKept(map: AttentionMap, kept: Kept, toWords: boolean): Kept {
+  if (!map.words) return kept;
+  const side = (which: Side): number[] => {
+    const words = wordsOf(map, which);
+    if (toWords) return [...new Set(kept[which].map((token) => words[token] ?? -1).filter((word) => word >= 0))];
+    return [...words.keys()].filter((token) => kept[which].includes(words[token])).slice(0, MOST_TOKENS);
+  };
+  return { query: side("query"), key: side("key") };
 }
 
 /** What pieces of a word spell together: their signs for spaces and for parts of words are left out. */

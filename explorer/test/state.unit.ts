@@ -8,13 +8,22 @@ import { floats } from "../src/sources/arrays.ts";
 import { EmbeddedSource } from "../src/sources/embedded.ts";
 import { type Answer, Messages, MessageSource, told } from "../src/sources/messages.ts";
 import { decode, DEFAULT, encode, isStep, pinned, type Pin, type State, within } from "../src/state.ts";
+import { type Kept, NOTHING, pair } from "../src/kept.ts";
 import permalinks from "./permalinks.json";
 import { short, weightsOf } from "./synthetic.ts";
 
+type Sides = (number | number[] | null)[];
+
+/** As Python has it: a number, none, or several of each side. */
+const kept = (sides: Sides): Kept => {
+  const [query, key] = sides.map((side) => (side === null ? [] : [side].flat()));
+  return { query, key };
+};
+
 test("a state survives its permalink, which is the one that Python writes", () => {
   const told = permalinks.map(({ permalink, state }) => {
-    const { frame, ...rest } = state as Omit<Partial<State>, "frame"> & { frame?: number[] };
-    const expected: State = { ...DEFAULT, ...rest };
+    const { frame, at, ...rest } = state as Omit<Partial<State>, "frame" | "at"> & { frame?: number[]; at?: Sides };
+    const expected: State = { ...DEFAULT, ...rest, at: at ? kept(at) : NOTHING };
     if (frame) expected.frame = { row: frame[0], column: frame[1], span: frame[2] };
     assert.deepEqual(decode(`#${permalink}`), expected);
     assert.equal(encode(expected), permalink);
@@ -38,7 +47,7 @@ test("a state is held within what there is", () => {
       ...DEFAULT,
       map: 9,
       head: 9,
-      at: [40, 2],
+      at: pair(40, 2),
       pins: [
         [0, 3],
         [0, 4],
@@ -47,7 +56,7 @@ test("a state is held within what there is", () => {
     },
     meta,
   );
-  assert.deepEqual([state.map, state.head, state.at, state.pins], [1, 3, undefined, [[0, 3]]]);
+  assert.deepEqual([state.map, state.head, state.at, state.pins], [1, 3, { query: [], key: [2] }, [[0, 3]]]);
 });
 
 test("pins come and go", () => {

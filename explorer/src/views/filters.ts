@@ -2,7 +2,7 @@
 
 import type { Context } from "../context.ts";
 import { make, select } from "../dom.ts";
-import { condition, metricNames, orderWords, roleNames, roleOrder, SIMILAR } from "../ordering.ts";
+import { condition, KEPT_WEIGHT, metricNames, orderWords, roleNames, roleOrder, SIMILAR } from "../ordering.ts";
 import { MOST_TEXT } from "../state.ts";
 
 /** `similar`: whether heads that are alike can be put together. */
@@ -13,7 +13,7 @@ export function filters(context: Context, similar = false): HTMLElement[] {
   const roles = roleNames(meta);
   const orders = [{ value: "layer", label: "layer" }];
   if (similar) orders.push({ value: SIMILAR, label: "similar heads together" });
-  for (const order of [...metrics, ...roles.map(roleOrder)]) {
+  for (const order of [KEPT_WEIGHT, ...metrics, ...roles.map(roleOrder)]) {
     orders.push(
       { value: `-${order}`, label: `${orderWords(order)}, greatest first` },
       { value: order, label: `${orderWords(order)}, least first` },

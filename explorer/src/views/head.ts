@@ -66,6 +66,10 @@ export class HeadView implements ViewPart {
     this.panel.draw();
   }
 
+  reveal(): void {
+    this.panel.reveal();
+  }
+
   picture(): Picture {
     return this.panel.picture();
   }

@@ -1,9 +1,10 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
-import { links, rowsOfInfinity, share } from "../bipartite.ts";
+import { type Link, links, rowsOfInfinity, share } from "../bipartite.ts";
 import { type Context, headTitle, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { HeadField } from "../field.ts";
+import { type Kept, toggled } from "../kept.ts";
 import { tokensOfNoWord } from "../left_out.ts";
 import type { Need } from "../loader.ts";
 import { goldMarks, Matcher } from "../matching.ts";
@@ -21,7 +22,7 @@ const WIDEST = 880;
 
 export class LinesView implements ViewPart {
   readonly element = make("div", { class: "lines-view" });
-  private readonly canvas = make("canvas", { set: { role: "img", tabindex: 0 } });
+  private readonly canvas = make("canvas", { set: { role: "application", "aria-roledescription": "lines between tokens", tabindex: 0 } });
   private readonly bar = make("div", { class: "bar" });
   private readonly about = make("div", { class: "about" });
   private readonly told = make("span", { class: "level", set: { role: "status" } });
@@ -30,6 +31,8 @@ export class LinesView implements ViewPart {
   private size = { width: 0, height: 0 };
   private pending = 0;
   private hovered?: { side: Side; index: number };
+  /** The side on which keys keep tokens. */
+  private side: Side = "query";
   private readonly matcher: Matcher;
   private readonly scores: ScoreLine;
   private built = "";
@@ -41,6 +44,8 @@ export class LinesView implements ViewPart {
     this.watcher.observe(this.stage);
     this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.canvas.addEventListener("pointermove", (event) => this.hover(this.tokenAt(event)));
+    this.canvas.addEventListener("click", (event) => this.keep(event));
+    this.canvas.addEventListener("keydown", (event) => this.step(event));
     this.canvas.addEventListener("pointerleave", () => this.hover(undefined));
   }
 
@@ -50,7 +55,7 @@ export class LinesView implements ViewPart {
     replace(
       this.about,
       make("h2", {}, headTitle(this.context, map, head)),
-      make("span", { class: "muted" }, "queries left, keys right; hover a token to see its lines alone"),
+      make("span", { class: "muted" }, "queries left, keys right; point at a token to see its lines alone, click or tap to keep it"),
     );
     this.redraw();
   }
@@ -64,6 +69,17 @@ export class LinesView implements ViewPart {
     if (event.key !== "PageDown" && event.key !== "PageUp") return false;
     this.scroll(event.key === "PageDown" ? page : -page, "both");
     return true;
+  }
+
+  /** Scrolls each side to what is kept of it. */
+  reveal(): void {
+    const { at, window } = this.context.state();
+    const { row0, row1, column0, column1 } = this.window();
+    const place = (start: number, end: number, index: number | undefined) =>
+      index === undefined || (index >= start && index < end) ? start : Math.max(0, index - ((end - start) >> 1));
+    const to: [number, number] = [place(row0, row1, at.query.at(-1)), place(column0, column1, at.key.at(-1))];
+    const now = [row0, column0];
+    if (String(to) !== String(now) && String(to) !== String(window)) this.context.update({ window: to });
   }
 
   picture(): Picture {
@@ -168,7 +184,29 @@ export class LinesView implements ViewPart {
     return [spare + LABEL, this.size.width - spare - LABEL];
   }
 
-  private tokenAt(event: PointerEvent): { side: Side; index: number } | undefined {
+  private keep(event: MouseEvent): void {
+    const token = this.tokenAt(event);
+    if (!token) return;
+    this.side = token.side;
+    this.context.update({ at: toggled(this.context.state().at, token.side, token.index, event.shiftKey) });
+  }
+
+  /** With the focus on the lines: up and down keep the token beside the kept one, left and right choose the side. */
+  private step(event: KeyboardEvent): void {
+    if (event.shiftKey || !/^Arrow/.test(event.key)) return;
+    event.preventDefault();
+    const { at, map } = this.context.state();
+    if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.side = event.key === "ArrowLeft" ? "query" : "key";
+    const region = this.window();
+    const kept = at[this.side].at(-1);
+    const count = this.context.tokens.count(map, this.side);
+    const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    const first = this.side === "query" ? region.row0 : region.column0;
+    const index = kept === undefined ? first : Math.min(Math.max(kept + step, 0), count - 1);
+    this.context.update({ at: { ...at, [this.side]: [index] } });
+  }
+
+  private tokenAt(event: MouseEvent): { side: Side; index: number } | undefined {
     const [left, right] = this.columns();
     const line = Math.floor((event.offsetY - TOP) / LINE_HEIGHT);
     const region = this.window();
@@ -203,7 +241,8 @@ export class LinesView implements ViewPart {
     const region = this.window();
     const [rows, columns] = [region.row1 - region.row0, region.column1 - region.column0];
     const [left, right] = this.columns();
-    const place: Place = { left, right, region, hovered: this.hovered, palette: this.context.palette() };
+    const kept = this.context.state().at;
+    const place: Place = { left, right, region, hovered: this.hovered, kept, palette: this.context.palette() };
     return this.context.loader.frame(this, (need) => {
       const token = (side: Side, index: number) => this.context.tokens.at(need, field.mapIndex, side, index);
       const shapes: Shape[] = [];
@@ -215,7 +254,7 @@ export class LinesView implements ViewPart {
         const matched = this.matcher.look(need, field);
         this.scores.show(field, matched);
         if (weights) {
-          const found = links(weights, rows, columns, this.context.state());
+          const found = withKept(links(weights, rows, columns, this.context.state()), weights, columns, region, kept);
           shapes.push(...weightCurves(found, place, matched !== undefined));
           if (this.context.state().gold) shapes.push(...goldCurves(goldMarks(field.map), place));
           if (matched) shapes.push(...linkCurves(matched.marks, place));
@@ -246,6 +285,18 @@ export class LinesView implements ViewPart {
 
   private say(text: string): void {
     if (this.told.textContent !== text) this.told.textContent = text;
-    this.canvas.setAttribute("aria-label", `lines between tokens: ${text}`);
+    const { query, key } = this.context.state().at;
+    const kept = query.length || key.length ? ` · kept: queries ${query.join() || "none"}, keys ${key.join() || "none"}` : "";
+    this.canvas.setAttribute("aria-label", `lines between tokens: ${text}${kept}`);
   }
+}
+
+/** Lines, and those of kept pairs in the window, also where they are below the threshold. */
+function withKept(found: Link[], weights: Float32Array, columns: number, region: Region, kept: Kept): Link[] {
+  const drawn = new Set(found.map(({ row, column }) => row * columns + column));
+  const rows = kept.query.map((index) => index - region.row0).filter((row) => row >= 0 && row < region.row1 - region.row0);
+  const own = kept.key.map((index) => index - region.column0).filter((column) => column >= 0 && column < columns);
+  const more = rows.flatMap((row) => own.map((column) => ({ row, column, weight: weights[row * columns + column] })));
+  const missing = more.filter(({ row, column, weight }) => weight > 0 && weight < Infinity && !drawn.has(row * columns + column));
+  return missing.length ? [...found, ...missing].sort((a, b) => b.weight - a.weight) : found;
 }
