@@ -2,6 +2,7 @@
 
 import { Beam } from "./beam.ts";
 import { among, atlasKey, carried, compared, type Metas, metasOf, ofText } from "./atlases.ts";
+import { addressFaults, faultWords } from "./address_faults.ts";
 import type { Context, ViewPart } from "./context.ts";
 import { makeContext, type Shared } from "./make_context.ts";
 import { openHelp } from "./dialogs.ts";
@@ -52,9 +53,10 @@ export type Listener = (state: State, step: boolean) => void;
 export class Explorer {
   private readonly element = make("div", { class: "regard-explorer", set: { tabindex: -1 } });
   private readonly main = make("main", {});
-  private readonly status = make("footer", { class: "status", set: { role: "status" } });
+  private readonly status = make("div", { class: "status", set: { role: "status" } });
   private readonly above = make("div", { class: "slot" });
   private readonly below = make("div", { class: "slot" });
+  private readonly faults = make("p", { class: "part broken", set: { role: "alert", hidden: true } });
   private readonly bar = new CollectionBar({
     run: (text, signal) => this.run(text, signal),
     choose: (atlas) => this.update({ atlas }),
@@ -104,7 +106,7 @@ export class Explorer {
       },
     };
     replace(parent, this.element);
-    replace(this.element, this.above, this.bar.element, this.below, this.main, this.status);
+    replace(this.element, this.faults, this.above, this.bar.element, this.below, this.main, this.status);
     this.element.addEventListener("keydown", (event) => this.key(event));
     this.unwatch = this.scheme.watch(() => this.themed());
     this.start(metas);
@@ -148,6 +150,12 @@ export class Explorer {
     }
     this.applyTheme();
     this.refresh();
+  }
+
+  /** Says what an address names that is not here. */
+  checkAddress(hash: string): void {
+    this.faults.textContent = faultWords(addressFaults(hash, this.context.meta, this.collection.atlases.length));
+    this.faults.hidden = !this.faults.textContent;
   }
 
   destroy(): void {

@@ -14,6 +14,7 @@ const REST = 70;
 export class Hover {
   readonly element = make("div", { class: "tip", set: { role: "tooltip", hidden: true } });
   cell?: [number, number];
+  private place = { x: 0, y: 0, size: { width: 0, height: 0 } };
   private rested = false;
   private timer = 0;
   /** What is kept, in words; "" where nothing is. */
@@ -27,11 +28,8 @@ export class Hover {
 
   at(cell: [number, number] | undefined, place: { x: number; y: number }, size: Size): void {
     this.element.hidden = !cell;
-    // Beside the pointer, on the side where there is more room.
-    const across = place.x < size.width / 2 ? place.x + 16 : place.x - 16;
-    this.element.style.left = `${across}px`;
-    this.element.style.top = `${Math.min(place.y + 14, size.height - 96)}px`;
-    this.element.classList.toggle("before", place.x >= size.width / 2);
+    this.place = { ...place, size };
+    this.fit();
     if (String(cell) === String(this.cell)) return;
     this.cell = cell;
     this.rested = false;
@@ -41,6 +39,16 @@ export class Hover {
       this.redraw();
     }, REST);
     this.redraw();
+  }
+
+  /** Beside the pointer, on the side where there is more room, and inside of the panel. */
+  private fit(): void {
+    const { x, y, size } = this.place;
+    const { offsetWidth, offsetHeight } = this.element;
+    const left = x < size.width / 2 ? x + 16 : x - 16 - offsetWidth;
+    const held = (start: number, room: number) => Math.max(4, Math.min(start, room - 4));
+    this.element.style.left = `${held(left, size.width - offsetWidth)}px`;
+    this.element.style.top = `${held(y + 14, size.height - offsetHeight)}px`;
   }
 
   leave(): void {
@@ -63,6 +71,7 @@ export class Hover {
         make("strong", {}, told.value),
         make("span", { class: "muted" }, `${one}${pooled ? `; shown: ${pooled}` : ""}`),
       );
+      this.fit();
     }
     this.sayKept(need);
   }

@@ -65,10 +65,12 @@ export class KeptBar {
   }
 
   private chip({ side, index, words }: Token): HTMLElement {
-    return button(`${words}  ×`, () => this.context.update({ at: toggled(this.context.state().at, side, index, true) }), {
-      class: `chip ${side}`,
-      set: { "aria-label": `let go of ${words}` },
+    const press = button("", () => this.context.update({ at: toggled(this.context.state().at, side, index, true) }), {
+      class: "chip",
     });
+    const close = make("span", { set: { "aria-hidden": "true" } }, "  ×");
+    press.append(make("span", { class: "told" }, "let go of "), words, close);
+    return press;
   }
 
   /** What the head that is shown has of it. */

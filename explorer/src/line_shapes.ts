@@ -6,17 +6,21 @@ import { isNothing, type Kept } from "./kept.ts";
 import { signShapes } from "./mark_shapes.ts";
 import type { GoldMark } from "./matching.ts";
 import type { Palette } from "./palette.ts";
-import type { Shape } from "./shapes.ts";
+import { cutToWidth, type Shape } from "./shapes.ts";
 import { figure, visible, whole } from "./text.ts";
 import type { Region, Side } from "./types.ts";
 
 export const LINE_HEIGHT = 21;
 export const TOP = 34;
+/** Of wide labels the numbers are told too. */
+export const WIDE_LABEL = 172;
 
 /** Where queries and keys stand, which of them, the token under the pointer, and what is kept. */
 export interface Place {
   left: number;
   right: number;
+  /** How wide the names of tokens may be; their numbers stand beyond, where there is room. */
+  label: number;
   region: Region;
   hovered?: { side: Side; index: number };
   kept: Kept;
@@ -100,7 +104,7 @@ export function linkCurves(marks: Mark[], place: Place): Shape[] {
 /** The tokens of both sides with their numbers, and what the sides are. */
 export function tokenLabels(
   cross: boolean,
-  { left, right, region, hovered, kept, palette }: Place,
+  { left, right, label, region, hovered, kept, palette }: Place,
   token: (side: Side, index: number) => string | undefined,
 ): Shape[] {
   const shapes: Shape[] = [];
@@ -112,8 +116,9 @@ export function tokenLabels(
       const isKept = kept[side].includes(index);
       const bold = isKept || (hovered?.side === side && hovered.index === index);
       const text = token(side, index);
-      const shown = text === undefined ? "…" : visible(text, 16);
+      const shown = cutToWidth(text === undefined ? "…" : visible(text, 16), Math.min(label - 12, 112), { bold });
       shapes.push({ kind: "text", x, y, text: shown, anchor, bold, colour: bold ? palette.accent : palette.ink });
+      if (label < WIDE_LABEL) continue;
       const away = anchor === "end" ? x - 122 : x + 122;
       shapes.push({ kind: "text", x: away, y, text: whole(index), anchor, colour: palette.muted, size: 10 });
     }

@@ -61,6 +61,7 @@ async function page(root: HTMLElement): Promise<void> {
     clearTimeout(timer);
     unwritten = undefined;
     explorer.restore(decode(location.hash || start));
+    explorer.checkAddress(location.hash || start);
   });
   Object.assign(root, { explorer });
 }

@@ -21,7 +21,9 @@ export async function mount(
     const state = among(ofText(from, collection), collection.atlases.length);
     const metas = await metasOf(collection, state);
     if (metas.shown.maps.length === 0) throw new Error("there is no attention map in it");
-    return new Explorer(element, collection, metas, state, options);
+    const explorer = new Explorer(element, collection, metas, state, options);
+    if (typeof start === "string") explorer.checkAddress(start);
+    return explorer;
   } catch (error) {
     const words = error instanceof Error ? error.message : String(error);
     replace(element, make("p", { class: "regard-failure", set: { role: "alert" } }, `Nothing to show: ${words}`));

@@ -16,7 +16,7 @@ test("the grid shows all heads; a click opens one", async () => {
   await settled(page);
   assert.equal(await page.locator("button.thumb").count(), 8);
   assert.equal(await page.locator("canvas.drawn").count(), 8);
-  const label = await page.locator("button.thumb").nth(5).getAttribute("aria-label");
+  const label = await page.locator("button.thumb").nth(5).locator(".told").textContent();
   assert.match(label ?? "", /^h\.1 · head 1/);
   await page.locator("button.thumb").nth(5).click();
   await settled(page);
@@ -43,7 +43,7 @@ test("heads are filtered by role and metric and sorted", async () => {
   const shown = await page.locator("button.thumb").count();
   assert.ok(shown > 0 && shown < 8);
   assert.match(
-    (await page.locator("button.thumb").first().getAttribute("aria-label")) ?? "",
+    (await page.locator("button.thumb").first().locator(".told").textContent()) ?? "",
     new RegExp(`${role}: score .* n = 95\\. Rule: mean weight`),
   );
   quiet();
@@ -427,7 +427,7 @@ test("a metric and a role of one name are two orders", async () => {
   await page.getByLabel("Order").selectOption("-role:sink");
   await settled(page);
   assert.match((await page.locator(".thumb .value").first().textContent()) ?? "", /^0\.\d{4} score of sink$/);
-  const first = (await page.locator("button.thumb").first().getAttribute("aria-label")) ?? "";
+  const first = (await page.locator("button.thumb").first().locator(".told").textContent()) ?? "";
   assert.match(first, /sink: score/);
   quiet();
 });

@@ -58,7 +58,7 @@ def test_an_address_without_a_permalink_tells_nothing():
         ("frame=1,nan,3", "it needs three numbers"),
         (
             "at=3",
-            r"the state's at is \(3,\); it needs two of these: a whole number of at least 0, a tuple of such numbers, None",
+            r"the state's at is \(3,\); it needs two of these: a whole number of at least 0, a tuple of such numbers",
         ),
         ("at=3.x,", r"the state's at is \(\(3, 'x'\), None\); it needs two of these"),
         ("at=,", r"the state's at is \(None, None\); it needs two of these"),

@@ -9,6 +9,7 @@ import type { Need } from "../loader.ts";
 import { rolesOf } from "../ordering.ts";
 import { finestCell } from "../notices.ts";
 import { weightWords } from "../hover.ts";
+import { metricTitle } from "../meanings.ts";
 import { attentionWords, figure, plain, visible, whole } from "../text.ts";
 import { EXACT, TILE } from "../types.ts";
 
@@ -51,7 +52,7 @@ export class Aside {
     const { map } = field;
     const roles = rolesOf(map, field.head);
     const metrics = Object.entries(map.metrics).map(([name, heads]) =>
-      make("div", {}, make("dt", {}, name.replace(/_/g, " ")), make("dd", {}, figure(heads[field.head]))),
+      make("div", { set: { title: metricTitle(name) } }, make("dt", {}, name.replace(/_/g, " ")), make("dd", {}, figure(heads[field.head]))),
     );
     replace(
       this.known,

@@ -2,6 +2,7 @@
 
 import type { Context } from "../context.ts";
 import { make, select } from "../dom.ts";
+import { metricTitle } from "../meanings.ts";
 import { condition, KEPT_WEIGHT, metricNames, orderWords, roleNames, roleOrder, SIMILAR } from "../ordering.ts";
 import { MOST_TEXT } from "../state.ts";
 
@@ -19,7 +20,9 @@ export function filters(context: Context, similar = false): HTMLElement[] {
       { value: order, label: `${orderWords(order)}, least first` },
     );
   }
-  const parts: HTMLElement[] = [select("Order", orders, state.order, (order) => context.update({ order }))];
+  const order = select("Order", orders, state.order, (chosen) => context.update({ order: chosen }));
+  order.title = metrics.map((name) => `${orderWords(name)}: ${metricTitle(name) ?? ""}`).join("\n");
+  const parts: HTMLElement[] = [order];
   if (roles.length) {
     const choices = [{ value: "", label: "any" }, ...roles.map((name) => ({ value: name, label: name }))];
     parts.push(select("Role", choices, state.role, (role) => context.update({ role })));

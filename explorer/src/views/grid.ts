@@ -8,6 +8,7 @@ import { MOST_HEADS } from "../clustering.ts";
 import { isNothing, keptText } from "../kept.ts";
 import { keptMeaning, KeptValues, type Ranking } from "../kept_values.ts";
 import type { Need } from "../loader.ts";
+import { FIRST_LINE } from "../meanings.ts";
 import { type Head, heads, isKeptOrder, orderWords, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
 import { bySimilarity, type Ordered } from "../similar.ts";
 import type { Picture } from "../shapes.ts";
@@ -201,7 +202,7 @@ export class GridView implements ViewPart {
 
   /** What the values under the heads are. */
   private keptSaid({ at, order }: State): string {
-    if (isNothing(at)) return isKeptOrder(order) ? " Nothing is kept to order them by: go to a token (g)." : "";
+    if (isNothing(at)) return isKeptOrder(order) ? " Nothing is kept to order them by: go to a token (g)." : ` ${FIRST_LINE}`;
     return this.ranking
       ? ` Under each: ${keptMeaning(at)}, and behind # its rank among ${whole(this.ranking.count)} heads.`
       : " Asking each head for what is kept …";
@@ -217,7 +218,7 @@ export class GridView implements ViewPart {
       const words = this.ranking?.words({ map: field.mapIndex, head: field.head });
       const { name = "" } = (node as HTMLElement).dataset;
       const whole = words ? `${name}. Kept: ${words}` : name;
-      node.setAttribute("aria-label", whole);
+      (node.firstChild as Element).textContent = whole;
       node.setAttribute("title", whole.replace(/\. /g, "\n"));
     }
   }
@@ -230,7 +231,7 @@ export class GridView implements ViewPart {
     const state = this.context.state();
     if (isKeptOrder(state.order)) this.build(state);
     this.tell();
-    this.count.textContent = `${(this.count.textContent ?? "").replace(/ (Under each: |Asking each).*$/, "")}${this.keptSaid(state)}`;
+    this.count.textContent = `${(this.count.textContent ?? "").replace(/ (Under each: |Asking each|Each picture).*$/, "")}${this.keptSaid(state)}`;
   }
 
   private said(count: number): string {
@@ -270,7 +271,7 @@ export class GridView implements ViewPart {
     const broken = of.broken?.[head];
     const nan = broken ? `${whole(broken)} of ${whole(of.queries)} queries attend to NaN` : "";
     const told = [headTitle(this.context, map, head), sortedBy, pinned ? "pinned" : "", nan, ...roles.map(roleWords)];
-    const keptValue = make("span", { class: "kept-value", set: { hidden: true } });
+    const keptValue = make("span", { class: "kept-value", set: { hidden: true, "aria-hidden": "true" } });
     this.told.set(keptValue, { map, head });
     const box = make(
       "button",
@@ -279,17 +280,18 @@ export class GridView implements ViewPart {
         set: { type: "button", "data-name": told.filter(Boolean).join(". "), "data-map": map, "data-head": head },
         on: { click: () => this.context.update({ view: "head", map, head, frame: undefined }) },
       },
+      make("span", { class: "told" }),
       thumbnail.canvas,
       make(
         "span",
-        { class: "caption" },
+        { class: "caption", set: { "aria-hidden": "true" } },
         make("span", { class: "number" }, name),
         broken ? make("span", { class: "badge broken", set: { title: nan } }, "NaN") : undefined,
         pinned && make("span", { class: "pin", set: { title: "pinned for comparison" } }, "◆"),
         // Beside a long name there is no room for them; the title tells them.
         ...(name.length > LONG_NAME ? [] : roles.slice(0, 2)).map((role) => badge(role, true)),
       ),
-      sortedBy ? make("span", { class: "muted value" }, sortedBy) : undefined,
+      sortedBy ? make("span", { class: "muted value", set: { "aria-hidden": "true" } }, sortedBy) : undefined,
       keptValue,
     );
     this.thumbnails.set(box, thumbnail);

@@ -11,13 +11,14 @@ import { goldMarks, Matcher } from "../matching.ts";
 import { regionCsv, regionNpz, regionWords } from "../region.ts";
 import { drawShapes, type Picture, type Shape } from "../shapes.ts";
 import { resize } from "../rendering/painter.ts";
-import { goldCurves, LINE_HEIGHT, linkCurves, type Place, tokenLabels, TOP, weightCurves } from "../line_shapes.ts";
+import { goldCurves, LINE_HEIGHT, linkCurves, type Place, tokenLabels, TOP, weightCurves, WIDE_LABEL } from "../line_shapes.ts";
 import { whole } from "../text.ts";
 import { EXACT, type Region, type Side } from "../types.ts";
 import { linkControls, wordToggle } from "./controls.ts";
 import { ScoreLine } from "./scores.ts";
 
-const LABEL = 172;
+const NARROW_LABEL = 96;
+const NARROW = 560;
 const WIDEST = 880;
 
 export class LinesView implements ViewPart {
@@ -179,9 +180,14 @@ export class LinesView implements ViewPart {
     });
   }
 
+  private label(): number {
+    return this.size.width < NARROW ? NARROW_LABEL : WIDE_LABEL;
+  }
+
   private columns(): [number, number] {
     const spare = Math.max(0, this.size.width - WIDEST) / 2;
-    return [spare + LABEL, this.size.width - spare - LABEL];
+    const label = this.label();
+    return [spare + label, this.size.width - spare - label];
   }
 
   private keep(event: MouseEvent): void {
@@ -242,7 +248,8 @@ export class LinesView implements ViewPart {
     const [rows, columns] = [region.row1 - region.row0, region.column1 - region.column0];
     const [left, right] = this.columns();
     const kept = this.context.state().at;
-    const place: Place = { left, right, region, hovered: this.hovered, kept, palette: this.context.palette() };
+    const palette = this.context.palette();
+    const place: Place = { left, right, label: this.label(), region, hovered: this.hovered, kept, palette };
     return this.context.loader.frame(this, (need) => {
       const token = (side: Side, index: number) => this.context.tokens.at(need, field.mapIndex, side, index);
       const shapes: Shape[] = [];

@@ -6,6 +6,7 @@ import { button, make, replace } from "../dom.ts";
 import { csvOf } from "../exports.ts";
 import { isNothing, keptText } from "../kept.ts";
 import { keptMeaning, KeptValues, type Ranking } from "../kept_values.ts";
+import { metricTitle } from "../meanings.ts";
 import { type Head, heads, KEPT_WEIGHT, metricNames, rolesOf, valueOf } from "../ordering.ts";
 import { figure, plain, whole } from "../text.ts";
 import { filters } from "./filters.ts";
@@ -82,7 +83,7 @@ export class TableView implements ViewPart {
           make("th", { set: { scope: "col" } }, "head"),
           make("th", { set: { scope: "col" } }, "kind"),
           !isNothing(at) && this.header("kept", KEPT_WEIGHT, keptMeaning(at)),
-          ...metrics.map((name) => this.header(name, name)),
+          ...metrics.map((name) => this.header(name, name, metricTitle(name))),
           make("th", { set: { scope: "col" } }, "roles"),
         ),
       ),
