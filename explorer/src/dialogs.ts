@@ -15,7 +15,7 @@ const KEYS: [string, string][] = [
   ["/", "search tokens; in the grid: layers"],
   ["Enter", "open the head that has the focus"],
   ["Esc", "back to the grid"],
-  ["h l c t", "heat map, lines, compare, table"],
+  ["h l v c t", "heat map, lines, text, compare, table"],
   ["p", "pin or unpin for comparison"],
   ["d", "difference of the first two"],
   [", .", "previous, next atlas"],

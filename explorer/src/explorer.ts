@@ -28,12 +28,14 @@ import { GridView } from "./views/grid.ts";
 import { HeadView } from "./views/head.ts";
 import { LinesView } from "./views/lines.ts";
 import { TableView } from "./views/table.ts";
+import { TextView } from "./views/text.ts";
 import { byWords, otherKept } from "./words.ts";
 
 const VIEW_PARTS: Record<View, new (context: Context) => ViewPart> = {
   grid: GridView,
   head: HeadView,
   lines: LinesView,
+  text: TextView,
   compare: CompareView,
   table: TableView,
 };

@@ -12,6 +12,7 @@ const LABELS: Record<View, string> = {
   grid: "Heads",
   head: "Heat map",
   lines: "Lines",
+  text: "Text",
   compare: "Compare",
   table: "Table",
 };
@@ -21,6 +22,7 @@ const KINDS: Record<View, readonly Kind[]> = {
   grid: ["png", "svg"],
   head: ["png", "svg", "csv", "npz"],
   lines: ["png", "svg", "csv", "npz"],
+  text: ["csv"],
   compare: ["png", "svg"],
   table: ["csv"],
 };

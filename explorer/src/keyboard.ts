@@ -11,7 +11,7 @@ import { hasWords } from "./words.ts";
 
 /** The change of the state that a key asks for. */
 export function keyChange(key: string, state: State, meta: Meta): Partial<State> | undefined {
-  const views: Record<string, View> = { h: "head", l: "lines", c: "compare", t: "table", Escape: "grid" };
+  const views: Record<string, View> = { h: "head", l: "lines", v: "text", c: "compare", t: "table", Escape: "grid" };
   if (Object.hasOwn(views, key)) return { view: views[key] };
   if (key === "Backspace" || key === "Delete") return { at: NOTHING };
   if (key === "s") return { scale: after(SCALES, state.scale) };

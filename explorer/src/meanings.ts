@@ -19,6 +19,7 @@ export const MARKS: readonly [sign: string, words: string][] = [
   ["hatched", "no pair: the mask forbids it, or the cell lies outside"],
   ["checks", "NaN: the query attends to NaN or infinity, and its weights are not numbers"],
   ["cross, frame", "what is kept: a pair as a cross, tokens as the frames of their rows and columns"],
+  ["shade of a token", "the weight between it and what is kept, as the square root of its part of the greatest"],
   ["# behind a value", "the rank of the head by what is kept, 1 the greatest"],
   ["prev, sink, …", "the role of a head: its rule, score and number of rows stand beside its map"],
   ["◆", "pinned for comparison"],
@@ -28,7 +29,7 @@ export const MARKS: readonly [sign: string, words: string][] = [
 
 export const FILES: readonly [kind: string, words: string][] = [
   ["PNG, SVG", "the picture of the view; of the heads all of them, also those out of sight"],
-  ["CSV", "weights in sight, a line for each query; in the table all metrics"],
+  ["CSV", "weights in sight, a line for each query, of a text for each token; in the table all metrics"],
   ["NPZ", "weights in sight with numbers and tokens, for NumPy"],
 ];
 

@@ -7,7 +7,7 @@ import { METHODS, type Method } from "./links.ts";
 import type { Meta, Reduce, Side } from "./types.ts";
 import type { Frame } from "./viewport.ts";
 
-export const VIEWS = ["grid", "head", "lines", "compare", "table"] as const;
+export const VIEWS = ["grid", "head", "lines", "text", "compare", "table"] as const;
 export const THEMES = ["auto", "light", "dark"] as const;
 export const REDUCES: readonly Reduce[] = ["max", "mean"];
 export const MOST_PINS = 4;
@@ -61,7 +61,9 @@ export interface State {
   threshold: number;
   top: number;
   direction: Side;
-  /** First query and first key of the lines view. */
+  /** Whether sinks and special tokens are left out of a shaded text. */
+  hide: boolean;
+  /** First query and first key of lines and text. */
   window: [number, number];
 }
 
@@ -95,6 +97,7 @@ export const DEFAULT: State = {
   threshold: 0.05,
   top: 3,
   direction: "query",
+  hide: false,
   window: [0, 0],
 };
 
@@ -163,7 +166,7 @@ function read(state: State, name: string, text: string): void {
   } else if (name === "pins") state.pins = pins(text);
 }
 
-const SWITCHES = ["normalise", "clip", "difference", "gold", "words", "listed"] as const;
+const SWITCHES = ["normalise", "clip", "difference", "gold", "words", "listed", "hide"] as const;
 const COUNTS = ["map", "head", "top", "hypothesis", "atlas", "against"] as const;
 
 const isSwitch = (name: string): name is (typeof SWITCHES)[number] => (SWITCHES as readonly string[]).includes(name);
@@ -211,7 +214,7 @@ export function pinned(pins: Pin[], pin: Pin): Pin[] {
 
 /** Whether the chosen head is what is shown, and arrow keys lead to others. */
 export function showsOneHead({ view, against }: State): boolean {
-  return view === "head" || view === "lines" || (view === "compare" && against !== undefined);
+  return view === "head" || view === "lines" || view === "text" || (view === "compare" && against !== undefined);
 }
 
 /** Whether going from one state to another is worth an entry in the browser's history. */

@@ -303,7 +303,7 @@ test("the table sorts, and says so", async () => {
 });
 
 test("every control has a name", async () => {
-  for (const view of ["grid", "head", "lines", "compare", "table"]) {
+  for (const view of ["grid", "head", "lines", "text", "compare", "table"]) {
     const { page, quiet } = await open(bench, `small/#view=${view}&pins=0.0,0.1`);
     await settled(page);
     const nameless = await page.evaluate(() =>

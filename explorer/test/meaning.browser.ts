@@ -9,7 +9,7 @@ before(async () => {
 });
 after(() => bench.close());
 
-const VIEWS = ["grid", "head", "lines", "compare", "table"];
+const VIEWS = ["grid", "head", "lines", "text", "compare", "table"];
 
 test("axe finds nothing in any view, light and dark, wide and narrow", { skip: withoutAxe }, async () => {
   const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice", "experimental"];

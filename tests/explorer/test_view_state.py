@@ -48,7 +48,7 @@ def test_an_address_without_a_permalink_tells_nothing():
 @pytest.mark.parametrize(
     ("permalink", "error"),
     [
-        ("view=all", "the state's view is 'all'; it needs one of 'grid', 'head', 'lines', 'compare', 'table'"),
+        ("view=all", "the state's view is 'all'; it needs one of 'grid', 'head', 'lines', 'text', 'compare', 'table'"),
         ("head=x", "the state's head is 'x'; it needs a whole number of at least 0"),
         ("top=-1", "the state's top is -1; it needs a whole number of at least 0"),
         ("against=1.5", "the state's against is 1.5; it needs a whole number of at least 0, or None"),

@@ -24,7 +24,7 @@ MOST_READ = 2000
 UNQUOTED = "!~*'(),"
 """The characters that JavaScript's encodeURIComponent does not escape, beside letters, digits and "-_."; and commas."""
 
-View = Literal["grid", "head", "lines", "compare", "table"]
+View = Literal["grid", "head", "lines", "text", "compare", "table"]
 Scale = Literal["linear", "sqrt", "log"]
 Reduce = Literal["max", "mean"]
 Colours = Literal["viridis", "cividis", "magma"]
@@ -40,7 +40,7 @@ class ViewState:
     """State of the view when the page opens. Counts are from 0, and positions are indices of rows and columns.
 
     Args:
-        view: all heads, one head, its lines between tokens, pinned heads beside each other, or a table.
+        view: all heads, one head, its lines between tokens, its text, pinned heads beside each other, or a table.
         map: the number of a map of the atlas, or its name; of several of one name it is the first.
         head: of that map.
         frame: (row, column, span) in the middle of the view, and the cells across its shorter side; None: the whole.
@@ -69,8 +69,9 @@ class ViewState:
         find: tokens that are marked.
         threshold: the least weight that gets a line.
         top: the most lines of a token.
-        direction: whether lines are chosen by query or by key.
-        window: the first query and the first key of the lines.
+        direction: whether lines are chosen, and a text is shaded, by query or by key.
+        hide: sinks and special tokens are left out of a shaded text.
+        window: the first query and the first key of lines and text.
 
     Raises:
         ConfigurationError: a value that is none of these.
@@ -110,6 +111,7 @@ class ViewState:
     threshold: float = 0.05
     top: int = 3
     direction: Direction = "query"
+    hide: bool = False
     window: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
