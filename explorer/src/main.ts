@@ -21,7 +21,7 @@ function sharing(): string {
 async function page(root: HTMLElement): Promise<void> {
   const embedded = document.getElementById("regard-data");
   const held = embedded && EmbeddedSource.from(embedded);
-  const source = held ?? served(new URL("./", location.href).href);
+  const source = held ?? served(new URL("./", location.href).href, decode(location.hash).text);
   const start = held?.state ?? "";
   const renderer = new URLSearchParams(location.search).get("renderer") ?? "auto";
   const explorer = await mount(root, source, location.hash || start, { renderer, sharing: sharing() });

@@ -32,6 +32,9 @@ const COLLECTIONS: Record<string, () => Named[]> = {
   live: () => [read("it was late .")],
 };
 
+/** As many atlases of runs stay. */
+export const MOST_KEPT = 4;
+
 const TYPES: Record<string, string> = { js: "text/javascript", css: "text/css", html: "text/html; charset=utf-8" };
 
 export interface Served {
@@ -44,7 +47,7 @@ export interface Served {
   hold: Promise<void> | undefined;
 }
 
-/** The atlases of one address. Numbers are not used again. */
+/** The atlases of one address, a store by their texts. Numbers are not used again. */
 class Kept {
   next: number;
   entries: { number: number; name: string; atlas: SyntheticAtlas }[];
@@ -55,8 +58,10 @@ class Kept {
   }
 
   add(named: Named): void {
-    this.entries = [{ number: this.next, ...named }, ...this.entries.slice(0, 1)];
-    this.next += 1;
+    const there = this.entries.find(({ name }) => name === named.name);
+    const others = this.entries.filter((entry) => entry !== there);
+    this.entries = [there ?? { number: this.next, ...named }, ...others.slice(0, MOST_KEPT - 1)];
+    if (!there) this.next += 1;
   }
 
   listed(rerun: boolean): unknown {

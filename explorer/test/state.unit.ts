@@ -5,6 +5,7 @@ import { keyChange } from "../src/keyboard.ts";
 import { Loader } from "../src/loader.ts";
 import { Bounded } from "../src/rendering/painter.ts";
 import { floats } from "../src/sources/arrays.ts";
+import { shownOf } from "../src/sources/listed.ts";
 import { EmbeddedSource } from "../src/sources/embedded.ts";
 import { type Answer, Messages, MessageSource, told } from "../src/sources/messages.ts";
 import { decode, DEFAULT, encode, isStep, pinned, type Pin, type State, within } from "../src/state.ts";
@@ -38,6 +39,18 @@ test("broken permalinks are read as far as they go", () => {
     DEFAULT,
   );
   assert.equal(decode("#head=4&constructor=1").head, 4);
+});
+
+test("a page shows its own text of a store, and behind it what it showed before", () => {
+  const atlases = ["d", "c", "b", "a"].map((name, at) => ({ number: 3 - at, name }));
+  const names = (text: string, before?: number) =>
+    shownOf({ atlases, rerun: 9 }, text, before === undefined ? undefined : { number: before, name: "" }).map(({ name }) => name).join("");
+  assert.equal(names(""), "dc");
+  assert.equal(names("b"), "bd");
+  assert.equal(names("d", 0), "da");
+  assert.equal(names("d", 9), "d", "one that is not kept any more");
+  assert.equal(names("d", 3), "d", "the same text again");
+  assert.equal(shownOf({ atlases, rerun: 0 }, "b").length, 4);
 });
 
 test("a state is held within what there is", () => {
