@@ -2,6 +2,7 @@
 
 import { type Kept, keptIn, keptWithin } from "./kept.ts";
 import type { Loader, Need } from "./loader.ts";
+import { type Means, members } from "./means.ts";
 import type { Palette } from "./palette.ts";
 import type { Raster } from "./raster.ts";
 import type { Bounded } from "./rendering/painter.ts";
@@ -15,6 +16,8 @@ export interface Context {
   readonly meta: Meta;
   readonly loader: Loader;
   readonly tokens: Tokens;
+  /** Means of several heads, as heads of their own. */
+  readonly means: Means;
   /** The maps by tokens, where those of `meta` are between words. */
   readonly tokenMaps?: readonly AttentionMap[];
   /** Rasters computed from what the loader holds. */
@@ -54,6 +57,13 @@ export interface ViewPart {
   destroy(): void;
 }
 
+/** The head that one-head views show: the chosen one, or the mean of several. */
+export function shownHead(context: Context): number {
+  const state = context.state();
+  const all = members(context.meta, state);
+  return all.length ? context.means.head(state.map, all) : state.head;
+}
+
 export function headTitle(context: Context, map: number, head: number): string {
   const { label } = context.atlas;
   return label ? `${label} · ${headName(context, map, head)}` : headName(context, map, head);
@@ -66,7 +76,11 @@ export function headName(context: Context, map: number, head: number): string {
   const call = calls && !of.hypothesis ? ` · call ${of.call}` : "";
   const hypothesis = of.hypothesis ? ` · translation ${of.hypothesis.rank + 1}` : "";
   const sequence = context.meta.maps.some((other) => other.sequence > 0) ? ` · sequence ${of.sequence}` : "";
-  return `${context.names[map]} · head ${head}${hypothesis}${call}${sequence}`;
+  const averaged = context.means.of(map, head);
+  const layers = new Set(averaged?.map((one) => one.map));
+  const layer = layers.size > 1 ? `${layers.size} layers` : context.names[map];
+  const name = averaged ? `mean of ${averaged.length} heads · ${layer}` : `${context.names[map]} · head ${head}`;
+  return `${name}${hypothesis}${call}${sequence}`;
 }
 
 /** What a map has of what is kept. */

@@ -16,6 +16,7 @@ const KEYS: [string, string][] = [
   ["Enter", "open the head that has the focus"],
   ["Esc", "back to the grid"],
   ["h l v c t", "heat map, lines, text, compare, table"],
+  ["m", "one head, the mean of its layer, the mean of all layers of its kind"],
   ["p", "pin or unpin for comparison"],
   ["d", "difference of the first two"],
   [", .", "previous, next atlas"],

@@ -21,7 +21,7 @@ import type { Panel } from "./panel.ts";
 import { brokenWords, partWords } from "./notices.ts";
 import { CollectionBar, shortLabels } from "./collection_bar.ts";
 import { browserScheme, type Scheme } from "./scheme.ts";
-import { isStep, MOST_READ, type State, type View, within } from "./state.ts";
+import { isStep, MOST_READ, openingState, type State, type View, within } from "./state.ts";
 import type { Meta, Collection } from "./types.ts";
 import { CompareView } from "./views/compare.ts";
 import { GridView } from "./views/grid.ts";
@@ -118,6 +118,11 @@ export class Explorer {
   /** From here on its keys are heard. */
   focus(): void {
     this.element.focus({ preventScroll: true });
+  }
+
+  /** What the atlas opens with where no address tells more. */
+  get opening(): State {
+    return openingState(this.metas.shown);
   }
 
   get state(): State {

@@ -1,6 +1,6 @@
 /** The bar that says in every view what is kept, lets it go, and leads to the heads that it is strongest in. */
 
-import type { Context } from "./context.ts";
+import { type Context, shownHead } from "./context.ts";
 import { button, make, replace } from "./dom.ts";
 import { isNothing, type Kept, keptText, NOTHING, sameKept, SIDES, toggled } from "./kept.ts";
 import { keptMeaning, keptValue } from "./kept_values.ts";
@@ -34,7 +34,8 @@ export class KeptBar {
   }
 
   private build(need: Need): void {
-    const { at, map, head, view } = this.context.state();
+    const { at, map, view } = this.context.state();
+    const head = shownHead(this.context);
     const tokens = SIDES.flatMap((side) => at[side].map((index) => this.token(need, map, side, index)));
     const value = this.value(need, { map, head }, at);
     const note = this.note && sameKept(this.note.kept, at) ? this.note.words : "";

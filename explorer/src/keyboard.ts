@@ -24,11 +24,12 @@ export function keyChange(key: string, state: State, meta: Meta): Partial<State>
   if (key === "[" || key === "]")
     return ofHypothesis(state, meta, neighbour(meta, state.hypothesis, key === "]" ? 1 : -1));
   if (key === "d") return { difference: !state.difference };
+  if (key === "m" && showsOneHead(state)) return { mean: after(["", "layer", "all"], state.mean) };
   if (key === "p") return { pins: pinned(state.pins, [state.map, state.head]) };
   if (!showsOneHead(state)) return undefined;
   const { heads } = meta.maps[state.map];
-  if (key === "ArrowRight" || key === "k") return { head: (state.head + 1) % heads };
-  if (key === "ArrowLeft" || key === "j") return { head: (state.head + heads - 1) % heads };
+  if (key === "ArrowRight" || key === "k") return { head: (state.head + 1) % heads, mean: "" };
+  if (key === "ArrowLeft" || key === "j") return { head: (state.head + heads - 1) % heads, mean: "" };
   const step = key === "ArrowDown" ? 1 : key === "ArrowUp" ? -1 : 0;
   if (!step) return undefined;
   const maps = mapsOf(meta, state.hypothesis);

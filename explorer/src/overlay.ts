@@ -31,6 +31,7 @@ export interface Decoration {
   kept: Kept;
   marks: Mark[];
   gold: GoldMark[];
+  rows: "said" | "read";
 }
 
 const ROOM = 132;
@@ -93,9 +94,9 @@ function rulers(need: Need, context: Context, field: Field, on: Decoration, pale
   ];
 }
 
-function names(field: Field, { insets, wide }: Decoration, palette: Palette): Shape[] {
+function names(field: Field, { insets, wide, rows }: Decoration, palette: Palette): Shape[] {
   const cross = field.map.kind === "cross";
-  const [query, key] = cross ? ["target ↓", "source →"] : ["query ↓", "key →"];
+  const [query, key] = cross ? [`${rows === "read" ? "read" : "target"} ↓`, "source →"] : ["query ↓", "key →"];
   const style = { kind: "text", colour: palette.muted, size: 11 } as const;
   return [
     { ...style, x: insets.left - 8, y: insets.top - (wide ? 38 : 32), text: key, anchor: "end" },

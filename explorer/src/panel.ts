@@ -348,6 +348,7 @@ export class Panel {
         wide: this.insets() === WIDE,
         hovered: this.hover.cell,
         kept: keptOf(this.context, this.field.mapIndex),
+        rows: state.rows,
         marks: this.matcher.marks(need, this.field, seen),
         gold: state.gold && this.field.heads.length === 1 ? goldMarks(this.field.map) : [],
       };

@@ -4,11 +4,14 @@ import { COLOUR_MAPS, type ColourMap, SCALES, type Scale } from "./colour.ts";
 import { counterpart, hypothesesOf } from "./hypotheses.ts";
 import { type Kept, keptText, keptWithin, NOTHING, readKept } from "./kept.ts";
 import { METHODS, type Method } from "./links.ts";
+import { canAverage, type Mean, MEANS } from "./means.ts";
 import type { Meta, Reduce, Side } from "./types.ts";
 import type { Frame } from "./viewport.ts";
 
 export const VIEWS = ["grid", "head", "lines", "text", "compare", "table"] as const;
 export const THEMES = ["auto", "light", "dark"] as const;
+/** What a row of a translation is called: the token that is said there, or the one that was read before it. */
+export const ROWS = ["said", "read"] as const;
 export const REDUCES: readonly Reduce[] = ["max", "mean"];
 export const MOST_PINS = 4;
 export const MOST_TEXT = 200;
@@ -23,6 +26,9 @@ export interface State {
   view: View;
   map: number;
   head: number;
+  /** Which heads are averaged in place of the one: of the layer, all of the kind, the pinned ones; "" for none. */
+  mean: Mean;
+  rows: (typeof ROWS)[number];
   /** undefined: the whole map. */
   frame?: Frame;
   /** What is kept, in every view: tokens or a pair of them. */
@@ -71,6 +77,8 @@ export const DEFAULT: State = {
   view: "grid",
   map: 0,
   head: 0,
+  mean: "",
+  rows: "said",
   frame: undefined,
   at: NOTHING,
   scale: "sqrt",
@@ -147,6 +155,8 @@ function read(state: State, name: string, text: string): void {
   const one = <T extends string>(choices: readonly T[], otherwise: T): T =>
     choices.includes(text as T) ? (text as T) : otherwise;
   if (name === "view") state.view = one(VIEWS, DEFAULT.view);
+  else if (name === "mean") state.mean = one(MEANS, "");
+  else if (name === "rows") state.rows = one(ROWS, DEFAULT.rows);
   else if (name === "scale") state.scale = one(SCALES, DEFAULT.scale);
   else if (name === "reduce") state.reduce = one(REDUCES, DEFAULT.reduce);
   else if (name === "colours") state.colours = one(COLOUR_MAPS, DEFAULT.colours);
@@ -199,6 +209,12 @@ export function within(state: State, meta: Meta): State {
 function rankIn(rank: number, meta: Meta): number {
   const all = hypothesesOf(meta);
   return all.some((hypothesis) => hypothesis.rank === rank) ? rank : (all[0]?.rank ?? 0);
+}
+
+/** What a source opens with unless an address tells more: a translation with the mean of its cross-attention. */
+export function openingState(meta: Meta): State {
+  const map = meta.maps.findIndex(({ kind }) => kind === "cross");
+  return map < 0 ? DEFAULT : { ...DEFAULT, view: "head", map, mean: canAverage(meta.maps[map]) ? "all" : "" };
 }
 
 /** The same map, or its counterpart, of another translation. */

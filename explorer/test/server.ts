@@ -9,7 +9,7 @@ import { join } from "node:path";
 import type { AddressInfo } from "node:net";
 import type { Reduce, Side } from "../src/types.ts";
 import { MOST_BYTES, type Named, read, steps } from "./collections.ts";
-import { translation } from "./translation.ts";
+import { forced, translation } from "./translation.ts";
 import { broken, cross, hostile, long, profileOf, short, special, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
 export const POLICY =
@@ -23,6 +23,7 @@ const MAKERS: Record<string, () => SyntheticAtlas> = {
   cross,
   hostile,
   translation,
+  forced,
   broken,
   special,
 };

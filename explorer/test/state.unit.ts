@@ -91,7 +91,7 @@ test("pins come and go", () => {
 test("keys", () => {
   const { meta } = short(2, 4, 32);
   const state: State = { ...DEFAULT, view: "head", map: 0, head: 3 };
-  assert.deepEqual(keyChange("ArrowRight", state, meta), { head: 0 });
+  assert.deepEqual(keyChange("ArrowRight", state, meta), { head: 0, mean: "" });
   assert.deepEqual(keyChange("ArrowDown", state, meta), { map: 1, head: 3 });
   assert.deepEqual(keyChange("Escape", state, meta), { view: "grid" });
   assert.equal(keyChange("toString", state, meta), undefined);

@@ -50,6 +50,7 @@ export class Aside {
     if (this.built === field.title) return;
     this.built = field.title;
     const { map } = field;
+    const averaged = this.context.means.of(field.mapIndex, field.head);
     const roles = rolesOf(map, field.head);
     const metrics = Object.entries(map.metrics).map(([name, heads]) =>
       make("div", { set: { title: metricTitle(name) } }, make("dt", {}, name.replace(/_/g, " ")), make("dd", {}, figure(heads[field.head]))),
@@ -77,8 +78,8 @@ export class Aside {
           make("p", { class: "muted" }, plain(String(role.rule), 300)),
         ),
       ),
-      metrics.length > 0 && make("h3", {}, this.context.state().words ? "Metrics, of tokens" : "Metrics"),
-      make("dl", {}, ...metrics),
+      !averaged && metrics.length > 0 && make("h3", {}, this.context.state().words ? "Metrics, of tokens" : "Metrics"),
+      !averaged && make("dl", {}, ...metrics),
     );
   }
 

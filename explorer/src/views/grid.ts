@@ -278,7 +278,7 @@ export class GridView implements ViewPart {
       {
         class: "thumb",
         set: { type: "button", "data-name": told.filter(Boolean).join(". "), "data-map": map, "data-head": head },
-        on: { click: () => this.context.update({ view: "head", map, head, frame: undefined }) },
+        on: { click: () => this.context.update({ view: "head", map, head, mean: "", frame: undefined }) },
       },
       make("span", { class: "told" }),
       thumbnail.canvas,

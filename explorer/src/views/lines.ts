@@ -1,7 +1,7 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
 import { type Link, links, rowsOfInfinity, share } from "../bipartite.ts";
-import { type Context, headTitle, type ViewPart } from "../context.ts";
+import { type Context, headTitle, shownHead, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { HeadField } from "../field.ts";
 import { type Kept, toggled } from "../kept.ts";
@@ -51,11 +51,11 @@ export class LinesView implements ViewPart {
   }
 
   update(): void {
-    const { map, head } = this.context.state();
+    const { map } = this.context.state();
     this.controls();
     replace(
       this.about,
-      make("h2", {}, headTitle(this.context, map, head)),
+      make("h2", {}, headTitle(this.context, map, shownHead(this.context))),
       make("span", { class: "muted" }, "queries left, keys right; point at a token to see its lines alone, click or tap to keep it"),
     );
     this.redraw();
@@ -85,8 +85,8 @@ export class LinesView implements ViewPart {
 
   picture(): Picture {
     this.draw();
-    const { map, head } = this.context.state();
-    return { title: `${headTitle(this.context, map, head)}: lines`, ...this.size, shapes: this.shapes() };
+    const { map } = this.context.state();
+    return { title: `${headTitle(this.context, map, shownHead(this.context))}: lines`, ...this.size, shapes: this.shapes() };
   }
 
   async csv(): Promise<string> {
@@ -104,8 +104,7 @@ export class LinesView implements ViewPart {
   }
 
   private field(): HeadField {
-    const { map, head } = this.context.state();
-    return new HeadField(this.context, map, head);
+    return new HeadField(this.context, this.context.state().map, shownHead(this.context));
   }
 
   /** Built anew where another method asks for other controls; the one with the focus keeps it. */

@@ -115,7 +115,7 @@ export class TableView implements ViewPart {
     const roles = rolesOf(map, at.head);
     const open = button(
       String(at.head),
-      () => this.context.update({ view: "head", ...at, frame: undefined }),
+      () => this.context.update({ view: "head", ...at, mean: "", frame: undefined }),
       {
         class: "link",
         set: { "aria-label": `open head ${at.head} of ${this.context.names[at.map]}` },

@@ -1,6 +1,6 @@
 /** The text itself, wrapped, each token shaded by what the kept tokens attend to, or by how it attends to them. */
 
-import { type Context, headTitle, keptOf, type ViewPart } from "../context.ts";
+import { type Context, headTitle, keptOf, shownHead, type ViewPart } from "../context.ts";
 import { button, make, replace, select, toggle } from "../dom.ts";
 import { csvOf } from "../exports.ts";
 import { HeadField } from "../field.ts";
@@ -80,8 +80,7 @@ export class TextView implements ViewPart {
   }
 
   private field(): HeadField {
-    const { map, head } = this.context.state();
-    return new HeadField(this.context, map, head);
+    return new HeadField(this.context, this.context.state().map, shownHead(this.context));
   }
 
   /** Whether queries and keys are one text. */
@@ -167,7 +166,7 @@ export class TextView implements ViewPart {
     const sides: Side[] = this.isOneText() ? [this.shadedSide()] : ["query", "key"];
     const tokens = sides.map((side) => this.tokens(need, side));
     if (!tokens.every((all) => all !== undefined)) return;
-    const made = JSON.stringify([sides, state.map, state.words, state.atlas, sides.map((side) => this.window(side))]);
+    const made = JSON.stringify([sides, state.map, state.words, state.rows, state.atlas, sides.map((side) => this.window(side))]);
     if (made !== this.built) {
       this.built = made;
       this.spans.clear();
@@ -223,9 +222,9 @@ export class TextView implements ViewPart {
   }
 
   private say(field: HeadField): void {
-    const { direction, hide, map, head } = this.context.state();
+    const { direction, hide, map } = this.context.state();
     const count = keptOf(this.context, map)[direction].length;
-    const title = headTitle(this.context, map, head);
+    const title = headTitle(this.context, map, field.head);
     let words = `${title}: `;
     if (!field.offers(EXACT)) words += "the exact weights of this head are not in this page.";
     else if (!count) words += "press a token to keep it, and see what it attends to.";

@@ -31,6 +31,8 @@ Colours = Literal["viridis", "cividis", "magma"]
 Theme = Literal["auto", "light", "dark"]
 Alignment = Literal["", "argmax", "mutual", "grow-diag", "threshold"]
 Direction = Literal["query", "key"]
+Mean = Literal["", "layer", "all", "pins"]
+Rows = Literal["said", "read"]
 Kept = int | tuple[int, ...] | None
 """Kept tokens of one side: one, several, or none."""
 
@@ -43,6 +45,8 @@ class ViewState:
         view: all heads, one head, its lines between tokens, its text, pinned heads beside each other, or a table.
         map: the number of a map of the atlas, or its name; of several of one name it is the first.
         head: of that map.
+        mean: in place of the head the mean of all heads of its layer, of all layers of the same kind, or of the pins.
+        rows: what a row of a translation is called: the token that is said there, or that the decoder has read before it.
         frame: (row, column, span) in the middle of the view, and the cells across its shorter side; None: the whole.
         at: what is kept in every view, (query, key): the indices of a pair; None on a side of which nothing is kept, a
             tuple for several tokens. Heads can be put in order by it.
@@ -85,6 +89,8 @@ class ViewState:
     view: View = "grid"
     map: int | str = 0
     head: int = 0
+    mean: Mean = ""
+    rows: Rows = "said"
     frame: tuple[float, float, float] | None = None
     at: tuple[Kept, Kept] | None = None
     scale: Scale = "sqrt"
@@ -177,7 +183,10 @@ def opening_permalink(state: ViewState | str | None, atlases: list[Atlas]) -> st
     state = ViewState.from_permalink(state) if isinstance(state, str) else state
     for which in (state.atlas, state.against or 0):
         _check_count("atlas", which, len(atlases))
-    return state.within(atlases[state.atlas]).permalink()
+    opening = state.within(atlases[state.atlas]).permalink()
+    # A translation opens elsewhere where nothing tells how.
+    translates = any(of.kind == "cross" for of in atlases[state.atlas].maps)
+    return opening or ("view=grid" if translates else "")
 
 
 def _check_count(what: str, number: int, count: int) -> None:
