@@ -1,5 +1,6 @@
 /** Labels of several atlases, and mapping a view state from one atlas to another. */
 
+import { NOTHING } from "./kept.ts";
 import type { Pin, State } from "./state.ts";
 import { plain } from "./text.ts";
 import type { Meta, Collection } from "./types.ts";
@@ -37,7 +38,7 @@ export function carried(state: State, from: Meta, to: Meta): State {
   const pins = new Map(state.pins.map((pin) => sameHead(from, pin, to)).map((pin) => [String(pin), pin]));
   const place = { frame: state.frame, at: state.at, window: state.window };
   const fits = sameSizes(from, state.map, to, map);
-  const nowhere: typeof place = { frame: undefined, at: undefined, window: [0, 0] };
+  const nowhere: typeof place = { frame: undefined, at: NOTHING, window: [0, 0] };
   return { ...state, map, head, pins: [...pins.values()], ...(fits ? place : nowhere) };
 }
 

@@ -1,6 +1,8 @@
 /** The context of an atlas: source, caches, view state and palette, shared by all views. */
 
+import { type Kept, keptIn, keptWithin } from "./kept.ts";
 import type { Loader, Need } from "./loader.ts";
+import { type Means, members } from "./means.ts";
 import type { Palette } from "./palette.ts";
 import type { Raster } from "./raster.ts";
 import type { Bounded } from "./rendering/painter.ts";
@@ -14,6 +16,8 @@ export interface Context {
   readonly meta: Meta;
   readonly loader: Loader;
   readonly tokens: Tokens;
+  /** Means of several heads, as heads of their own. */
+  readonly means: Means;
   /** The maps by tokens, where those of `meta` are between words. */
   readonly tokenMaps?: readonly AttentionMap[];
   /** Rasters computed from what the loader holds. */
@@ -41,6 +45,8 @@ export interface ViewPart {
   update(): void;
   /** Called when something arrived or the window changed its size. */
   redraw(): void;
+  /** Brings what is kept into sight. */
+  reveal?(): void;
   /** Whether the view has used the key. */
   key?(event: KeyboardEvent): boolean;
   /** Waits for all that a picture of the view needs, also where it is out of sight. */
@@ -49,6 +55,13 @@ export interface ViewPart {
   csv?(): Promise<string>;
   npz?(): Promise<Uint8Array<ArrayBuffer>>;
   destroy(): void;
+}
+
+/** The head that one-head views show: the chosen one, or the mean of several. */
+export function shownHead(context: Context): number {
+  const state = context.state();
+  const all = members(context.meta, state);
+  return all.length ? context.means.head(state.map, all) : state.head;
 }
 
 export function headTitle(context: Context, map: number, head: number): string {
@@ -63,7 +76,18 @@ export function headName(context: Context, map: number, head: number): string {
   const call = calls && !of.hypothesis ? ` · call ${of.call}` : "";
   const hypothesis = of.hypothesis ? ` · translation ${of.hypothesis.rank + 1}` : "";
   const sequence = context.meta.maps.some((other) => other.sequence > 0) ? ` · sequence ${of.sequence}` : "";
-  return `${context.names[map]} · head ${head}${hypothesis}${call}${sequence}`;
+  const averaged = context.means.of(map, head);
+  const layers = new Set(averaged?.map((one) => one.map));
+  const layer = layers.size > 1 ? `${layers.size} layers` : context.names[map];
+  const name = averaged ? `mean of ${averaged.length} heads · ${layer}` : `${context.names[map]} · head ${head}`;
+  return `${name}${hypothesis}${call}${sequence}`;
+}
+
+/** What a map has of what is kept. */
+export function keptOf(context: Context, map: number): Kept {
+  const { maps } = context.meta;
+  const { at, map: shown } = context.state();
+  return keptWithin(maps[shown] ? keptIn(at, maps[shown], maps[map]) : at, maps[map]);
 }
 
 /** What is there, asking for nothing. */

@@ -2,6 +2,7 @@
 
 import { Beam } from "./beam.ts";
 import { among, atlasKey, carried, compared, type Metas, metasOf, ofText } from "./atlases.ts";
+import { addressFaults, faultWords } from "./address_faults.ts";
 import type { Context, ViewPart } from "./context.ts";
 import { makeContext, type Shared } from "./make_context.ts";
 import { openHelp } from "./dialogs.ts";
@@ -9,6 +10,9 @@ import { make, replace } from "./dom.ts";
 import { type Kind, saveView } from "./exports.ts";
 import { GoTo } from "./goto.ts";
 import { Header } from "./header.ts";
+import { isNothing, type Kept, keptIn, NOTHING, sameKept } from "./kept.ts";
+import { KeptBar } from "./kept_bar.ts";
+import { keptByWords, type Texts, textsOf } from "./kept_words.ts";
 import { isTyping, keyChange, moves } from "./keyboard.ts";
 import { LeftOut } from "./left_out.ts";
 import type { Loader } from "./loader.ts";
@@ -17,19 +21,21 @@ import type { Panel } from "./panel.ts";
 import { brokenWords, partWords } from "./notices.ts";
 import { CollectionBar, shortLabels } from "./collection_bar.ts";
 import { browserScheme, type Scheme } from "./scheme.ts";
-import { isStep, MOST_READ, type State, type View, within } from "./state.ts";
+import { isStep, MOST_READ, openingState, type State, type View, within } from "./state.ts";
 import type { Meta, Collection } from "./types.ts";
 import { CompareView } from "./views/compare.ts";
 import { GridView } from "./views/grid.ts";
 import { HeadView } from "./views/head.ts";
 import { LinesView } from "./views/lines.ts";
 import { TableView } from "./views/table.ts";
-import { byWords, otherCell } from "./words.ts";
+import { TextView } from "./views/text.ts";
+import { byWords, otherKept } from "./words.ts";
 
 const VIEW_PARTS: Record<View, new (context: Context) => ViewPart> = {
   grid: GridView,
   head: HeadView,
   lines: LinesView,
+  text: TextView,
   compare: CompareView,
   table: TableView,
 };
@@ -49,9 +55,10 @@ export type Listener = (state: State, step: boolean) => void;
 export class Explorer {
   private readonly element = make("div", { class: "regard-explorer", set: { tabindex: -1 } });
   private readonly main = make("main", {});
-  private readonly status = make("footer", { class: "status", set: { role: "status" } });
+  private readonly status = make("div", { class: "status", set: { role: "status" } });
   private readonly above = make("div", { class: "slot" });
   private readonly below = make("div", { class: "slot" });
+  private readonly faults = make("p", { class: "part broken", set: { role: "alert", hidden: true } });
   private readonly bar = new CollectionBar({
     run: (text, signal) => this.run(text, signal),
     choose: (atlas) => this.update({ atlas }),
@@ -69,6 +76,7 @@ export class Explorer {
   private header!: Header;
   private beam!: Beam;
   private leftOut!: LeftOut;
+  private kept!: KeptBar;
   /** Of the sources themselves; the contexts' are by words where these are chosen. */
   private metas!: Metas;
   private now: State;
@@ -100,7 +108,7 @@ export class Explorer {
       },
     };
     replace(parent, this.element);
-    replace(this.element, this.above, this.bar.element, this.below, this.main, this.status);
+    replace(this.element, this.faults, this.above, this.bar.element, this.below, this.main, this.status);
     this.element.addEventListener("keydown", (event) => this.key(event));
     this.unwatch = this.scheme.watch(() => this.themed());
     this.start(metas);
@@ -110,6 +118,11 @@ export class Explorer {
   /** From here on its keys are heard. */
   focus(): void {
     this.element.focus({ preventScroll: true });
+  }
+
+  /** What the atlas opens with where no address tells more. */
+  get opening(): State {
+    return openingState(this.metas.shown);
   }
 
   get state(): State {
@@ -146,6 +159,12 @@ export class Explorer {
     this.refresh();
   }
 
+  /** Says what an address names that is not here. */
+  checkAddress(hash: string): void {
+    this.faults.textContent = faultWords(addressFaults(hash, this.context.meta, this.collection.atlases.length));
+    this.faults.hidden = !this.faults.textContent;
+  }
+
   destroy(): void {
     this.stop();
     this.bar.destroy();
@@ -174,7 +193,8 @@ export class Explorer {
     const broken = brokenWords(meta, this.context.names);
     const warning = broken ? make("p", { class: "part broken", set: { role: "alert" } }, broken) : undefined;
     this.leftOut = new LeftOut();
-    replace(this.below, warning, told, this.leftOut.element, this.beam.element);
+    this.kept = new KeptBar(this.context);
+    replace(this.below, warning, told, this.leftOut.element, this.beam.element, this.kept.element);
     const loaders = new Set([this.context.loader, ...(this.other ? [this.other.loader] : [])]);
     const unlisten = [...loaders].map((loader) => loader.listen(() => this.arrived()));
     this.unlisten = () => unlisten.forEach((end) => end());
@@ -183,6 +203,7 @@ export class Explorer {
     this.view = new VIEW_PARTS[this.shown](this.context);
     replace(this.main, this.view.element);
     this.refresh();
+    if (!this.now.frame && String(this.now.window) === "0,0") this.view.reveal?.();
     // What had the focus may have gone; without it no key would be heard.
     if (focused && !this.element.contains(document.activeElement)) this.focus();
   }
@@ -215,6 +236,8 @@ export class Explorer {
   /** The model runs on another text; its atlas is shown, and where two were compared, beside the one before. */
   private async run(text: string, signal: AbortSignal): Promise<void> {
     const { followed } = this;
+    const { at } = this.now;
+    const texts = await textsOf(this.context, this.now.map, at);
     this.followed = undefined;
     const collection = await this.collection.rerun?.(text, signal);
     if (!collection) return;
@@ -223,10 +246,11 @@ export class Explorer {
     const metas = await metasOf(collection, { atlas: 0, against });
     this.stop();
     this.collection = collection;
-    const nowhere = { frame: undefined, at: undefined, window: [0, 0] as [number, number] };
+    const nowhere = { frame: undefined, at: NOTHING, window: [0, 0] as [number, number] };
     const state = followed ?? { ...carried(this.now, this.metas.shown, metas.shown), ...nowhere };
     this.now = { ...state, atlas: 0, against };
     this.start(metas);
+    if (!followed) await this.keepByWords(at, texts);
     this.tell(!followed);
   }
 
@@ -237,13 +261,18 @@ export class Explorer {
     this.bar.update(collection, this.now);
     const overtaken = () => collection !== this.collection || atlas !== this.now.atlas || against !== this.now.against;
     try {
-      const metas = await metasOf(collection, this.now);
+      const { at } = this.now;
+      const [metas, texts] = await Promise.all([
+        metasOf(collection, this.now),
+        textsOf(this.context, this.now.map, carry ? at : NOTHING),
+      ]);
       if (overtaken()) return;
       const scrolled = this.view.element.scrollTop;
       this.stop();
       if (carry) this.now = carried(this.now, this.metas.shown, metas.shown);
       this.start(metas);
       this.view.element.scrollTop = scrolled;
+      if (carry) await this.keepByWords(at, texts);
       this.tell(false);
     } catch (error) {
       if (overtaken()) return;
@@ -251,6 +280,19 @@ export class Explorer {
       this.refresh();
       this.status.textContent = `The source says: ${error instanceof Error ? error.message : String(error)}`;
     }
+  }
+
+  /** What was kept of another text is kept in this one, by its words. */
+  private async keepByWords(kept: Kept, before: Texts): Promise<void> {
+    if (isNothing(kept)) return;
+    const { context } = this;
+    const at = keptByWords(kept, before, await textsOf(context, this.now.map, kept));
+    if (context !== this.context) return;
+    this.now = within({ ...this.now, at }, context.meta);
+    this.refresh();
+    this.view.reveal?.();
+    const lost = kept.query.length + kept.key.length - at.query.length - at.key.length;
+    if (lost) this.kept.say(`This text does not have ${lost} of the kept tokens; let go.`);
   }
 
   private connect(given: Meta, atlas: number): Context {
@@ -267,13 +309,14 @@ export class Explorer {
     this.now = within({ ...before, ...patch }, this.context.meta);
     const shape = this.context.meta.maps[this.now.map];
     const old = this.context.meta.maps[before.map];
-    // The same place in another map makes sense only where the maps have the same shape.
-    if (shape.queries !== old.queries || shape.keys !== old.keys)
-      this.now = { ...this.now, frame: patch.frame, at: patch.at };
+    // The same place in another map makes sense only where the maps have the same shape, and tokens only in their text.
+    if (shape.queries !== old.queries || shape.keys !== old.keys) this.now = { ...this.now, frame: patch.frame };
+    if (shape !== old) this.now = { ...this.now, at: patch.at ?? keptIn(before.at, old, shape) };
     this.now = among(this.now, this.collection.atlases.length);
     if (before.theme !== this.now.theme) this.applyTheme();
     if (this.now.atlas === before.atlas && this.now.against === before.against) this.refresh();
     else void this.turn(true);
+    if (before.view !== this.now.view || !sameKept(before.at, this.now.at)) this.view.reveal?.();
     this.tell(isStep(before, this.now));
   }
 
@@ -281,7 +324,7 @@ export class Explorer {
   private merge(patch: Partial<State>): void {
     const before = this.now;
     const focused = (document.activeElement as HTMLElement | null)?.dataset.control;
-    const at = otherCell(this.metas.shown.maps[before.map], before.at, patch.words === true);
+    const at = otherKept(this.metas.shown.maps[before.map], before.at, patch.words === true);
     this.stop();
     this.now = { ...before, ...patch, at, frame: undefined, window: [0, 0] };
     this.start(this.metas);
@@ -309,12 +352,14 @@ export class Explorer {
     const { map, atlas, words, view } = this.now;
     const byWord = words && view !== "grid" && view !== "table" && this.metas.shown.maps[map] !== this.context.meta.maps[map];
     this.leftOut.update(this.collection.atlases[atlas].source, this.metas.shown.maps[map], map, byWord);
+    this.kept.update();
     this.view.update();
   }
 
   private arrived(): void {
     const error = this.context.loader.error || this.other?.loader.error;
     if (error) this.status.textContent = `The source says: ${error}`;
+    this.kept.update();
     this.view.redraw();
   }
 
@@ -346,7 +391,7 @@ export class Explorer {
   private ownKey(key: string): boolean {
     if (key === "?") openHelp(this.element, this.sharing);
     else if (key === "e") return this.bar.edit();
-    else if ((key === "g" || key === "/") && this.now.view !== "table" && this.now.view !== "grid") this.goTo();
+    else if (key === "g" || key === "/") this.goTo();
     else return false;
     return true;
   }
@@ -354,19 +399,11 @@ export class Explorer {
   private goTo(): void {
     new GoTo(this.context, this.element, (row, column) => {
       const panel = (this.view as { panel?: Panel }).panel;
-      const { at, window } = this.now;
-      // Where only one side is told, the other stays; on a self-attention map it is the diagonal.
-      const own = this.context.meta.maps[this.now.map].kind === "self";
-      const cell: [number, number] = [
-        row ?? at?.[0] ?? (own ? (column ?? 0) : 0),
-        column ?? at?.[1] ?? (own ? (row ?? 0) : 0),
-      ];
-      if (!panel) return this.update({ window: [row ?? window[0], column ?? window[1]] });
-      const { queries, keys } = this.context.meta.maps[this.now.map];
-      cell[0] = Math.min(cell[0], queries - 1);
-      cell[1] = Math.min(cell[1], keys - 1);
-      this.update({ at: cell });
-      panel.goTo(...cell);
+      const { at } = this.now;
+      // Where only one side is told, the other stays as it is kept.
+      const kept = { query: row === undefined ? at.query : [row], key: column === undefined ? at.key : [column] };
+      this.update({ at: kept });
+      panel?.goTo(kept.query.at(-1), kept.key.at(-1));
     });
   }
 

@@ -3,7 +3,7 @@
 export interface Gestures {
   zoom(factor: number, x: number, y: number): void;
   pan(dx: number, dy: number): void;
-  tap(x: number, y: number): void;
+  tap(x: number, y: number, several: boolean): void;
   hover(x: number, y: number): void;
   leave(): void;
 }
@@ -52,7 +52,7 @@ export function listen(element: HTMLElement, gestures: Gestures): void {
     const alone = pointers.size === 1;
     if (!pointers.delete(event.pointerId) || event.type !== "pointerup") return;
     const { x, y } = at(event);
-    if (alone && travelled <= TAP_DISTANCE) gestures.tap(x, y);
+    if (alone && travelled <= TAP_DISTANCE) gestures.tap(x, y, event.shiftKey);
   };
   element.addEventListener("pointerup", up);
   element.addEventListener("pointercancel", up);

@@ -56,7 +56,7 @@ export class GoTo {
       this.submit();
     };
     const form = make("form", { on: { submit } }, this.input, sides, make("button", { set: { type: "submit" } }, "Go"));
-    this.dialog = openDialog(root, "Go to", form, this.told, this.results);
+    this.dialog = openDialog(root, "Go to and keep", form, this.told, this.results);
     this.dialog.addEventListener("close", () => this.search.abort());
     this.input.focus();
   }

@@ -1,8 +1,9 @@
 /** The tooltip of the cell under the pointer: both tokens and the exact weight, fetched if the cell is pooled. */
 
-import { type Context, present } from "./context.ts";
+import { type Context, keptOf, present } from "./context.ts";
 import { make, replace } from "./dom.ts";
 import type { Field } from "./field.ts";
+import { type Kept, onePair } from "./kept.ts";
 import type { Need } from "./loader.ts";
 import { figure, visible, whole } from "./text.ts";
 import { EXACT, type Side, type Size } from "./types.ts";
@@ -13,9 +14,11 @@ const REST = 70;
 export class Hover {
   readonly element = make("div", { class: "tip", set: { role: "tooltip", hidden: true } });
   cell?: [number, number];
+  private place = { x: 0, y: 0, size: { width: 0, height: 0 } };
   private rested = false;
   private timer = 0;
-  private saidFor = "";
+  /** What is kept, in words; "" where nothing is. */
+  kept = "";
 
   constructor(
     private readonly context: Context,
@@ -25,11 +28,8 @@ export class Hover {
 
   at(cell: [number, number] | undefined, place: { x: number; y: number }, size: Size): void {
     this.element.hidden = !cell;
-    // Beside the pointer, on the side where there is more room.
-    const across = place.x < size.width / 2 ? place.x + 16 : place.x - 16;
-    this.element.style.left = `${across}px`;
-    this.element.style.top = `${Math.min(place.y + 14, size.height - 96)}px`;
-    this.element.classList.toggle("before", place.x >= size.width / 2);
+    this.place = { ...place, size };
+    this.fit();
     if (String(cell) === String(this.cell)) return;
     this.cell = cell;
     this.rested = false;
@@ -39,6 +39,16 @@ export class Hover {
       this.redraw();
     }, REST);
     this.redraw();
+  }
+
+  /** Beside the pointer, on the side where there is more room, and inside of the panel. */
+  private fit(): void {
+    const { x, y, size } = this.place;
+    const { offsetWidth, offsetHeight } = this.element;
+    const left = x < size.width / 2 ? x + 16 : x - 16 - offsetWidth;
+    const held = (start: number, room: number) => Math.max(4, Math.min(start, room - 4));
+    this.element.style.left = `${held(left, size.width - offsetWidth)}px`;
+    this.element.style.top = `${held(y + 14, size.height - offsetHeight)}px`;
   }
 
   leave(): void {
@@ -61,24 +71,17 @@ export class Hover {
         make("strong", {}, told.value),
         make("span", { class: "muted" }, `${one}${pooled ? `; shown: ${pooled}` : ""}`),
       );
+      this.fit();
     }
-    this.sayChosen(need);
+    this.sayKept(need);
   }
 
-  /** The chosen cell is announced once its weight is known. */
-  private sayChosen(need: Need): void {
-    const { at } = this.context.state();
-    if (!at) {
-      this.saidFor = "";
-      return;
-    }
-    const field = this.field();
-    if (at[0] >= field.map.queries || at[1] >= field.map.keys) return;
-    const told = describe(this.context, field, at, need, need);
-    const words = `${told.query} · ${told.key} · ${told.value}`;
-    if (words === this.saidFor) return;
-    this.saidFor = words;
-    this.context.announce(words);
+  /** What is kept is announced once its weight is known. */
+  private sayKept(need: Need): void {
+    const words = keptWords(this.context, this.field(), keptOf(this.context, this.field().mapIndex), need);
+    if (words === this.kept) return;
+    this.kept = words;
+    if (words) this.context.announce(words);
   }
 
   destroy(): void {
@@ -93,6 +96,18 @@ export function weightWords(weight: number): string {
   return Number.isFinite(weight) ? figure(weight) : "NaN: this query attends to NaN or infinity";
 }
 
+/** What is kept of a map, in words: the tokens, and of one pair its weight. */
+function keptWords(context: Context, field: Field, kept: Kept, need: Need): string {
+  const one = onePair(kept);
+  if (one) {
+    const told = describe(context, field, one, need, need);
+    return `${told.query} · ${told.key} · ${told.value}`;
+  }
+  const named = (side: Side) =>
+    kept[side].map((index) => `${side} ${whole(index)}  ${tokenWords(context, field, side, index, need)}`);
+  return [...named("query"), ...named("key")].join(" · ");
+}
+
 export function describe(
   context: Context,
   field: Field,
@@ -100,15 +115,7 @@ export function describe(
   weightNeed: Need,
   tokenNeed: Need,
 ): { query: string; key: string; value: string } {
-  const token = (side: Side, index: number): string => {
-    const own = context.tokens.at(tokenNeed, field.mapIndex, side, index);
-    // Of the other atlas it is there where its own map is shown beside.
-    const [, second] = field.heads;
-    const beside = second && second.context !== context;
-    const other = beside && second.context.tokens.at(present(second.context.loader), second.mapIndex, side, index);
-    if (own === undefined) return "…";
-    return other && other !== own ? `${visible(own, 20)} | ${visible(other, 20)}` : visible(own, 28);
-  };
+  const token = (side: Side, index: number) => tokenWords(context, field, side, index, tokenNeed);
   const weight = field.offers(EXACT) ? field.value(weightNeed, row, column) : undefined;
   const unknown = field.offers(EXACT) ? "…" : "not in this page";
   return {
@@ -116,4 +123,15 @@ export function describe(
     key: `key ${whole(column)}  ${token("key", column)}`,
     value: weight === undefined ? unknown : weightWords(weight),
   };
+}
+
+/** A token; of a difference of two atlases both, where they are not the same. */
+function tokenWords(context: Context, field: Field, side: Side, index: number, need: Need): string {
+  const own = context.tokens.at(need, field.mapIndex, side, index);
+  // Of the other atlas it is there where its own map is shown beside.
+  const [, second] = field.heads;
+  const beside = second && second.context !== context;
+  const other = beside && second.context.tokens.at(present(second.context.loader), second.mapIndex, side, index);
+  if (own === undefined) return "…";
+  return other && other !== own ? `${visible(own, 20)} | ${visible(other, 20)}` : visible(own, 28);
 }

@@ -2,6 +2,7 @@
 
 import { SCALES } from "./colour.ts";
 import { mapsOf, neighbour } from "./hypotheses.ts";
+import { NOTHING } from "./kept.ts";
 import { METHODS } from "./links.ts";
 import type { Panel } from "./panel.ts";
 import { ofHypothesis, pinned, showsOneHead, type State, type View } from "./state.ts";
@@ -10,8 +11,9 @@ import { hasWords } from "./words.ts";
 
 /** The change of the state that a key asks for. */
 export function keyChange(key: string, state: State, meta: Meta): Partial<State> | undefined {
-  const views: Record<string, View> = { h: "head", l: "lines", c: "compare", t: "table", Escape: "grid" };
+  const views: Record<string, View> = { h: "head", l: "lines", v: "text", c: "compare", t: "table", Escape: "grid" };
   if (Object.hasOwn(views, key)) return { view: views[key] };
+  if (key === "Backspace" || key === "Delete") return { at: NOTHING };
   if (key === "s") return { scale: after(SCALES, state.scale) };
   if (key === "r") return { reduce: state.reduce === "max" ? "mean" : "max" };
   if (key === "n") return { normalise: !state.normalise };
@@ -22,11 +24,12 @@ export function keyChange(key: string, state: State, meta: Meta): Partial<State>
   if (key === "[" || key === "]")
     return ofHypothesis(state, meta, neighbour(meta, state.hypothesis, key === "]" ? 1 : -1));
   if (key === "d") return { difference: !state.difference };
+  if (key === "m" && showsOneHead(state)) return { mean: after(["", "layer", "all"], state.mean) };
   if (key === "p") return { pins: pinned(state.pins, [state.map, state.head]) };
   if (!showsOneHead(state)) return undefined;
   const { heads } = meta.maps[state.map];
-  if (key === "ArrowRight") return { head: (state.head + 1) % heads };
-  if (key === "ArrowLeft") return { head: (state.head + heads - 1) % heads };
+  if (key === "ArrowRight" || key === "k") return { head: (state.head + 1) % heads, mean: "" };
+  if (key === "ArrowLeft" || key === "j") return { head: (state.head + heads - 1) % heads, mean: "" };
   const step = key === "ArrowDown" ? 1 : key === "ArrowUp" ? -1 : 0;
   if (!step) return undefined;
   const maps = mapsOf(meta, state.hypothesis);

@@ -2,22 +2,28 @@
 
 import type { Mark } from "./alignment.ts";
 import type { Link } from "./bipartite.ts";
+import { isNothing, type Kept } from "./kept.ts";
 import { signShapes } from "./mark_shapes.ts";
 import type { GoldMark } from "./matching.ts";
 import type { Palette } from "./palette.ts";
-import type { Shape } from "./shapes.ts";
+import { cutToWidth, type Shape } from "./shapes.ts";
 import { figure, visible, whole } from "./text.ts";
 import type { Region, Side } from "./types.ts";
 
 export const LINE_HEIGHT = 21;
 export const TOP = 34;
+/** Of wide labels the numbers are told too. */
+export const WIDE_LABEL = 172;
 
-/** Where queries and keys stand, which of them, and the token under the pointer. */
+/** Where queries and keys stand, which of them, the token under the pointer, and what is kept. */
 export interface Place {
   left: number;
   right: number;
+  /** How wide the names of tokens may be; their numbers stand beyond, where there is room. */
+  label: number;
   region: Region;
   hovered?: { side: Side; index: number };
+  kept: Kept;
   palette: Palette;
 }
 
@@ -29,24 +35,28 @@ const middle = (first: number, behind: number): number => TOP + ((first + behind
 const at = (line: number): number => middle(line, line + 1);
 
 /** Curves of weights, the greatest over the others; `faint` where links are marked, of which they are the ground. */
-export function weightCurves(found: Link[], { left, right, region, hovered, palette }: Place, faint: boolean): Shape[] {
+export function weightCurves(found: Link[], { left, right, region, hovered, kept, palette }: Place, faint: boolean): Shape[] {
   const most = found[0]?.weight || 1;
   const shapes: Shape[] = [];
   for (const { row, column, weight } of [...found].reverse()) {
-    const index = hovered?.side === "query" ? region.row0 + row : region.column0 + column;
-    const own = !hovered || index === hovered.index;
+    const [query, key] = [region.row0 + row, region.column0 + column];
+    const both = kept.query.includes(query) && kept.key.includes(key);
+    const own = hovered
+      ? (hovered.side === "query" ? query : key) === hovered.index
+      : isNothing(kept) || (kept.query.length ? kept.query.includes(query) : kept.key.includes(key));
     const part = Math.sqrt(weight / most);
     shapes.push({
       kind: "curve",
       from: [left + GAP, at(row)],
       to: [right - GAP, at(column)],
-      stroke: palette.accent,
+      stroke: both ? palette.ink : palette.accent,
       width: 0.75 + 3 * part,
       opacity: (own ? 0.15 + 0.85 * part : 0.04) * (faint ? 0.5 : 1),
     });
-    if (!own || !hovered) continue;
-    const place = hovered.side === "query" ? { x: right - 12, y: at(column) - 7 } : { x: left + 12, y: at(row) - 7 };
-    const anchor = hovered.side === "query" ? "end" : "start";
+    if (!own || (!hovered && !kept.query.length && !kept.key.length)) continue;
+    const fromQuery = hovered ? hovered.side === "query" : kept.query.length > 0;
+    const place = fromQuery ? { x: right - 12, y: at(column) - 7 } : { x: left + 12, y: at(row) - 7 };
+    const anchor = fromQuery ? "end" : "start";
     shapes.push({ kind: "text", ...place, text: figure(weight), colour: palette.ink, size: 11, anchor });
   }
   return shapes;
@@ -94,7 +104,7 @@ export function linkCurves(marks: Mark[], place: Place): Shape[] {
 /** The tokens of both sides with their numbers, and what the sides are. */
 export function tokenLabels(
   cross: boolean,
-  { left, right, region, hovered, palette }: Place,
+  { left, right, label, region, hovered, kept, palette }: Place,
   token: (side: Side, index: number) => string | undefined,
 ): Shape[] {
   const shapes: Shape[] = [];
@@ -103,10 +113,12 @@ export function tokenLabels(
     shapes.push({ kind: "text", x, y: 16, text: name, anchor, colour: palette.muted, size: 11 });
     for (let index = first; index < last; index += 1) {
       const y = at(index - first);
-      const bold = hovered?.side === side && hovered.index === index;
+      const isKept = kept[side].includes(index);
+      const bold = isKept || (hovered?.side === side && hovered.index === index);
       const text = token(side, index);
-      const shown = text === undefined ? "…" : visible(text, 16);
+      const shown = cutToWidth(text === undefined ? "…" : visible(text, 16), Math.min(label - 12, 112), { bold });
       shapes.push({ kind: "text", x, y, text: shown, anchor, bold, colour: bold ? palette.accent : palette.ink });
+      if (label < WIDE_LABEL) continue;
       const away = anchor === "end" ? x - 122 : x + 122;
       shapes.push({ kind: "text", x: away, y, text: whole(index), anchor, colour: palette.muted, size: 10 });
     }

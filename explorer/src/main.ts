@@ -21,11 +21,13 @@ function sharing(): string {
 async function page(root: HTMLElement): Promise<void> {
   const embedded = document.getElementById("regard-data");
   const held = embedded && EmbeddedSource.from(embedded);
-  const source = held ?? served(new URL("./", location.href).href);
+  const source = held ?? served(new URL("./", location.href).href, decode(location.hash).text);
   const start = held?.state ?? "";
   const renderer = new URLSearchParams(location.search).get("renderer") ?? "auto";
   const explorer = await mount(root, source, location.hash || start, { renderer, sharing: sharing() });
   explorer.focus();
+  // Where nothing tells how the page opens, a translation opens on its cross-attention.
+  const opensElsewhere = start !== "" || explorer.opening.view !== "grid";
   // The text that the model read is in the address from the beginning; that of a permalink stays until it was run.
   const { text } = explorer.state;
   if (text && !decode(location.hash).text) history.replaceState(null, "", `#${encode(explorer.state)}`);
@@ -33,7 +35,7 @@ async function page(root: HTMLElement): Promise<void> {
   let unwritten: State | undefined;
   const write = (state: State, step: boolean) => {
     // What is all as by default needs a word where a page opens otherwise.
-    const hash = `#${encode(state) || (start && "view=grid")}`;
+    const hash = `#${encode(state) || (opensElsewhere && "view=grid")}`;
     if (hash === location.hash || (hash === "#" && location.hash === "")) return;
     try {
       if (step) history.pushState(null, "", hash);
@@ -60,7 +62,8 @@ async function page(root: HTMLElement): Promise<void> {
   window.addEventListener("popstate", () => {
     clearTimeout(timer);
     unwritten = undefined;
-    explorer.restore(decode(location.hash || start));
+    explorer.restore(location.hash || start ? decode(location.hash || start) : explorer.opening);
+    explorer.checkAddress(location.hash || start);
   });
   Object.assign(root, { explorer });
 }

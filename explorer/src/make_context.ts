@@ -2,6 +2,7 @@
 
 import type { Context } from "./context.ts";
 import { Loader } from "./loader.ts";
+import { withMeans } from "./means.ts";
 import type { Raster } from "./raster.ts";
 import { Bounded } from "./rendering/painter.ts";
 import { shortNames } from "./text.ts";
@@ -15,21 +16,23 @@ export type Shared = Pick<Context, "beside" | "renderer" | "state" | "update" | 
 
 /** `tokenMaps`: the maps by tokens, where those of `meta` are between words. */
 export function makeContext(
-  source: Source,
+  given: Source,
   meta: Meta,
   atlas: Context["atlas"],
   shared: Shared,
   tokenMaps?: readonly AttentionMap[],
 ): Context {
   const loader = new Loader();
+  const { source, means } = withMeans(given, meta);
   return {
     ...shared,
     source,
     meta,
     tokenMaps,
+    means,
     atlas,
     loader,
-    tokens: new Tokens(source, meta, loader),
+    tokens: new Tokens(source, meta, loader, () => shared.state().rows === "read"),
     derived: new Bounded<Raster>(DERIVED_BYTES, () => undefined),
     names: shortNames(meta.maps.map((map) => map.name)),
     offers: (map, head, level) => source.offers?.(map, head, level) ?? true,

@@ -3,7 +3,7 @@
 import { among, metasOf, ofText } from "./atlases.ts";
 import { make, replace } from "./dom.ts";
 import { Explorer, type Options } from "./explorer.ts";
-import { decode, type State } from "./state.ts";
+import { decode, openingState, type State } from "./state.ts";
 import type { Collection, Source } from "./types.ts";
 
 /** Shows one atlas or several inside an element; `start` is as after # of a permalink, or what `decode` gave. */
@@ -18,10 +18,13 @@ export async function mount(
     const ready = await given;
     const collection = "atlases" in ready ? ready : { atlases: [{ name: "", source: ready }] };
     if (!collection.atlases.length) throw new Error("there is no atlas");
-    const state = among(ofText(from, collection), collection.atlases.length);
+    let state = among(ofText(from, collection), collection.atlases.length);
     const metas = await metasOf(collection, state);
     if (metas.shown.maps.length === 0) throw new Error("there is no attention map in it");
-    return new Explorer(element, collection, metas, state, options);
+    if (start === "") state = { ...openingState(metas.shown), atlas: state.atlas, against: state.against };
+    const explorer = new Explorer(element, collection, metas, state, options);
+    if (typeof start === "string") explorer.checkAddress(start);
+    return explorer;
   } catch (error) {
     const words = error instanceof Error ? error.message : String(error);
     replace(element, make("p", { class: "regard-failure", set: { role: "alert" } }, `Nothing to show: ${words}`));

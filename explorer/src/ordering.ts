@@ -36,6 +36,7 @@ export function roleOrder(name: string): string {
 
 /** An order for people: "entropy", "score of sink". */
 export function orderWords(name: string): string {
+  if (name === KEPT_WEIGHT) return "weight of what is kept";
   return name.startsWith(ROLE) ? `score of ${name.slice(ROLE.length)}` : name.replace(/_/g, " ");
 }
 
@@ -48,6 +49,15 @@ export function valueOf(map: AttentionMap, head: number, name: string): number {
 
 function scoreOf(map: AttentionMap, head: number, name: string): number {
   return rolesOf(map, head).find((role) => role.name === name)?.score ?? NaN;
+}
+
+/** Before the names of orders by what is kept. */
+const KEPT = "kept:";
+export const KEPT_WEIGHT = `${KEPT}weight`;
+
+/** Whether heads are put in an order by what is kept. */
+export function isKeptOrder(order: string): boolean {
+  return order.replace(/^-/, "").startsWith(KEPT);
 }
 
 export interface Condition {
@@ -64,7 +74,8 @@ export function condition(text: string): Condition | undefined {
 
 type Choice = Pick<State, "order" | "role" | "metric" | "find" | "hypothesis">;
 
-export function heads(meta: Meta, names: string[], state: Choice): Head[] {
+/** The heads of a choice in its order; `kept` gives the value of a head for an order by what is kept. */
+export function heads(meta: Meta, names: string[], state: Choice, kept: (head: Head) => number = () => NaN): Head[] {
   const wanted = condition(state.metric);
   const find = state.find.trim().toLowerCase();
   const found: Head[] = [];
@@ -77,18 +88,18 @@ export function heads(meta: Meta, names: string[], state: Choice): Head[] {
       found.push({ map: at, head });
     }
   });
-  return sorted(found, meta, state.order);
+  return sorted(found, meta, state.order, kept);
 }
 
 function holds(value: number, { above, bound }: Condition): boolean {
   return above ? value >= bound : value <= bound;
 }
 
-function sorted(found: Head[], meta: Meta, order: string): Head[] {
+function sorted(found: Head[], meta: Meta, order: string, kept: (head: Head) => number): Head[] {
   if (order === "layer" || order === SIMILAR) return found;
   const falling = order.startsWith("-");
   const name = falling ? order.slice(1) : order;
-  const value = ({ map, head }: Head) => valueOf(meta.maps[map], head, name);
+  const value = (at: Head) => (isKeptOrder(order) ? kept(at) : valueOf(meta.maps[at.map], at.head, name));
   // Heads without a value come last, whichever the direction.
   return found
     .map((head) => ({ head, value: value(head) }))

@@ -3,6 +3,7 @@
 import type { Mark } from "./alignment.ts";
 import type { Context } from "./context.ts";
 import type { Field } from "./field.ts";
+import { type Kept, onePair } from "./kept.ts";
 import type { Need } from "./loader.ts";
 import { goldShapes, markShapes } from "./mark_shapes.ts";
 import type { GoldMark } from "./matching.ts";
@@ -27,9 +28,10 @@ export interface Decoration {
   /** Whether there is room for profiles. */
   wide: boolean;
   hovered?: [number, number];
-  chosen?: [number, number];
+  kept: Kept;
   marks: Mark[];
   gold: GoldMark[];
+  rows: "said" | "read";
 }
 
 const ROOM = 132;
@@ -40,7 +42,7 @@ export function decorationShapes(need: Need, context: Context, field: Field, on:
   const { size, insets } = on;
   const inside: Shape[] = [...goldShapes(on.viewport, on.gold), ...markShapes(on.viewport, on.marks, palette)];
   if (on.hovered) inside.push(...crossShapes(on, on.hovered, palette, [3, 3]));
-  if (on.chosen) inside.push(...crossShapes(on, on.chosen, palette));
+  inside.push(...keptShapes(on, palette));
   const clip = { x: 0, y: 0, width: size.width, height: size.height };
   return [
     { kind: "group", x: insets.left, y: insets.top, clip, shapes: inside },
@@ -60,7 +62,7 @@ export function decorationShapes(need: Need, context: Context, field: Field, on:
 
 function rulers(need: Need, context: Context, field: Field, on: Decoration, palette: Palette): Shape[] {
   const { viewport, size, insets } = on;
-  const cells = [on.chosen, on.hovered].filter((cell) => cell !== undefined);
+  const { kept, hovered } = on;
   const token = (side: Side) => (index: number) => context.tokens.at(need, field.mapIndex, side, index);
   const common = { scale: viewport.scale, width: (label: string) => textWidth(label, { bold: true }) };
   const left: Ruler = {
@@ -70,7 +72,7 @@ function rulers(need: Need, context: Context, field: Field, on: Decoration, pale
     length: size.height,
     count: field.map.queries,
     token: token("query"),
-    strong: cells.map(([row]) => row),
+    strong: hovered ? [...kept.query, hovered[0]] : kept.query,
     room: Math.min(insets.left, ROOM) - 12,
   };
   const top: Ruler = {
@@ -80,7 +82,7 @@ function rulers(need: Need, context: Context, field: Field, on: Decoration, pale
     length: size.width,
     count: field.map.keys,
     token: token("key"),
-    strong: cells.map(([, column]) => column),
+    strong: hovered ? [...kept.key, hovered[1]] : kept.key,
     room: insets.top - 12,
   };
   const beside = { x: 4 - insets.left, y: -8, width: insets.left, height: size.height + 16 };
@@ -92,9 +94,9 @@ function rulers(need: Need, context: Context, field: Field, on: Decoration, pale
   ];
 }
 
-function names(field: Field, { insets, wide }: Decoration, palette: Palette): Shape[] {
+function names(field: Field, { insets, wide, rows }: Decoration, palette: Palette): Shape[] {
   const cross = field.map.kind === "cross";
-  const [query, key] = cross ? ["target ↓", "source →"] : ["query ↓", "key →"];
+  const [query, key] = cross ? [`${rows === "read" ? "read" : "target"} ↓`, "source →"] : ["query ↓", "key →"];
   const style = { kind: "text", colour: palette.muted, size: 11 } as const;
   return [
     { ...style, x: insets.left - 8, y: insets.top - (wide ? 38 : 32), text: key, anchor: "end" },
@@ -146,6 +148,23 @@ function profiles(need: Need, field: Field, on: Decoration, palette: Palette): S
     shapes.push({ kind: "text", x: insets.left - 8, y: below + 20, text: most, colour: palette.muted, size: 10, anchor: "end" });
   }
   return shapes;
+}
+
+/** One pair as a cross; else a frame round each kept row and column, or a line where these are too small for one. */
+function keptShapes(on: Decoration, palette: Palette): Shape[] {
+  const one = onePair(on.kept);
+  if (one) return crossShapes(on, one, palette);
+  const { viewport, size } = on;
+  const side = Math.max(viewport.scale, 1);
+  const frame = (x: number, y: number, width: number, height: number): Shape[] => [
+    { kind: "box", x, y, width, height, stroke: palette.paper, line: 3 },
+    { kind: "box", x, y, width, height, stroke: palette.accent, line: 1.5 },
+  ];
+  const rows = on.kept.query.flatMap((row) => frame(0, (row - viewport.row) * viewport.scale, size.width, side));
+  const columns = on.kept.key.flatMap((column) =>
+    frame((column - viewport.column) * viewport.scale, 0, side, size.height),
+  );
+  return [...rows, ...columns];
 }
 
 function crossShapes(

@@ -1,10 +1,11 @@
 /** One map with deep zoom: its raster, rulers, profiles, crosshair and what they say. */
 
-import { type Context, present } from "./context.ts";
+import { type Context, keptOf, present } from "./context.ts";
 import { make } from "./dom.ts";
 import type { Field } from "./field.ts";
 import { listen } from "./gestures.ts";
 import { Hover } from "./hover.ts";
+import { isNothing, onePair, pair, toggled, toggledPair } from "./kept.ts";
 import { legendShapes } from "./legend.ts";
 import { goldMarks, type Matched, Matcher } from "./matching.ts";
 import { type Decoration, decorationShapes, type Insets } from "./overlay.ts";
@@ -14,7 +15,7 @@ import { resize } from "./rendering/painter.ts";
 import { painter } from "./rendering/choose.ts";
 import { scene } from "./scene.ts";
 import { drawShapes, type Picture, type Shape } from "./shapes.ts";
-import { EXACT, type Size } from "./types.ts";
+import { EXACT, type Side, type Size } from "./types.ts";
 import {
   between,
   cellAt,
@@ -38,7 +39,7 @@ export class Panel {
   private readonly matcher: Matcher;
   private painter: Painter;
   private readonly overlay = make("canvas", { class: "overlay", set: { "aria-hidden": "true" } });
-  private readonly plot = make("div", { class: "plot", set: { role: "img", tabindex: 0 } });
+  private readonly plot = make("div", { class: "plot", set: { role: "application", "aria-roledescription": "heat map", tabindex: 0 } });
   private readonly hover: Hover;
   private readonly watcher: ResizeObserver;
   private size: Size = { width: 0, height: 0 };
@@ -69,10 +70,12 @@ export class Panel {
     listen(this.plot, {
       zoom: (factor, x, y) => this.move(zoomAt(this.viewport(), factor, x, y)),
       pan: (dx, dy) => this.move(pan(this.viewport(), dx, dy)),
-      tap: (x, y) => this.choose(x, y),
+      tap: (x, y, several) => this.keep(x, y, several),
       hover: (x, y) => this.hover.at(cellAt(this.viewport(), this.extent(), x, y), this.inElement(x, y), this.size),
       leave: () => this.hover.leave(),
     });
+    this.plot.addEventListener("keydown", (event) => this.step(event));
+    this.element.addEventListener("click", (event) => this.keepToken(event));
     this.watcher = new ResizeObserver(() => this.draw());
     this.watcher.observe(this.element);
   }
@@ -91,7 +94,7 @@ export class Panel {
   /** Larger or smaller about the chosen cell, else the middle. */
   zoom(factor: number): void {
     const from = this.viewport();
-    const at = this.context.state().at;
+    const at = onePair(this.context.state().at);
     const size = this.inner();
     const x = at ? (at[1] + 0.5 - from.column) * from.scale : -1;
     const y = at ? (at[0] + 0.5 - from.row) * from.scale : -1;
@@ -108,12 +111,30 @@ export class Panel {
     this.glide(pan(this.viewport(), -columns * width, -rows * height));
   }
 
-  /** Brings a cell to the middle, close enough to read its tokens. */
-  goTo(row: number, column: number): void {
+  /** Brings a cell to the middle, close enough to read its tokens; of a token alone the cell on the diagonal. */
+  goTo(query: number | undefined, key: number | undefined): void {
+    const own = this.field.map.kind === "self";
+    const [row, column] = [query ?? (own ? key : 0) ?? 0, key ?? (own ? query : 0) ?? 0];
     const from = this.viewport();
     const size = this.inner();
     const scale = Math.max(from.scale, 22);
     this.glide({ row: row + 0.5 - size.height / scale / 2, column: column + 0.5 - size.width / scale / 2, scale });
+  }
+
+  /** Moves the map where what is kept lies out of sight. */
+  reveal(): void {
+    this.measure();
+    const { at, frame } = this.context.state();
+    if (!frame || isNothing(at) || !this.size.width) return;
+    const [row, column] = [at.query.at(-1), at.key.at(-1)];
+    const from = this.viewport();
+    const size = this.inner();
+    const place = (start: number, index: number | undefined, length: number) => {
+      const seen = index === undefined || (index >= start && index + 1 <= start + length / from.scale);
+      return seen ? start : index + 0.5 - length / from.scale / 2;
+    };
+    const to = { ...from, row: place(from.row, row, size.height), column: place(from.column, column, size.width) };
+    if (to.row !== from.row || to.column !== from.column) this.move(to);
   }
 
   picture(): Picture {
@@ -192,11 +213,57 @@ export class Panel {
     step();
   }
 
-  private choose(x: number, y: number): void {
+  private keep(x: number, y: number, several: boolean): void {
     const cell = cellAt(this.viewport(), this.extent(), x, y);
-    const before = this.context.state().at;
-    const same = cell && before && cell[0] === before[0] && cell[1] === before[1];
-    this.context.update({ at: same ? undefined : cell });
+    if (!cell) return;
+    const { at } = this.context.state();
+    if (!several) return this.context.update({ at: toggledPair(at, ...cell) });
+    const [row, column] = cell;
+    const rows = at.query.includes(row) ? at : toggled(at, "query", row, true);
+    this.context.update({ at: at.key.includes(column) ? rows : toggled(rows, "key", column, true) });
+  }
+
+  /** A press on the name of a token beside the map keeps the token. */
+  private keepToken(event: MouseEvent): void {
+    if (this.plot.contains(event.target as Node)) return;
+    const box = this.element.getBoundingClientRect();
+    const token = this.tokenAt(event.clientX - box.left, event.clientY - box.top);
+    if (token) this.context.update({ at: toggled(this.context.state().at, ...token, event.shiftKey) });
+  }
+
+  private tokenAt(x: number, y: number): [Side, number] | undefined {
+    const { left, top } = this.insets();
+    const { width, height } = this.inner();
+    const { row, column, scale } = this.viewport();
+    const { rows, columns } = this.extent();
+    const [down, across] = [row + (y - top) / scale, column + (x - left) / scale];
+    if (x < left && y >= top && y < top + height && down >= 0 && down < rows) return ["query", Math.floor(down)];
+    if (y < top && x >= left && x < left + width && across >= 0 && across < columns) return ["key", Math.floor(across)];
+    return undefined;
+  }
+
+  /** With the focus on the map, arrows keep the cell beside the kept one; from nothing, the cell in the middle. */
+  private step(event: KeyboardEvent): void {
+    if (event.shiftKey || event.ctrlKey || event.metaKey || event.altKey) return;
+    const steps: Record<string, [number, number]> = {
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      Home: [0, -Infinity],
+      End: [0, Infinity],
+      Enter: [0, 0],
+    };
+    if (!Object.hasOwn(steps, event.key)) return;
+    event.preventDefault();
+    const { at } = this.context.state();
+    const { rows, columns } = this.extent();
+    const seen = visible(this.viewport(), this.extent(), this.inner());
+    const [down, across] = isNothing(at) ? [0, 0] : steps[event.key];
+    const row = at.query.at(-1) ?? Math.floor((seen.row0 + seen.row1) / 2);
+    const column = at.key.at(-1) ?? Math.floor((seen.column0 + seen.column1) / 2);
+    const held = (index: number, count: number) => Math.min(Math.max(index, 0), count - 1);
+    this.context.update({ at: pair(held(row + down, rows), held(column + across, columns)) });
   }
 
   private inElement(x: number, y: number): { x: number; y: number } {
@@ -207,8 +274,7 @@ export class Panel {
   private drawNow(): void {
     cancelAnimationFrame(this.pending);
     this.pending = 0;
-    this.takeWidth();
-    this.size = { width: this.element.clientWidth, height: this.element.clientHeight };
+    this.measure();
     if (!this.size.width || !this.size.height) return;
     const insets = this.insets();
     const inner = this.inner();
@@ -235,6 +301,12 @@ export class Panel {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.size.width, this.size.height);
     drawShapes(context, this.shapes());
+    this.name();
+  }
+
+  private measure(): void {
+    this.takeWidth();
+    this.size = { width: this.element.clientWidth, height: this.element.clientHeight };
   }
 
   /** Where the plot lies; the style is touched only when that changes. */
@@ -249,9 +321,14 @@ export class Panel {
     return words(this.field.map, this.shown, this.context.state().reduce, this.context.meta.exact);
   }
 
-  private say(text: string): void {
-    const label = `${this.field.title}: heat map, ${text}. The table view lists its metrics.`;
+  /** For those who cannot see the picture; after the shapes, which know the weight of what is kept. */
+  private name(): void {
+    const kept = this.hover.kept ? ` Kept: ${this.hover.kept}.` : "";
+    const label = `${this.field.title}: heat map, ${this.said}.${kept} Arrow keys keep the cell beside.`;
     if (this.plot.getAttribute("aria-label") !== label) this.plot.setAttribute("aria-label", label);
+  }
+
+  private say(text: string): void {
     if (text === this.said) return;
     this.said = text;
     this.onsaid?.(text);
@@ -270,7 +347,8 @@ export class Panel {
         insets: this.insets(),
         wide: this.insets() === WIDE,
         hovered: this.hover.cell,
-        chosen: state.at,
+        kept: keptOf(this.context, this.field.mapIndex),
+        rows: state.rows,
         marks: this.matcher.marks(need, this.field, seen),
         gold: state.gold && this.field.heads.length === 1 ? goldMarks(this.field.map) : [],
       };

@@ -61,7 +61,7 @@ export interface Ruler {
   room: number;
   width(text: string): number;
   /** Cells whose labels stand out: under the pointer, chosen. */
-  strong: number[];
+  strong: readonly number[];
 }
 
 /** Shapes of a ruler; the left one ends at x = 0, the top one at y = 0. */

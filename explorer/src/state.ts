@@ -2,12 +2,16 @@
 
 import { COLOUR_MAPS, type ColourMap, SCALES, type Scale } from "./colour.ts";
 import { counterpart, hypothesesOf } from "./hypotheses.ts";
+import { type Kept, keptText, keptWithin, NOTHING, readKept } from "./kept.ts";
 import { METHODS, type Method } from "./links.ts";
+import { canAverage, type Mean, MEANS } from "./means.ts";
 import type { Meta, Reduce, Side } from "./types.ts";
 import type { Frame } from "./viewport.ts";
 
-export const VIEWS = ["grid", "head", "lines", "compare", "table"] as const;
+export const VIEWS = ["grid", "head", "lines", "text", "compare", "table"] as const;
 export const THEMES = ["auto", "light", "dark"] as const;
+/** What a row of a translation is called: the token that is said there, or the one that was read before it. */
+export const ROWS = ["said", "read"] as const;
 export const REDUCES: readonly Reduce[] = ["max", "mean"];
 export const MOST_PINS = 4;
 export const MOST_TEXT = 200;
@@ -22,10 +26,13 @@ export interface State {
   view: View;
   map: number;
   head: number;
+  /** Which heads are averaged in place of the one: of the layer, all of the kind, the pinned ones; "" for none. */
+  mean: Mean;
+  rows: (typeof ROWS)[number];
   /** undefined: the whole map. */
   frame?: Frame;
-  /** The chosen cell: query, key. */
-  at?: [number, number];
+  /** What is kept, in every view: tokens or a pair of them. */
+  at: Kept;
   scale: Scale;
   reduce: Reduce;
   normalise: boolean;
@@ -60,7 +67,9 @@ export interface State {
   threshold: number;
   top: number;
   direction: Side;
-  /** First query and first key of the lines view. */
+  /** Whether sinks and special tokens are left out of a shaded text. */
+  hide: boolean;
+  /** First query and first key of lines and text. */
   window: [number, number];
 }
 
@@ -68,8 +77,10 @@ export const DEFAULT: State = {
   view: "grid",
   map: 0,
   head: 0,
+  mean: "",
+  rows: "said",
   frame: undefined,
-  at: undefined,
+  at: NOTHING,
   scale: "sqrt",
   reduce: "max",
   normalise: false,
@@ -94,6 +105,7 @@ export const DEFAULT: State = {
   threshold: 0.05,
   top: 3,
   direction: "query",
+  hide: false,
   window: [0, 0],
 };
 
@@ -115,6 +127,7 @@ function written(name: keyof State, state: State): string {
     const frame = state.frame as Frame;
     return [frame.row, frame.column, frame.span].map((number) => Number(number.toPrecision(8))).join(",");
   }
+  if (name === "at") return keptText(state.at);
   if (name === "pins") return state.pins.map(([map, head]) => `${map}.${head}`).join(",");
   if (typeof value === "boolean") return value ? "1" : "0";
   return Array.isArray(value) ? value.join(",") : String(value);
@@ -142,6 +155,8 @@ function read(state: State, name: string, text: string): void {
   const one = <T extends string>(choices: readonly T[], otherwise: T): T =>
     choices.includes(text as T) ? (text as T) : otherwise;
   if (name === "view") state.view = one(VIEWS, DEFAULT.view);
+  else if (name === "mean") state.mean = one(MEANS, "");
+  else if (name === "rows") state.rows = one(ROWS, DEFAULT.rows);
   else if (name === "scale") state.scale = one(SCALES, DEFAULT.scale);
   else if (name === "reduce") state.reduce = one(REDUCES, DEFAULT.reduce);
   else if (name === "colours") state.colours = one(COLOUR_MAPS, DEFAULT.colours);
@@ -154,14 +169,14 @@ function read(state: State, name: string, text: string): void {
   else if (name === "text") state.text = text.length <= MOST_READ ? text : "";
   else if (isCount(name) && natural) state[name] = numbers[0];
   else if ((name === "threshold" || name === "least") && finite) state[name] = Math.min(Math.max(numbers[0], 0), 1);
-  else if ((name === "at" || name === "window") && natural && numbers.length === 2)
-    state[name] = [numbers[0], numbers[1]];
+  else if (name === "at") state.at = readKept(text) ?? NOTHING;
+  else if (name === "window" && natural && numbers.length === 2) state.window = [numbers[0], numbers[1]];
   else if (name === "frame" && finite && numbers.length === 3 && numbers[2] > 0) {
     state.frame = { row: numbers[0], column: numbers[1], span: numbers[2] };
   } else if (name === "pins") state.pins = pins(text);
 }
 
-const SWITCHES = ["normalise", "clip", "difference", "gold", "words", "listed"] as const;
+const SWITCHES = ["normalise", "clip", "difference", "gold", "words", "listed", "hide"] as const;
 const COUNTS = ["map", "head", "top", "hypothesis", "atlas", "against"] as const;
 
 const isSwitch = (name: string): name is (typeof SWITCHES)[number] => (SWITCHES as readonly string[]).includes(name);
@@ -186,7 +201,7 @@ export function within(state: State, meta: Meta): State {
     head: Math.min(state.head, chosen.heads - 1),
     // A map that is of a translation says which is shown.
     hypothesis: chosen.hypothesis?.rank ?? rankIn(state.hypothesis, meta),
-    at: state.at && state.at[0] < chosen.queries && state.at[1] < chosen.keys ? state.at : undefined,
+    at: keptWithin(state.at, chosen),
     pins: state.pins.filter(exists),
   };
 }
@@ -194,6 +209,12 @@ export function within(state: State, meta: Meta): State {
 function rankIn(rank: number, meta: Meta): number {
   const all = hypothesesOf(meta);
   return all.some((hypothesis) => hypothesis.rank === rank) ? rank : (all[0]?.rank ?? 0);
+}
+
+/** What a source opens with unless an address tells more: a translation with the mean of its cross-attention. */
+export function openingState(meta: Meta): State {
+  const map = meta.maps.findIndex(({ kind }) => kind === "cross");
+  return map < 0 ? DEFAULT : { ...DEFAULT, view: "head", map, mean: canAverage(meta.maps[map]) ? "all" : "" };
 }
 
 /** The same map, or its counterpart, of another translation. */
@@ -209,7 +230,7 @@ export function pinned(pins: Pin[], pin: Pin): Pin[] {
 
 /** Whether the chosen head is what is shown, and arrow keys lead to others. */
 export function showsOneHead({ view, against }: State): boolean {
-  return view === "head" || view === "lines" || (view === "compare" && against !== undefined);
+  return view === "head" || view === "lines" || view === "text" || (view === "compare" && against !== undefined);
 }
 
 /** Whether going from one state to another is worth an entry in the browser's history. */

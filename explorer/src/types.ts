@@ -46,6 +46,8 @@ export interface AttentionMap {
   hypothesis?: Hypothesis;
   /** Of queries and keys the number of each token's word, below 0 for none; null where each is a word. */
   words?: [query: readonly number[] | null, key: readonly number[] | null];
+  /** The numbers of the texts that queries and keys are of: equal numbers, equal tokens. */
+  texts?: [query: number, key: number];
   gold?: Gold;
 }
 

@@ -1,9 +1,10 @@
 /** A source that merges the tokens of each word: queries by their mean, keys by their sum. */
 
 import { wordCount, type Weights, wordWeights } from "./links.ts";
-import { pool } from "./raster.ts";
+import { type Kept, MOST_KEPT as MOST_TOKENS } from "./kept.ts";
 import { type AttentionMap, EXACT, type Meta, type Reduce, type Region, type Side, type Source, TILE } from "./types.ts";
 import { weightsIn } from "./region_weights.ts";
+import { cutOf, pooledTo, profileOfWhole } from "./whole_map.ts";
 
 /** Maps of which all weights are kept at a time. */
 const MOST_KEPT = 24;
@@ -21,16 +22,15 @@ export function hasWords(meta: Meta): boolean {
   return meta.maps.some((map) => map.words);
 }
 
-/** The chosen cell of tokens as one of words, or of words as one of tokens: the first of each. */
-export function otherCell(
-  map: AttentionMap,
-  at: [number, number] | undefined,
-  toWords: boolean,
-): [number, number] | undefined {
-  if (!at || !map.words) return at;
-  const sides = [wordsOf(map, "query"), wordsOf(map, "key")];
-  const cell = at.map((index, side) => (toWords ? (sides[side][index] ?? -1) : sides[side].indexOf(index)));
-  return cell.every((index) => index >= 0) ? (cell as [number, number]) : undefined;
+/** The words of kept tokens, or all tokens of kept words. */
+export function otherKept(map: AttentionMap, kept: Kept, toWords: boolean): Kept {
+  if (!map.words) return kept;
+  const side = (which: Side): number[] => {
+    const words = wordsOf(map, which);
+    if (toWords) return [...new Set(kept[which].map((token) => words[token] ?? -1).filter((word) => word >= 0))];
+    return [...words.keys()].filter((token) => kept[which].includes(words[token])).slice(0, MOST_TOKENS);
+  };
+  return { query: side("query"), key: side("key") };
 }
 
 /** What pieces of a word spell together: their signs for spaces and for parts of words are left out. */
@@ -97,38 +97,16 @@ class Merged {
   }
 
   async weights(at: number, head: number, region: Region): Promise<Float32Array> {
-    const whole = await this.whole(at, head);
-    const width = region.column1 - region.column0;
-    const result = new Float32Array((region.row1 - region.row0) * width);
-    for (let row = region.row0; row < region.row1; row += 1) {
-      const start = row * whole.columns;
-      const part = whole.data.subarray(start + region.column0, start + region.column1);
-      result.set(part, (row - region.row0) * width);
-    }
-    return result;
+    return cutOf(await this.whole(at, head), region);
   }
 
   async pooled(map: AttentionMap, at: number, head: number, level: number, reduce: Reduce): Promise<Float32Array> {
-    const whole = await this.whole(at, head);
-    const [cell] = map.cells[level];
-    return cell === 1 ? whole.data : pool({ id: "", ...whole }, cell, reduce).data;
+    return pooledTo(await this.whole(at, head), map.levels[level], map.cells[level], reduce);
   }
 
-  /** Of the merged weights: entropy and greatest weight of each row, its sum, what each column receives. */
+  /** Of the merged weights. */
   async profile(at: number, head: number, which: string): Promise<Float32Array> {
-    const { rows, columns, data } = await this.whole(at, head);
-    const result = new Float32Array(which === "received" ? columns : rows);
-    for (let cell = 0; cell < data.length; cell += 1) {
-      const row = Math.floor(cell / columns);
-      // A row that attends to NaN has no profile, and what a column receives from it is no number either.
-      const value = data[cell] === Infinity ? NaN : data[cell];
-      if (!(value > 0) && data[cell] !== Infinity) continue;
-      if (which === "received") result[cell % columns] += value;
-      else if (which === "sum") result[row] += value;
-      else if (which === "largest") result[row] = Math.max(result[row], value);
-      else result[row] -= value * Math.log(value);
-    }
-    return result;
+    return profileOfWhole(await this.whole(at, head), which);
   }
 
   private offersAll(map: AttentionMap, at: number): boolean {

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { NOTHING, pair } from "../src/kept.ts";
 import { among, atlasKey, carried, compared, labels, neighbour, sameHead, sameMap } from "../src/atlases.ts";
 import { shortLabels } from "../src/collection_bar.ts";
 import { decode, DEFAULT, encode, showsOneHead, type State } from "../src/state.ts";
@@ -32,11 +33,11 @@ test("a map is found again by its module, call, sequence and translation", () =>
 
 test("a state goes along to another atlas, its place only where that has the same size", () => {
   const from = meta({ name: "a" }, { name: "b" });
-  const state: State = { ...DEFAULT, map: 1, head: 3, at: [2, 3], window: [4, 4], pins: [[0, 1], [1, 3], [1, 2]] };
+  const state: State = { ...DEFAULT, map: 1, head: 3, at: pair(2, 3), window: [4, 4], pins: [[0, 1], [1, 3], [1, 2]] };
   const same = carried(state, from, meta({ name: "b" }, { name: "a" }));
   assert.deepEqual(same, { ...state, map: 0, pins: [[1, 1], [0, 3], [0, 2]] });
   const other = carried(state, from, meta({ name: "b", queries: 7, keys: 7, heads: 2 }));
-  assert.deepEqual([other.map, other.head, other.at, other.window], [0, 1, undefined, [0, 0]]);
+  assert.deepEqual([other.map, other.head, other.at, other.window], [0, 1, NOTHING, [0, 0]]);
   assert.deepEqual(other.pins, [[0, 1]], "pins that are one now stand there once");
 });
 

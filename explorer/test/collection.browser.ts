@@ -95,6 +95,30 @@ test("a run that is cancelled leaves everything as it is", async () => {
   quiet();
 });
 
+test("two tabs never disturb each other, and each run has its own address", async () => {
+  const one = await open(bench, "live/#view=head");
+  await run(one.page, "the first tab reads this");
+  const two = await open(bench, "live/#view=head");
+  await run(two.page, "the second tab reads this");
+  await run(two.page, "and this , too");
+  // Weights that the first tab has not asked for so far, and its own text before.
+  await one.page.locator(".regard-explorer").press("k");
+  await settled(one.page);
+  await one.page.locator(".regard-explorer").press("b");
+  await one.page.waitForSelector(".pane");
+  await settled(one.page);
+  assert.deepEqual(await one.page.locator("h1").allTextContents(), ["the first tab reads this"]);
+  assert.equal((await panes(one.page)).length, 2, "beside the text that this tab had before");
+  assert.equal(await one.page.locator(".status").textContent(), "");
+  const reruns = () => bench.served.asked.filter((path) => path.endsWith("/rerun")).length;
+  const before = reruns();
+  const { page, quiet } = await open(bench, `live/${await hashOf(one.page)}`);
+  await page.waitForFunction(() => document.querySelector("h1")?.textContent === "the first tab reads this");
+  assert.equal(reruns(), before, "what is kept is not read again");
+  for (const { quiet: calm } of [one, two]) calm();
+  quiet();
+});
+
 test("several lines, and what an input method takes for itself", async () => {
   const { page, quiet } = await open(bench, "live/");
   await page.locator(box).fill("one");

@@ -154,7 +154,7 @@ test("a notebook keeps its focus, and its keys", async () => {
 test("a notebook's state is that of the page, both ways", async () => {
   const { page, quiet } = await open(bench, "small/");
   await widget(page, { state: "view=head&head=2", rerun: 0 });
-  await page.locator("#cell .plot").press("ArrowRight");
+  await page.locator("#cell .plot").press("k");
   await page.getByText("h.0 · head 3").first().waitFor();
   const state = () => page.evaluate(() => (window as unknown as Notebook).model.traits.state);
   assert.equal(await state(), "view=head&head=3");
@@ -253,7 +253,7 @@ test("the page in a frame without an origin, as in a notebook", async () => {
   const inside = frames.frameLocator("iframe");
   await inside.locator("button.thumb").nth(2).click();
   await inside.locator(".head-view").waitFor();
-  await inside.locator(".plot").press("ArrowRight");
+  await inside.locator(".plot").press("k");
   await inside.getByText("h.0 · head 3").first().waitFor();
   await inside.locator(".plot").press("g");
   await inside.getByLabel("index or token").fill("3, 2");

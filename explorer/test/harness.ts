@@ -38,11 +38,15 @@ export interface Look {
   renderer?: string;
   scheme?: "light" | "dark";
   motion?: "reduce" | "no-preference";
+  /** A screen that is touched. */
+  touch?: boolean;
+  size?: { width: number; height: number };
 }
 
 export async function open(bench: Bench, path: string, look: Look = {}): Promise<Watched> {
   const page = await bench.browser.newPage({
-    viewport: { width: 1280, height: 800 },
+    viewport: look.size ?? { width: 1280, height: 800 },
+    hasTouch: look.touch ?? false,
     colorScheme: look.scheme ?? "light",
     reducedMotion: look.motion ?? "reduce",
     acceptDownloads: true,

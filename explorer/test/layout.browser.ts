@@ -22,7 +22,7 @@ const SIZES = [
 ];
 
 for (const size of SIZES) {
-  for (const view of ["grid", "head", "lines", "compare", "table"]) {
+  for (const view of ["grid", "head", "lines", "text", "compare", "table"]) {
     test(`nothing is cut off or covered: ${view}, ${size.width} × ${size.height}`, async () => {
       const { page, quiet } = await open(bench, `cross/#view=${view}&pins=0.0,0.1&at=3,2`);
       await page.setViewportSize(size);

@@ -162,7 +162,7 @@ test("one file opens as it was told to, and leads back there", async () => {
   const { page, quiet } = await open(bench, address);
   const heading = page.locator("aside h2");
   assert.equal(await heading.textContent(), "h.1 · head 2");
-  await page.locator(".plot").press("ArrowRight");
+  await page.locator(".plot").press("k");
   await page.getByText("h.1 · head 3").first().waitFor();
   assert.equal(await hashOf(page), "#view=head&map=1&head=3");
   await page.goBack();

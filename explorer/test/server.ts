@@ -9,7 +9,7 @@ import { join } from "node:path";
 import type { AddressInfo } from "node:net";
 import type { Reduce, Side } from "../src/types.ts";
 import { MOST_BYTES, type Named, read, steps } from "./collections.ts";
-import { translation } from "./translation.ts";
+import { forced, translation } from "./translation.ts";
 import { broken, cross, hostile, long, profileOf, short, special, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
 export const POLICY =
@@ -23,6 +23,7 @@ const MAKERS: Record<string, () => SyntheticAtlas> = {
   cross,
   hostile,
   translation,
+  forced,
   broken,
   special,
 };
@@ -31,6 +32,9 @@ const COLLECTIONS: Record<string, () => Named[]> = {
   steps: () => steps(4),
   live: () => [read("it was late .")],
 };
+
+/** As many atlases of runs stay. */
+export const MOST_KEPT = 4;
 
 const TYPES: Record<string, string> = { js: "text/javascript", css: "text/css", html: "text/html; charset=utf-8" };
 
@@ -44,7 +48,7 @@ export interface Served {
   hold: Promise<void> | undefined;
 }
 
-/** The atlases of one address. Numbers are not used again. */
+/** The atlases of one address, a store by their texts. Numbers are not used again. */
 class Kept {
   next: number;
   entries: { number: number; name: string; atlas: SyntheticAtlas }[];
@@ -55,8 +59,10 @@ class Kept {
   }
 
   add(named: Named): void {
-    this.entries = [{ number: this.next, ...named }, ...this.entries.slice(0, 1)];
-    this.next += 1;
+    const there = this.entries.find(({ name }) => name === named.name);
+    const others = this.entries.filter((entry) => entry !== there);
+    this.entries = [there ?? { number: this.next, ...named }, ...others.slice(0, MOST_KEPT - 1)];
+    if (!there) this.next += 1;
   }
 
   listed(rerun: boolean): unknown {

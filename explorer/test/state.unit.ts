@@ -5,16 +5,26 @@ import { keyChange } from "../src/keyboard.ts";
 import { Loader } from "../src/loader.ts";
 import { Bounded } from "../src/rendering/painter.ts";
 import { floats } from "../src/sources/arrays.ts";
+import { shownOf } from "../src/sources/listed.ts";
 import { EmbeddedSource } from "../src/sources/embedded.ts";
 import { type Answer, Messages, MessageSource, told } from "../src/sources/messages.ts";
 import { decode, DEFAULT, encode, isStep, pinned, type Pin, type State, within } from "../src/state.ts";
+import { type Kept, NOTHING, pair } from "../src/kept.ts";
 import permalinks from "./permalinks.json";
 import { short, weightsOf } from "./synthetic.ts";
 
+type Sides = (number | number[] | null)[];
+
+/** As Python has it: a number, none, or several of each side. */
+const kept = (sides: Sides): Kept => {
+  const [query, key] = sides.map((side) => (side === null ? [] : [side].flat()));
+  return { query, key };
+};
+
 test("a state survives its permalink, which is the one that Python writes", () => {
   const told = permalinks.map(({ permalink, state }) => {
-    const { frame, ...rest } = state as Omit<Partial<State>, "frame"> & { frame?: number[] };
-    const expected: State = { ...DEFAULT, ...rest };
+    const { frame, at, ...rest } = state as Omit<Partial<State>, "frame" | "at"> & { frame?: number[]; at?: Sides };
+    const expected: State = { ...DEFAULT, ...rest, at: at ? kept(at) : NOTHING };
     if (frame) expected.frame = { row: frame[0], column: frame[1], span: frame[2] };
     assert.deepEqual(decode(`#${permalink}`), expected);
     assert.equal(encode(expected), permalink);
@@ -31,6 +41,18 @@ test("broken permalinks are read as far as they go", () => {
   assert.equal(decode("#head=4&constructor=1").head, 4);
 });
 
+test("a page shows its own text of a store, and behind it what it showed before", () => {
+  const atlases = ["d", "c", "b", "a"].map((name, at) => ({ number: 3 - at, name }));
+  const names = (text: string, before?: number) =>
+    shownOf({ atlases, rerun: 9 }, text, before === undefined ? undefined : { number: before, name: "" }).map(({ name }) => name).join("");
+  assert.equal(names(""), "dc");
+  assert.equal(names("b"), "bd");
+  assert.equal(names("d", 0), "da");
+  assert.equal(names("d", 9), "d", "one that is not kept any more");
+  assert.equal(names("d", 3), "d", "the same text again");
+  assert.equal(shownOf({ atlases, rerun: 0 }, "b").length, 4);
+});
+
 test("a state is held within what there is", () => {
   const { meta } = short(2, 4, 32);
   const state = within(
@@ -38,7 +60,7 @@ test("a state is held within what there is", () => {
       ...DEFAULT,
       map: 9,
       head: 9,
-      at: [40, 2],
+      at: pair(40, 2),
       pins: [
         [0, 3],
         [0, 4],
@@ -47,7 +69,7 @@ test("a state is held within what there is", () => {
     },
     meta,
   );
-  assert.deepEqual([state.map, state.head, state.at, state.pins], [1, 3, undefined, [[0, 3]]]);
+  assert.deepEqual([state.map, state.head, state.at, state.pins], [1, 3, { query: [], key: [2] }, [[0, 3]]]);
 });
 
 test("pins come and go", () => {
@@ -69,7 +91,7 @@ test("pins come and go", () => {
 test("keys", () => {
   const { meta } = short(2, 4, 32);
   const state: State = { ...DEFAULT, view: "head", map: 0, head: 3 };
-  assert.deepEqual(keyChange("ArrowRight", state, meta), { head: 0 });
+  assert.deepEqual(keyChange("ArrowRight", state, meta), { head: 0, mean: "" });
   assert.deepEqual(keyChange("ArrowDown", state, meta), { map: 1, head: 3 });
   assert.deepEqual(keyChange("Escape", state, meta), { view: "grid" });
   assert.equal(keyChange("toString", state, meta), undefined);

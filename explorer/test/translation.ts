@@ -63,6 +63,19 @@ export function translation(): SyntheticAtlas {
   return { meta: checkedMeta({ version: 1, title: "a beam", maps: maps.map(({ map }) => map) }), maps };
 }
 
+/** One translation with all attention of its decoder, whose rows of self-attention are what it has read. */
+export function forced(): SyntheticAtlas {
+  const [said] = SAID;
+  const read: Line = { tokens: ["<s>", ...said.tokens.slice(0, -1)], words: [-1, ...said.words.slice(0, -1)] };
+  const maps = [
+    made("encoder.0.attention", SOURCE, SOURCE, { texts: [0, 0] }),
+    made("decoder.0.self_attention", read, read, { texts: [1, 1] }),
+    made("decoder.0.cross_attention", said, SOURCE, { kind: "cross", texts: [2, 0] }),
+    made("decoder.1.cross_attention", said, SOURCE, { kind: "cross", texts: [2, 0] }),
+  ];
+  return { meta: checkedMeta({ version: 1, title: said.text, maps: maps.map(({ map }) => map) }), maps };
+}
+
 function made(name: string, query: Line, key: Line, more: Partial<AttentionMap>): SyntheticMap {
   const [queries, keys] = [query.tokens.length, key.tokens.length];
   const map: AttentionMap = {

@@ -5,7 +5,8 @@ import { keyChange } from "../src/keyboard.ts";
 import { DEFAULT, ofHypothesis, within } from "../src/state.ts";
 import { abbreviated } from "../src/text.ts";
 import { checkedMeta, type Meta, type Source } from "../src/types.ts";
-import { byWords, hasWords, otherCell, spelled } from "../src/words.ts";
+import { NOTHING, pair } from "../src/kept.ts";
+import { byWords, hasWords, otherKept, spelled } from "../src/words.ts";
 import { profileOf, short, weightsOf } from "./synthetic.ts";
 import { translation } from "./translation.ts";
 
@@ -127,12 +128,15 @@ test("maps without words, or of which not all weights are there, stay as they ar
   );
 });
 
-test("the chosen cell goes along from tokens to words and back", () => {
+test("what is kept goes along from tokens to words and back, with all tokens of a word", () => {
   const [, map] = translation().meta.maps;
-  assert.deepEqual(otherCell(map, [4, 4], true), [3, 3]);
-  assert.equal(otherCell(map, [9, 0], true), undefined);
-  assert.deepEqual(otherCell(map, [4, 5], false), [5, 6]);
-  assert.equal(otherCell(map, undefined, true), undefined);
+  assert.deepEqual(otherKept(map, pair(4, 4), true), pair(3, 3));
+  assert.deepEqual(otherKept(map, pair(9, 0), true), { query: [], key: [0] }, "a token of no word is let go");
+  const [words] = map.words ?? [];
+  const tokens = (word: number) => [...(words ?? []).keys()].filter((token) => words?.[token] === word);
+  assert.deepEqual(otherKept(map, { query: [3], key: [] }, false), { query: tokens(3), key: [] });
+  assert.ok(tokens(3).length > 1);
+  assert.equal(otherKept({ ...map, words: undefined }, NOTHING, true), NOTHING);
 });
 
 test("lists of words are found in the meta data, and dropped where they do not fit", () => {

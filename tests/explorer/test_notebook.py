@@ -11,6 +11,7 @@ import torch
 
 from regard.errors import AtlasError, ConfigurationError, MissingExtra
 from regard.explorer import Atlas, ViewState, show
+from regard.explorer import collection as collection_module
 from regard.explorer.collection import Collection
 from regard.explorer.notebook import COLOURS, NO_PAIR, PAPER, FramedPage, LiveWidget, answer, preview_png
 from regard.explorer.static_page import WebBundle
@@ -54,9 +55,10 @@ def test_words_come_as_results(ask):
     assert ask("atlases")[0]["result"]["atlases"] == [{"number": 0, "name": "it was late"}]
 
 
-def test_a_run_gives_a_new_atlas(ask):
+def test_a_run_gives_a_new_atlas(ask, monkeypatch):
     assert [of["number"] for of in ask("rerun", text="it is very late")[0]["result"]["atlases"]] == [1, 0]
     assert ask("tokens", atlas=1, map=0, side="key", start=2, stop=3)[0]["result"] == ["very"]
+    monkeypatch.setattr(collection_module, "MOST_ROWS", 0)
     ask("rerun", text="now")
     assert "this atlas is not kept any more" in ask("meta", atlas=0)[0]["error"]
     assert "the text is empty" in ask("rerun", text=" ")[0]["error"]

@@ -60,7 +60,9 @@ def test_in_chromium():
 @needs_browser
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("part", ["embedding", "layout", "safety", "collection", "translation"])
+@pytest.mark.parametrize(
+    "part", ["kept", "meaning", "text", "embedding", "layout", "safety", "collection", "translation"]
+)
 def test_the_rest_in_chromium(part):
     run_npm("browser", "--", part)
 

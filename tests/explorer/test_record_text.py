@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.errors import AtlasError, CheckpointError, CorpusError
-from regard.explorer.record_text import atlas_of_text, atlas_of_translation, read_text
+from regard.errors import AtlasError, CheckpointError, ConfigurationError, CorpusError
+from regard.explorer.record_text import TextReader, atlas_of_text, atlas_of_translation, read_text
 from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
 
@@ -143,3 +143,16 @@ def test_a_model_without_attention_is_told(small):
     config = transformers.MambaConfig(vocab_size=30522, hidden_size=8, num_hidden_layers=1, state_size=4)
     with pytest.raises(AtlasError, match="no attention was caught: MambaModel has no module whose class is called"):
         atlas_of_text(small("MambaModel", config), "hello")
+
+
+def test_a_text_is_read_in_windows_cut_between_words(minilm):
+    reader = TextReader(minilm)
+    text = "Unseen cats slept unperturbedly. " * 9
+    parts = reader.windows(text, 13)
+    assert " ".join(parts).split() == text.split()
+    sizes = [reader(part).maps[0].keys for part in parts]
+    assert max(sizes) <= 13
+    assert len(parts) > 3
+    assert reader.windows("unperturbedly", 4)[0] == "unper", "one word that is longer than the window"
+    with pytest.raises(ConfigurationError, match="no room beside 2 special ones: give at least 3"):
+        reader.windows(text, 2)

@@ -19,7 +19,8 @@ from torch import nn
 
 from regard.errors import AtlasError, ConfigurationError, CorpusError
 from regard.explorer import Atlas
-from regard.explorer.collection import MOST_BYTES, Collection, RunStopped, stoppable
+from regard.explorer import collection as collection_module
+from regard.explorer.collection import MOST_BYTES, MOST_KEPT, Collection, RunStopped, stoppable
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -32,6 +33,7 @@ class Model:
     def __init__(self):
         self.begun, self.go_on, self.ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
         self.layer = nn.Identity()
+        self.texts = []
 
     def __call__(self, text):
         if text.startswith("wait"):
@@ -47,6 +49,7 @@ class Model:
             raise CorpusError("the text has 9 tokens, and the model takes 3")
         if text.startswith("fail"):
             raise RuntimeError("a secret of the model")
+        self.texts.append(text)
         words = text.split()
         return Atlas.from_weights({"head": torch.eye(len(words))[None]}, tokens=words, title=text)
 
@@ -89,7 +92,8 @@ def names(told):
     return [(one["number"], one["name"]) for one in json.loads(told)["atlases"]]
 
 
-def test_a_run_puts_its_atlas_first_and_the_last_two_are_kept(ask):
+def test_a_run_puts_its_atlas_first_and_the_last_two_are_kept_however_large(ask, monkeypatch):
+    monkeypatch.setattr(collection_module, "MOST_ROWS", 0)
     assert json.loads(ask("atlases")[1])["rerun"] == MOST_BYTES
     status, told = ask("rerun", b"it is late")
     assert (status, names(told)) == (200, [(1, "it is late"), (0, "it was late")])
@@ -106,6 +110,19 @@ def test_a_run_puts_its_atlas_first_and_the_last_two_are_kept(ask):
     assert ask("03/meta")[0] == 404
     assert ask("%D9%A1/meta")[0] == 404
     assert ask("9" * 5000 + "/meta")[0] == 404
+
+
+def test_texts_that_were_read_are_a_store_and_are_not_read_again(ask, model):
+    for text in (b"one two", b"three four", b"five"):
+        assert ask("rerun", text)[0] == 200
+    read = len(model.texts)
+    assert names(ask("rerun", b"one two")[1]) == [(1, "one two"), (3, "five"), (2, "three four"), (0, "it was late")]
+    assert len(model.texts) == read
+    assert json.loads(ask("0/tokens?map=0&side=key&start=0&stop=3")[1]) == ["it", "was", "late"]
+    for at in range(MOST_KEPT):
+        assert ask("rerun", b"text %d" % at)[0] == 200
+    assert len(names(ask("atlases")[1])) == MOST_KEPT
+    assert ask("1/meta")[0] == 410
 
 
 @pytest.mark.parametrize(
@@ -239,6 +256,7 @@ def test_the_server_ends_while_a_model_runs(model):
 def test_a_request_for_the_old_atlas_is_answered_about_the_old_atlas(ask, monkeypatch):
     from regard.explorer import api
 
+    monkeypatch.setattr(collection_module, "MOST_ROWS", 0)
     begun, go_on, real = threading.Event(), threading.Event(), api.displayed_weights
 
     def wait(*asked):
@@ -368,10 +386,10 @@ def test_runs_leave_no_memory_behind():
     collection = Collection(
         Atlas.from_weights({"head": weights}), rerun=lambda text: Atlas.from_weights({"head": weights.clone()})
     )
-    for _ in range(20):
-        collection.run("a")
+    for number in range(20):
+        collection.run(f"a {number}")
     before = resident()
-    for _ in range(200):  # each atlas takes half a megabyte
-        collection.run("a")
+    for number in range(200):  # each atlas takes half a megabyte
+        collection.run(f"b {number}")
     assert resident() - before < 30e6
-    assert [entry.number for entry in collection.entries] == [220, 219]
+    assert [entry.number for entry in collection.entries] == list(range(220, 220 - MOST_KEPT, -1))

@@ -48,7 +48,7 @@ def test_an_address_without_a_permalink_tells_nothing():
 @pytest.mark.parametrize(
     ("permalink", "error"),
     [
-        ("view=all", "the state's view is 'all'; it needs one of 'grid', 'head', 'lines', 'compare', 'table'"),
+        ("view=all", "the state's view is 'all'; it needs one of 'grid', 'head', 'lines', 'text', 'compare', 'table'"),
         ("head=x", "the state's head is 'x'; it needs a whole number of at least 0"),
         ("top=-1", "the state's top is -1; it needs a whole number of at least 0"),
         ("against=1.5", "the state's against is 1.5; it needs a whole number of at least 0, or None"),
@@ -56,7 +56,12 @@ def test_an_address_without_a_permalink_tells_nothing():
         ("pins=0.0,0.1,0.2,0.3,0.4", "it needs at most 4 pairs"),
         ("frame=1,2,0", "it needs three numbers, row, column and a span above 0, or None"),
         ("frame=1,nan,3", "it needs three numbers"),
-        ("at=3", "the state's at is 3; it needs two whole numbers of at least 0, or None"),
+        (
+            "at=3",
+            r"the state's at is \(3,\); it needs two of these: a whole number of at least 0, a tuple of such numbers",
+        ),
+        ("at=3.x,", r"the state's at is \(\(3, 'x'\), None\); it needs two of these"),
+        ("at=,", r"the state's at is \(None, None\); it needs two of these"),
         ("clip=2", "the state's clip is '2'; it needs True or False"),
         ("least=7", "the state's least is 7; it needs a number between 0 and 1"),
         ("find=" + "a" * 201, "it needs a text of at most 200 letters"),
@@ -79,6 +84,7 @@ def test_what_is_no_permalink_is_refused(permalink, error):
         (ViewState(pins=((0, 1), (1, 1))), "the state's head of map 1 is 1"),
         (ViewState(map=1, at=(2, 0)), "the state's chosen query is 2; there are 2"),
         (ViewState(at=(2, 3)), "the state's chosen key is 3; there are 3"),
+        (ViewState(at=(None, (0, 5))), "the state's chosen key is 5; there are 3"),
         (ViewState(atlas=1), "the state's atlas is 1; there are 1"),
         (ViewState(against=1), "the state's atlas is 1; there are 1"),
     ],

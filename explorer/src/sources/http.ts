@@ -1,12 +1,16 @@
 /** The source of a served page: requests below the page's own address, all by GET but the one that runs a model. */
 
 import { checkedMeta, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
-import { checkLength, type Listed } from "./listed.ts";
+import { checkLength, type Listed, type ListedAtlas, shownOf } from "./listed.ts";
 
-/** Everything below the address of a page: atlases at 0/, 1/, ..., and what can be done with them. */
-export async function served(base: string, ready?: Listed): Promise<Collection> {
+/**
+ * Everything below the address of a page: atlases at 0/, 1/, ..., and what can be done with them. Where a model reads
+ * texts, the atlas of `text` comes first.
+ */
+export async function served(base: string, text = "", ready?: Listed, before?: ListedAtlas): Promise<Collection> {
   const listed = ready ?? ((await (await asked(new URL("atlases", base))).json()) as Listed);
-  const atlases = listed.atlases.map(({ number, name }) => ({
+  const shown = shownOf(listed, text, before);
+  const atlases = shown.map(({ number, name }) => ({
     name,
     source: new HttpSource(new URL(`${number}/`, base).href),
   }));
@@ -15,7 +19,7 @@ export async function served(base: string, ready?: Listed): Promise<Collection> 
     checkLength(text, listed.rerun);
     // The origin is sent with it by all browsers only where the page may be named as the referrer, too.
     const settings = { method: "POST", body: text, signal, referrerPolicy: "same-origin" } as const;
-    return served(base, (await (await asked(new URL("rerun", base), settings)).json()) as Listed);
+    return served(base, text, (await (await asked(new URL("rerun", base), settings)).json()) as Listed, shown[0]);
   };
   return { atlases, rerun, cancels: true };
 }

@@ -1,7 +1,7 @@
 /** The source of a notebook: requests and answers as messages, numbers as binary buffers. */
 
 import { checkedMeta, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
-import { checkLength, type Listed } from "./listed.ts";
+import { checkLength, type Listed, type ListedAtlas, shownOf } from "./listed.ts";
 
 /**
  * {id, method, arguments} goes out; {id, result} or {id, error} comes back; numbers come as one buffer. The answers to
@@ -64,13 +64,14 @@ export class Messages {
 }
 
 /** All atlases that the other end has. A run cannot be cancelled from here: the notebook interrupts its kernel. */
-export async function told(messages: Messages, ready?: Listed): Promise<Collection> {
+export async function told(messages: Messages, text = "", ready?: Listed, before?: ListedAtlas): Promise<Collection> {
   const listed = ready ?? ((await messages.ask("atlases", {})) as Listed);
-  const atlases = listed.atlases.map(({ number, name }) => ({ name, source: new MessageSource(messages, number) }));
+  const shown = shownOf(listed, text, before);
+  const atlases = shown.map(({ number, name }) => ({ name, source: new MessageSource(messages, number) }));
   if (!listed.rerun) return { atlases };
   const rerun = async (text: string): Promise<Collection> => {
     checkLength(text, listed.rerun);
-    return told(messages, (await messages.ask("rerun", { text })) as Listed);
+    return told(messages, text, (await messages.ask("rerun", { text })) as Listed, shown[0]);
   };
   return { atlases, rerun };
 }

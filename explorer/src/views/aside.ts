@@ -1,13 +1,15 @@
 /** The side panel of a head: roles with evidence, metrics, and the largest weights of the chosen query. */
 
 import { roleWords } from "../badges.ts";
-import type { Context } from "../context.ts";
+import { type Context, keptOf } from "../context.ts";
 import { button, make, replace } from "../dom.ts";
 import type { HeadField } from "../field.ts";
+import { type Kept, pair } from "../kept.ts";
 import type { Need } from "../loader.ts";
 import { rolesOf } from "../ordering.ts";
 import { finestCell } from "../notices.ts";
 import { weightWords } from "../hover.ts";
+import { metricTitle } from "../meanings.ts";
 import { attentionWords, figure, plain, visible, whole } from "../text.ts";
 import { EXACT, TILE } from "../types.ts";
 
@@ -48,9 +50,10 @@ export class Aside {
     if (this.built === field.title) return;
     this.built = field.title;
     const { map } = field;
+    const averaged = this.context.means.of(field.mapIndex, field.head);
     const roles = rolesOf(map, field.head);
     const metrics = Object.entries(map.metrics).map(([name, heads]) =>
-      make("div", {}, make("dt", {}, name.replace(/_/g, " ")), make("dd", {}, figure(heads[field.head]))),
+      make("div", { set: { title: metricTitle(name) } }, make("dt", {}, name.replace(/_/g, " ")), make("dd", {}, figure(heads[field.head]))),
     );
     replace(
       this.known,
@@ -75,8 +78,8 @@ export class Aside {
           make("p", { class: "muted" }, plain(String(role.rule), 300)),
         ),
       ),
-      metrics.length > 0 && make("h3", {}, this.context.state().words ? "Metrics, of tokens" : "Metrics"),
-      make("dl", {}, ...metrics),
+      !averaged && metrics.length > 0 && make("h3", {}, this.context.state().words ? "Metrics, of tokens" : "Metrics"),
+      !averaged && make("dl", {}, ...metrics),
     );
   }
 
@@ -86,20 +89,20 @@ export class Aside {
   }
 
   private greatest(need: Need, field: HeadField): void {
-    const { at } = this.context.state();
+    const at = keptOf(this.context, field.mapIndex);
     const { map } = field;
     if (!field.offers(EXACT)) {
-      this.list("not here", make("p", { class: "muted" }, "Click a cell to keep the crosshair there."));
+      this.list("not here", make("p", { class: "muted" }, "Click a cell or a token to keep it."));
       return;
     }
-    if (!at) {
+    const row = at.query.at(-1);
+    if (row === undefined) {
       this.list(
         "none",
-        make("p", { class: "muted" }, "Click a cell to keep the crosshair there and to see where its query looks."),
+        make("p", { class: "muted" }, "Click a cell or a query to keep it and to see where it looks."),
       );
       return;
     }
-    const [row] = at;
     const token = (side: "query" | "key", index: number) => {
       const found = this.context.tokens.at(need, field.mapIndex, side, index);
       return found === undefined ? "…" : visible(found, 24);
@@ -120,30 +123,31 @@ export class Aside {
     }
     const words = (column: number) => `${whole(column)}  ${token("key", column)}`;
     const shown = ranked.order.slice(0, GREATEST);
-    const name = `${field.title} ${at} ${title.textContent} ${shown.map(words).join()}`;
+    const name = `${field.title} ${at.query},${at.key} ${title.textContent} ${shown.map(words).join()}`;
     if (name === this.listed) return;
     if (ranked.weights.some((weight) => weight === Infinity)) {
       this.list(name, title, make("p", { class: "muted" }, weightWords(Infinity)));
       return;
     }
     const share = shown.reduce((sum, column) => sum + ranked.weights[column], 0);
-    const items = shown.map((column) => this.item(at, column, words(column), ranked));
+    const items = shown.map((column) => this.item(at, row, column, words(column), ranked));
     const told = `Together ${(100 * share).toFixed(1)} % of what this query gives.`;
     this.list(name, title, make("ol", {}, ...items), make("p", { class: "muted" }, told));
   }
 
   /** A key with its weight as a bar and as a number; a press chooses it. */
   private item(
-    [row, chosen]: [number, number],
+    kept: Kept,
+    row: number,
     column: number,
     words: string,
     { weights, order }: Ranked,
   ): HTMLElement {
     const bar = make("span", { class: "bar-fill", set: { "aria-hidden": "true" } });
     bar.style.width = `${(100 * weights[column]) / weights[order[0]]}%`;
-    const press = button("", () => this.context.update({ at: [row, column] }), {
+    const press = button("", () => this.context.update({ at: pair(row, column) }), {
       class: "key-row",
-      set: { "aria-current": column === chosen ? "true" : undefined },
+      set: { "aria-current": kept.key.includes(column) ? "true" : undefined },
     });
     const weight = make("span", { class: "key-weight" }, figure(weights[column]));
     press.append(bar, make("span", { class: "key-token" }, words), weight);

@@ -63,6 +63,10 @@ export class CompareView implements ViewPart {
     for (const { panel } of this.panes) panel.draw();
   }
 
+  reveal(): void {
+    this.panel?.reveal();
+  }
+
   picture(): Picture {
     const origin = this.body.getBoundingClientRect();
     const shapes: Shape[] = this.panes.flatMap(({ panel, element }): Shape[] => {

@@ -2,7 +2,8 @@
 
 import type { Context } from "../context.ts";
 import { make, select } from "../dom.ts";
-import { condition, metricNames, orderWords, roleNames, roleOrder, SIMILAR } from "../ordering.ts";
+import { metricTitle } from "../meanings.ts";
+import { condition, KEPT_WEIGHT, metricNames, orderWords, roleNames, roleOrder, SIMILAR } from "../ordering.ts";
 import { MOST_TEXT } from "../state.ts";
 
 /** `similar`: whether heads that are alike can be put together. */
@@ -13,13 +14,15 @@ export function filters(context: Context, similar = false): HTMLElement[] {
   const roles = roleNames(meta);
   const orders = [{ value: "layer", label: "layer" }];
   if (similar) orders.push({ value: SIMILAR, label: "similar heads together" });
-  for (const order of [...metrics, ...roles.map(roleOrder)]) {
+  for (const order of [KEPT_WEIGHT, ...metrics, ...roles.map(roleOrder)]) {
     orders.push(
       { value: `-${order}`, label: `${orderWords(order)}, greatest first` },
       { value: order, label: `${orderWords(order)}, least first` },
     );
   }
-  const parts: HTMLElement[] = [select("Order", orders, state.order, (order) => context.update({ order }))];
+  const order = select("Order", orders, state.order, (chosen) => context.update({ order: chosen }));
+  order.title = metrics.map((name) => `${orderWords(name)}: ${metricTitle(name) ?? ""}`).join("\n");
+  const parts: HTMLElement[] = [order];
   if (roles.length) {
     const choices = [{ value: "", label: "any" }, ...roles.map((name) => ({ value: name, label: name }))];
     parts.push(select("Role", choices, state.role, (role) => context.update({ role })));

@@ -5,8 +5,11 @@ import { type Context, headTitle, type ViewPart } from "../context.ts";
 import { make, replace } from "../dom.ts";
 import { mapsOf } from "../hypotheses.ts";
 import { MOST_HEADS } from "../clustering.ts";
+import { isNothing, keptText } from "../kept.ts";
+import { keptMeaning, KeptValues, type Ranking } from "../kept_values.ts";
 import type { Need } from "../loader.ts";
-import { type Head, heads, orderWords, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
+import { FIRST_LINE } from "../meanings.ts";
+import { type Head, heads, isKeptOrder, orderWords, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
 import { bySimilarity, type Ordered } from "../similar.ts";
 import type { Picture } from "../shapes.ts";
 import { pinned, type State } from "../state.ts";
@@ -37,6 +40,10 @@ export class GridView implements ViewPart {
   /** The order of some heads by likeness, once it is known. */
   private ordered?: { name: string; by?: Ordered };
   private apart = new Map<string, number>();
+  private readonly kept: KeptValues;
+  /** The values of all heads by what is kept, once they are known, and where they stand. */
+  private ranking?: Ranking;
+  private readonly told = new Map<HTMLElement, Head>();
   /** What stands in each row, for the picture. */
   private rows: { name: string; heads: PicturedHead[] }[] = [];
   private built = "";
@@ -44,6 +51,7 @@ export class GridView implements ViewPart {
   private pending = 0;
 
   constructor(private readonly context: Context) {
+    this.kept = new KeptValues(context);
     this.bar.append(...filters(context, true), this.looks);
     this.element.append(this.bar, this.count, this.cells);
     this.watcher = new IntersectionObserver((entries) => this.watch(entries), { rootMargin: "200px" });
@@ -56,7 +64,7 @@ export class GridView implements ViewPart {
       this.looked = looked;
       replace(this.looks, ...looks(this.context));
     }
-    const made = JSON.stringify([state.order, state.role, state.metric, state.find, state.pins, state.hypothesis]);
+    const made = JSON.stringify([state.order, state.role, state.metric, state.find, state.pins, state.hypothesis, keptText(state.at)]);
     if (made !== this.built) {
       this.built = made;
       this.build(state);
@@ -110,13 +118,19 @@ export class GridView implements ViewPart {
   }
 
   picture(): Picture {
-    return gridPicture(this.context, this.rows, this.count.textContent ?? "");
+    const rows = this.rows.map(({ name, heads }) => ({ name, heads: heads.map((head) => this.pictured(head)) }));
+    return gridPicture(this.context, rows, this.count.textContent ?? "");
   }
 
   destroy(): void {
     cancelAnimationFrame(this.pending);
     this.watcher.disconnect();
     this.context.loader.release(this);
+  }
+
+  private pictured(head: PicturedHead): PicturedHead {
+    const { mapIndex: map, head: at } = head.thumbnail.field;
+    return head.value ? head : { ...head, value: this.ranking?.short({ map, head: at }) ?? "" };
   }
 
   private step(key: string): number {
@@ -131,7 +145,9 @@ export class GridView implements ViewPart {
   }
 
   private build(state: State): void {
-    const chosen = heads(this.context.meta, this.context.names, state);
+    const byKept = isKeptOrder(state.order);
+    const { ranking } = this;
+    const chosen = heads(this.context.meta, this.context.names, state, (head) => ranking?.value(head) ?? NaN);
     const similar = state.order === SIMILAR;
     const name = JSON.stringify(chosen);
     if (similar && this.ordered?.name !== name) this.ordered = { name };
@@ -145,13 +161,14 @@ export class GridView implements ViewPart {
       found.length > shown.length
         ? ` The first ${whole(shown.length)} are shown; narrow the choice to see others.`
         : "";
-    this.count.textContent = `${whole(found.length)} of ${whole(all)} heads.${more}${similar ? this.said(found.length) : ""}`;
+    this.count.textContent = `${whole(found.length)} of ${whole(all)} heads.${more}${similar ? this.said(found.length) : ""}${this.keptSaid(state)}`;
     const focused = this.thumbnails.get(document.activeElement as Element)?.field;
     this.watcher.disconnect();
     this.thumbnails.clear();
+    this.told.clear();
     this.rows = [];
     this.seen.clear();
-    const byLayer = state.order === "layer" || (similar && !ordered);
+    const byLayer = state.order === "layer" || (similar && !ordered) || (byKept && !ranking);
     this.cells.classList.toggle("sorted", !byLayer);
     this.cells.classList.toggle("few", all <= 24);
     const children: Node[] = [];
@@ -164,6 +181,7 @@ export class GridView implements ViewPart {
       children.push(make("div", { class: "row" }, ...shown.map((head) => this.thumb(head, state))));
     }
     replace(this.cells, ...children);
+    this.tell();
     // What is in sight is known only after the next frame; a first screen is asked for at once.
     for (const thumbnail of [...this.thumbnails.values()].slice(0, FIRST)) this.seen.add(thumbnail);
     for (const [node, { field }] of this.thumbnails) {
@@ -180,6 +198,40 @@ export class GridView implements ViewPart {
     if (!this.ordered.by) return;
     this.built = "";
     this.update();
+  }
+
+  /** What the values under the heads are. */
+  private keptSaid({ at, order }: State): string {
+    if (isNothing(at)) return isKeptOrder(order) ? " Nothing is kept to order them by: go to a token (g)." : ` ${FIRST_LINE}`;
+    return this.ranking
+      ? ` Under each: ${keptMeaning(at)}, and behind # its rank among ${whole(this.ranking.count)} heads.`
+      : " Asking each head for what is kept …";
+  }
+
+  /** Value and rank of what is kept, under each head. */
+  private tell(): void {
+    for (const [element, head] of this.told) {
+      element.textContent = this.ranking?.short(head) ?? "";
+      element.hidden = !element.textContent;
+    }
+    for (const [node, { field }] of this.thumbnails) {
+      const words = this.ranking?.words({ map: field.mapIndex, head: field.head });
+      const { name = "" } = (node as HTMLElement).dataset;
+      const whole = words ? `${name}. Kept: ${words}` : name;
+      (node.firstChild as Element).textContent = whole;
+      node.setAttribute("title", whole.replace(/\. /g, "\n"));
+    }
+  }
+
+  /** Follows what is kept; heads in its order are put in place once all are known. */
+  private follow(need: Need): void {
+    const ranking = this.kept.look(need);
+    if (ranking === this.ranking) return;
+    this.ranking = ranking;
+    const state = this.context.state();
+    if (isKeptOrder(state.order)) this.build(state);
+    this.tell();
+    this.count.textContent = `${(this.count.textContent ?? "").replace(/ (Under each: |Asking each|Each picture).*$/, "")}${this.keptSaid(state)}`;
   }
 
   private said(count: number): string {
@@ -213,32 +265,35 @@ export class GridView implements ViewPart {
     const order = state.order.replace(/^-/, "");
     const apart = this.apart.get(`${map}/${head}`);
     const value = state.order === SIMILAR ? "" : `${figure(valueOf(of, head, order))} ${orderWords(order)}`;
-    const sortedBy = state.order === "layer" ? "" : apart === undefined ? value : Number.isNaN(apart) ? "first" : `← ${figure(apart)}`;
-    const name = sortedBy ? `${abbreviated(this.context.names[map])}·${head}` : String(head);
+    const sortedBy = state.order === "layer" || isKeptOrder(state.order) ? "" : apart === undefined ? value : Number.isNaN(apart) ? "first" : `← ${figure(apart)}`;
+    const name = sortedBy || isKeptOrder(state.order) ? `${abbreviated(this.context.names[map])}·${head}` : String(head);
     const pinned = state.pins.some((pin) => pin[0] === map && pin[1] === head);
     const broken = of.broken?.[head];
     const nan = broken ? `${whole(broken)} of ${whole(of.queries)} queries attend to NaN` : "";
     const told = [headTitle(this.context, map, head), sortedBy, pinned ? "pinned" : "", nan, ...roles.map(roleWords)];
+    const keptValue = make("span", { class: "kept-value", set: { hidden: true, "aria-hidden": "true" } });
+    this.told.set(keptValue, { map, head });
     const box = make(
       "button",
       {
         class: "thumb",
-        set: { type: "button", "aria-label": told.filter(Boolean).join(". "), "data-map": map, "data-head": head },
-        on: { click: () => this.context.update({ view: "head", map, head, frame: undefined, at: undefined }) },
+        set: { type: "button", "data-name": told.filter(Boolean).join(". "), "data-map": map, "data-head": head },
+        on: { click: () => this.context.update({ view: "head", map, head, mean: "", frame: undefined }) },
       },
+      make("span", { class: "told" }),
       thumbnail.canvas,
       make(
         "span",
-        { class: "caption" },
+        { class: "caption", set: { "aria-hidden": "true" } },
         make("span", { class: "number" }, name),
         broken ? make("span", { class: "badge broken", set: { title: nan } }, "NaN") : undefined,
         pinned && make("span", { class: "pin", set: { title: "pinned for comparison" } }, "◆"),
         // Beside a long name there is no room for them; the title tells them.
         ...(name.length > LONG_NAME ? [] : roles.slice(0, 2)).map((role) => badge(role, true)),
       ),
-      sortedBy ? make("span", { class: "muted value" }, sortedBy) : undefined,
+      sortedBy ? make("span", { class: "muted value", set: { "aria-hidden": "true" } }, sortedBy) : undefined,
+      keptValue,
     );
-    box.title = told.filter(Boolean).join("\n");
     this.thumbnails.set(box, thumbnail);
     this.rows.at(-1)?.heads.push({ thumbnail, name, value: sortedBy, pinned, roles });
     return box;
@@ -259,6 +314,7 @@ export class GridView implements ViewPart {
     this.context.loader.frame(this, (need) => {
       for (const thumbnail of this.seen) thumbnail.draw(need);
       this.order(need);
+      this.follow(need);
     });
   }
 }

@@ -1,6 +1,6 @@
 /** The view of one head: heat map, controls and side panel. */
 
-import type { Context, ViewPart } from "../context.ts";
+import { type Context, shownHead, type ViewPart } from "../context.ts";
 import { make, replace } from "../dom.ts";
 import { HeadField } from "../field.ts";
 import { Panel } from "../panel.ts";
@@ -23,8 +23,7 @@ export class HeadView implements ViewPart {
   private built = "";
 
   constructor(private readonly context: Context) {
-    const { map, head } = context.state();
-    this.field = new HeadField(context, map, head);
+    this.field = new HeadField(context, context.state().map, shownHead(context));
     this.panel = new Panel(context, this.field, true);
     this.panel.onsaid = (words) => {
       this.level.textContent = words;
@@ -37,8 +36,9 @@ export class HeadView implements ViewPart {
 
   update(): void {
     const state = this.context.state();
-    if (state.map !== this.field.mapIndex || state.head !== this.field.head) {
-      this.field = new HeadField(this.context, state.map, state.head);
+    const head = shownHead(this.context);
+    if (state.map !== this.field.mapIndex || head !== this.field.head) {
+      this.field = new HeadField(this.context, state.map, head);
       this.panel.show(this.field);
     }
     const made = JSON.stringify([
@@ -64,6 +64,10 @@ export class HeadView implements ViewPart {
   redraw(): void {
     this.aside.update(this.field);
     this.panel.draw();
+  }
+
+  reveal(): void {
+    this.panel.reveal();
   }
 
   picture(): Picture {

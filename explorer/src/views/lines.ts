@@ -1,27 +1,29 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
-import { links, rowsOfInfinity, share } from "../bipartite.ts";
-import { type Context, headTitle, type ViewPart } from "../context.ts";
+import { type Link, links, rowsOfInfinity, share } from "../bipartite.ts";
+import { type Context, headTitle, shownHead, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { HeadField } from "../field.ts";
+import { type Kept, toggled } from "../kept.ts";
 import { tokensOfNoWord } from "../left_out.ts";
 import type { Need } from "../loader.ts";
 import { goldMarks, Matcher } from "../matching.ts";
 import { regionCsv, regionNpz, regionWords } from "../region.ts";
 import { drawShapes, type Picture, type Shape } from "../shapes.ts";
 import { resize } from "../rendering/painter.ts";
-import { goldCurves, LINE_HEIGHT, linkCurves, type Place, tokenLabels, TOP, weightCurves } from "../line_shapes.ts";
+import { goldCurves, LINE_HEIGHT, linkCurves, type Place, tokenLabels, TOP, weightCurves, WIDE_LABEL } from "../line_shapes.ts";
 import { whole } from "../text.ts";
 import { EXACT, type Region, type Side } from "../types.ts";
 import { linkControls, wordToggle } from "./controls.ts";
 import { ScoreLine } from "./scores.ts";
 
-const LABEL = 172;
+const NARROW_LABEL = 96;
+const NARROW = 560;
 const WIDEST = 880;
 
 export class LinesView implements ViewPart {
   readonly element = make("div", { class: "lines-view" });
-  private readonly canvas = make("canvas", { set: { role: "img", tabindex: 0 } });
+  private readonly canvas = make("canvas", { set: { role: "application", "aria-roledescription": "lines between tokens", tabindex: 0 } });
   private readonly bar = make("div", { class: "bar" });
   private readonly about = make("div", { class: "about" });
   private readonly told = make("span", { class: "level", set: { role: "status" } });
@@ -30,6 +32,8 @@ export class LinesView implements ViewPart {
   private size = { width: 0, height: 0 };
   private pending = 0;
   private hovered?: { side: Side; index: number };
+  /** The side on which keys keep tokens. */
+  private side: Side = "query";
   private readonly matcher: Matcher;
   private readonly scores: ScoreLine;
   private built = "";
@@ -41,16 +45,18 @@ export class LinesView implements ViewPart {
     this.watcher.observe(this.stage);
     this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.canvas.addEventListener("pointermove", (event) => this.hover(this.tokenAt(event)));
+    this.canvas.addEventListener("click", (event) => this.keep(event));
+    this.canvas.addEventListener("keydown", (event) => this.step(event));
     this.canvas.addEventListener("pointerleave", () => this.hover(undefined));
   }
 
   update(): void {
-    const { map, head } = this.context.state();
+    const { map } = this.context.state();
     this.controls();
     replace(
       this.about,
-      make("h2", {}, headTitle(this.context, map, head)),
-      make("span", { class: "muted" }, "queries left, keys right; hover a token to see its lines alone"),
+      make("h2", {}, headTitle(this.context, map, shownHead(this.context))),
+      make("span", { class: "muted" }, "queries left, keys right; point at a token to see its lines alone, click or tap to keep it"),
     );
     this.redraw();
   }
@@ -66,10 +72,21 @@ export class LinesView implements ViewPart {
     return true;
   }
 
+  /** Scrolls each side to what is kept of it. */
+  reveal(): void {
+    const { at, window } = this.context.state();
+    const { row0, row1, column0, column1 } = this.window();
+    const place = (start: number, end: number, index: number | undefined) =>
+      index === undefined || (index >= start && index < end) ? start : Math.max(0, index - ((end - start) >> 1));
+    const to: [number, number] = [place(row0, row1, at.query.at(-1)), place(column0, column1, at.key.at(-1))];
+    const now = [row0, column0];
+    if (String(to) !== String(now) && String(to) !== String(window)) this.context.update({ window: to });
+  }
+
   picture(): Picture {
     this.draw();
-    const { map, head } = this.context.state();
-    return { title: `${headTitle(this.context, map, head)}: lines`, ...this.size, shapes: this.shapes() };
+    const { map } = this.context.state();
+    return { title: `${headTitle(this.context, map, shownHead(this.context))}: lines`, ...this.size, shapes: this.shapes() };
   }
 
   async csv(): Promise<string> {
@@ -87,8 +104,7 @@ export class LinesView implements ViewPart {
   }
 
   private field(): HeadField {
-    const { map, head } = this.context.state();
-    return new HeadField(this.context, map, head);
+    return new HeadField(this.context, this.context.state().map, shownHead(this.context));
   }
 
   /** Built anew where another method asks for other controls; the one with the focus keeps it. */
@@ -163,12 +179,39 @@ export class LinesView implements ViewPart {
     });
   }
 
-  private columns(): [number, number] {
-    const spare = Math.max(0, this.size.width - WIDEST) / 2;
-    return [spare + LABEL, this.size.width - spare - LABEL];
+  private label(): number {
+    return this.size.width < NARROW ? NARROW_LABEL : WIDE_LABEL;
   }
 
-  private tokenAt(event: PointerEvent): { side: Side; index: number } | undefined {
+  private columns(): [number, number] {
+    const spare = Math.max(0, this.size.width - WIDEST) / 2;
+    const label = this.label();
+    return [spare + label, this.size.width - spare - label];
+  }
+
+  private keep(event: MouseEvent): void {
+    const token = this.tokenAt(event);
+    if (!token) return;
+    this.side = token.side;
+    this.context.update({ at: toggled(this.context.state().at, token.side, token.index, event.shiftKey) });
+  }
+
+  /** With the focus on the lines: up and down keep the token beside the kept one, left and right choose the side. */
+  private step(event: KeyboardEvent): void {
+    if (event.shiftKey || !/^Arrow/.test(event.key)) return;
+    event.preventDefault();
+    const { at, map } = this.context.state();
+    if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.side = event.key === "ArrowLeft" ? "query" : "key";
+    const region = this.window();
+    const kept = at[this.side].at(-1);
+    const count = this.context.tokens.count(map, this.side);
+    const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    const first = this.side === "query" ? region.row0 : region.column0;
+    const index = kept === undefined ? first : Math.min(Math.max(kept + step, 0), count - 1);
+    this.context.update({ at: { ...at, [this.side]: [index] } });
+  }
+
+  private tokenAt(event: MouseEvent): { side: Side; index: number } | undefined {
     const [left, right] = this.columns();
     const line = Math.floor((event.offsetY - TOP) / LINE_HEIGHT);
     const region = this.window();
@@ -203,7 +246,9 @@ export class LinesView implements ViewPart {
     const region = this.window();
     const [rows, columns] = [region.row1 - region.row0, region.column1 - region.column0];
     const [left, right] = this.columns();
-    const place: Place = { left, right, region, hovered: this.hovered, palette: this.context.palette() };
+    const kept = this.context.state().at;
+    const palette = this.context.palette();
+    const place: Place = { left, right, label: this.label(), region, hovered: this.hovered, kept, palette };
     return this.context.loader.frame(this, (need) => {
       const token = (side: Side, index: number) => this.context.tokens.at(need, field.mapIndex, side, index);
       const shapes: Shape[] = [];
@@ -215,7 +260,7 @@ export class LinesView implements ViewPart {
         const matched = this.matcher.look(need, field);
         this.scores.show(field, matched);
         if (weights) {
-          const found = links(weights, rows, columns, this.context.state());
+          const found = withKept(links(weights, rows, columns, this.context.state()), weights, columns, region, kept);
           shapes.push(...weightCurves(found, place, matched !== undefined));
           if (this.context.state().gold) shapes.push(...goldCurves(goldMarks(field.map), place));
           if (matched) shapes.push(...linkCurves(matched.marks, place));
@@ -246,6 +291,18 @@ export class LinesView implements ViewPart {
 
   private say(text: string): void {
     if (this.told.textContent !== text) this.told.textContent = text;
-    this.canvas.setAttribute("aria-label", `lines between tokens: ${text}`);
+    const { query, key } = this.context.state().at;
+    const kept = query.length || key.length ? ` · kept: queries ${query.join() || "none"}, keys ${key.join() || "none"}` : "";
+    this.canvas.setAttribute("aria-label", `lines between tokens: ${text}${kept}`);
   }
+}
+
+/** Lines, and those of kept pairs in the window, also where they are below the threshold. */
+function withKept(found: Link[], weights: Float32Array, columns: number, region: Region, kept: Kept): Link[] {
+  const drawn = new Set(found.map(({ row, column }) => row * columns + column));
+  const rows = kept.query.map((index) => index - region.row0).filter((row) => row >= 0 && row < region.row1 - region.row0);
+  const own = kept.key.map((index) => index - region.column0).filter((column) => column >= 0 && column < columns);
+  const more = rows.flatMap((row) => own.map((column) => ({ row, column, weight: weights[row * columns + column] })));
+  const missing = more.filter(({ row, column, weight }) => weight > 0 && weight < Infinity && !drawn.has(row * columns + column));
+  return missing.length ? [...found, ...missing].sort((a, b) => b.weight - a.weight) : found;
 }

@@ -4,7 +4,10 @@ import { roleWords } from "../badges.ts";
 import type { Context, ViewPart } from "../context.ts";
 import { button, make, replace } from "../dom.ts";
 import { csvOf } from "../exports.ts";
-import { type Head, heads, metricNames, rolesOf, valueOf } from "../ordering.ts";
+import { isNothing, keptText } from "../kept.ts";
+import { keptMeaning, KeptValues, type Ranking } from "../kept_values.ts";
+import { metricTitle } from "../meanings.ts";
+import { type Head, heads, KEPT_WEIGHT, metricNames, rolesOf, valueOf } from "../ordering.ts";
 import { figure, plain, whole } from "../text.ts";
 import { filters } from "./filters.ts";
 
@@ -16,22 +19,29 @@ export class TableView implements ViewPart {
     class: "table-scroll",
     set: { tabindex: 0, role: "region", "aria-label": "metrics of heads" },
   });
+  private readonly kept: KeptValues;
+  /** The values of all heads by what is kept, once they are known. */
+  private ranking?: Ranking;
   private shown = PAGE;
   private built = "";
 
   constructor(private readonly context: Context) {
+    this.kept = new KeptValues(context);
     this.element.append(make("div", { class: "bar" }, ...filters(context)), this.body);
   }
 
   update(): void {
     const state = this.context.state();
-    const made = JSON.stringify([state.order, state.role, state.metric, state.find, state.hypothesis, this.shown, state.map, state.head]);
+    this.ranking = this.context.loader.frame(this, (need) => this.kept.look(need));
+    const made = JSON.stringify([keptText(state.at), this.ranking !== undefined, state.order, state.role, state.metric, state.find, state.hypothesis, this.shown, state.map, state.head]);
     if (made === this.built) return;
     this.built = made;
     this.build();
   }
 
-  redraw(): void {}
+  redraw(): void {
+    this.update();
+  }
 
   async csv(): Promise<string> {
     const metrics = metricNames(this.context.meta);
@@ -39,20 +49,26 @@ export class TableView implements ViewPart {
       const map = this.context.meta.maps[at.map];
       const values = metrics.map((name) => valueOf(map, at.head, name));
       const roles = rolesOf(map, at.head).map((role) => `${role.name} ${figure(role.score)} (n = ${role.n})`);
-      return [plain(map.name, 200), map.call, map.sequence, map.kind, at.head, ...values, roles.join("; ")];
+      const kept = this.ranking ? [this.ranking.value(at)] : [];
+      return [plain(map.name, 200), map.call, map.sequence, map.kind, at.head, ...kept, ...values, roles.join("; ")];
     });
-    return csvOf([["map", "call", "sequence", "kind", "head", ...metrics, "roles"], ...rows]);
+    const kept = this.ranking ? [keptMeaning(this.context.state().at)] : [];
+    return csvOf([["map", "call", "sequence", "kind", "head", ...kept, ...metrics, "roles"], ...rows]);
   }
 
-  destroy(): void {}
+  destroy(): void {
+    this.context.loader.release(this);
+  }
 
   private found(): Head[] {
-    return heads(this.context.meta, this.context.names, this.context.state());
+    const value = (head: Head) => this.ranking?.value(head) ?? NaN;
+    return heads(this.context.meta, this.context.names, this.context.state(), value);
   }
 
   private build(): void {
     const metrics = metricNames(this.context.meta);
     const found = this.found();
+    const { at } = this.context.state();
     const table = make(
       "table",
       {},
@@ -66,7 +82,8 @@ export class TableView implements ViewPart {
           this.header("layer", "layer"),
           make("th", { set: { scope: "col" } }, "head"),
           make("th", { set: { scope: "col" } }, "kind"),
-          ...metrics.map((name) => this.header(name, name)),
+          !isNothing(at) && this.header("kept", KEPT_WEIGHT, keptMeaning(at)),
+          ...metrics.map((name) => this.header(name, name, metricTitle(name))),
           make("th", { set: { scope: "col" } }, "roles"),
         ),
       ),
@@ -81,24 +98,24 @@ export class TableView implements ViewPart {
     replace(this.body, table, more);
   }
 
-  private header(name: string, order: string): HTMLElement {
+  private header(name: string, order: string, title?: string): HTMLElement {
     const { order: now } = this.context.state();
     const falling = now === `-${order}`;
     const rising = now === order;
     const next = order === "layer" ? "layer" : falling ? order : `-${order}`;
     const arrow = order === "layer" ? "" : falling ? " ↓" : rising ? " ↑" : "";
     const sort = falling ? "descending" : rising ? "ascending" : "none";
-    const press = button(name + arrow, () => this.context.update({ order: next }));
+    const press = button(name + arrow, () => this.context.update({ order: next }), { set: { title } });
     return make("th", { set: { scope: "col", "aria-sort": sort } }, press);
   }
 
   private row(at: Head, metrics: string[]): HTMLElement {
     const map = this.context.meta.maps[at.map];
-    const { map: nowMap, head: nowHead } = this.context.state();
+    const { map: nowMap, head: nowHead, at: kept } = this.context.state();
     const roles = rolesOf(map, at.head);
     const open = button(
       String(at.head),
-      () => this.context.update({ view: "head", ...at, frame: undefined, at: undefined }),
+      () => this.context.update({ view: "head", ...at, mean: "", frame: undefined }),
       {
         class: "link",
         set: { "aria-label": `open head ${at.head} of ${this.context.names[at.map]}` },
@@ -110,6 +127,7 @@ export class TableView implements ViewPart {
       make("th", { set: { scope: "row", title: plain(map.name, 200) } }, this.context.names[at.map]),
       make("td", {}, open),
       make("td", {}, map.kind),
+      !isNothing(kept) && make("td", { class: "figure" }, this.ranking ? this.ranking.words(at) || "–" : "…"),
       ...metrics.map((name) => make("td", { class: "figure" }, figure(valueOf(map, at.head, name)))),
       make("td", { class: "roles" }, ...roles.map((role) => make("span", { class: "role" }, roleWords(role)))),
     );

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 import typer
 
@@ -13,6 +13,8 @@ from regard.cli.stdio import arriving_lines, emit, standard_input
 from regard.errors import AtlasError, ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from regard.explorer import Atlas
     from regard.explorer.collection import Rerun
     from regard.explorer.effect_models import EffectModel
@@ -20,23 +22,37 @@ if TYPE_CHECKING:
     from regard.translation.translator import Translator
 
 
+MOST_WINDOWS = 64
+"""The atlases of all windows are held in memory."""
+
+
 def explore(
     what: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="ATLAS | SENTENCE",
-            help="File of an atlas, or of several to compare, as of the steps of a training; with --translate a "
-            "sentence, and without one the first line of standard input.",
+            help="File of an atlas, or of several to compare, as of the steps of a training; with --model or "
+            "--translate a sentence (for --translate without one: the first line of standard input).",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Record this model of transformers, as `save_pretrained` left it, on --text."
+            metavar="FOLDER",
+            help="Record this model of transformers, as `save_pretrained` left it, on a sentence or on --text.",
         ),
     ] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="What --model reads, in UTF-8.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What --model reads, in UTF-8; - for standard input.")
+    ] = None,
+    first: Annotated[
+        int | None, typer.Option(metavar="TOKENS", min=1, help="Of the text read so many tokens at the beginning.")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", min=1, help="Read the text in parts of so many tokens, an atlas for each."),
+    ] = None,
     translate: Annotated[bool, typer.Option("--translate", help="Record a translator on a sentence.")] = False,
     checkpoint: Annotated[
         Path | None,
@@ -73,16 +89,20 @@ def explore(
     """
     given = what or []
     _check(given, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
+    _check_parts(model, first, window, html or save)
     chosen = _ChosenTranslator(checkpoint, which, languages) if translate else None
     if languages is not None and chosen is None:
         raise ConfigurationError("--languages chooses those of a translator, and none was asked for: add --translate")
-    atlases, rerun, effects = _atlases(given, model, text, chosen)
-    first = next(iter(atlases.values()))
+    if model is not None:
+        atlases, rerun, effects = _read_by_model(model, _said(given, text), first, window)
+    else:
+        atlases, rerun, effects = _atlases(given, chosen)
+    shown = next(iter(atlases.values()))
     if save is not None:
-        first.save(save)
+        shown.save(save)
         typer.echo(f"{save}: {save.stat().st_size / 1e6:.1f} MB", err=True)
     if html is not None:
-        _write(first, html, state)
+        _write(shown, html, state)
     else:
         from regard.explorer.server import ExplorerServer
 
@@ -104,32 +124,57 @@ class _ChosenTranslator(NamedTuple):
         return Translator.load(self.checkpoint or ENGLISH_FRENCH, self.which, languages=languages_of(self.languages))
 
 
-def _atlases(
-    what: list[str], model: Path | None, text: Path | None, chosen: _ChosenTranslator | None
-) -> tuple[dict[str, Atlas], Rerun | None, EffectModel | None]:
-    """The atlases by name, for a model the function that records another text, and what measures its heads."""
-    if chosen is not None:
-        from regard.explorer.effect_models import TranslatorEffects
-        from regard.explorer.record_text import atlas_of_translation
+def _said(what: list[str], text: Path | None) -> str:
+    """What a model reads: the sentence, a file, or standard input."""
+    from regard.explorer.record_text import decoded_text, read_text
 
-        translator = chosen.load()
-        look, effects = partial(atlas_of_translation, translator), TranslatorEffects.of(translator)
-        said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
-    elif model is not None and text is not None:
-        from regard.explorer.record_text import TextReader, read_text
+    if text is None:
+        return decoded_text(what[0].encode(), "the sentence")
+    return decoded_text(standard_input().read(), "standard input") if str(text) == "-" else read_text(text)
 
-        said, look = read_text(text), TextReader(model)
-        effects = look.effects
-    else:
+
+Looked: TypeAlias = "tuple[dict[str, Atlas], Rerun | None, EffectModel | None]"
+"""Atlases by name; of a model the function that records another text, and what measures its heads."""
+
+
+def _read_by_model(model: Path, said: str, first: int | None, window: int | None) -> Looked:
+    """Atlases of what a model reads: one that can be run again, or one for each window of the text."""
+    from regard.explorer.record_text import TextReader
+
+    reader = TextReader(model)
+    if window is not None:
+        parts = reader.windows(said, window)
+        if len(parts) > MOST_WINDOWS:
+            raise ConfigurationError(
+                f"the text has {len(parts):,} windows of {window} tokens, and at most {MOST_WINDOWS} are recorded: "
+                "give longer ones, or a shorter text"
+            )
+        names = (f"{number}. {part[:40]}" for number, part in enumerate(parts, 1))
+        return {name: _recorded(reader, part) for name, part in zip(names, parts, strict=True)}, None, None
+    said = said if first is None else next(iter(reader.windows(said, first)), said)
+    rerun = partial(_recorded, reader)
+    return {said: rerun(said)}, rerun, reader.effects
+
+
+def _recorded(look: Callable[[str], Atlas], text: str) -> Atlas:
+    from regard.explorer.recording import with_detected_roles
+
+    return with_detected_roles(look(text))
+
+
+def _atlases(what: list[str], chosen: _ChosenTranslator | None) -> Looked:
+    """The atlases of files, or of what a translator translates."""
+    if chosen is None:
         from regard.explorer import Atlas
 
         return {name: Atlas.open(path) for name, path in _named(what).items()}, None, None
-    from regard.explorer.recording import with_detected_roles
+    from regard.explorer.effect_models import TranslatorEffects
+    from regard.explorer.record_text import atlas_of_translation
 
-    def rerun(text: str) -> Atlas:
-        return with_detected_roles(look(text))
-
-    return {said: rerun(said)}, rerun, effects
+    translator = chosen.load()
+    said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
+    rerun = partial(_recorded, partial(atlas_of_translation, translator))
+    return {said: rerun(said)}, rerun, TranslatorEffects.of(translator)
 
 
 def _named(paths: list[str]) -> dict[str, str]:
@@ -177,14 +222,10 @@ def _check(
         raise ConfigurationError("--translate and --model record two different things: leave one of them out")
     if checkpoint is not None and not translate:
         raise ConfigurationError("--checkpoint chooses a translator, and none was asked for: add --translate")
-    if (model is None) != (text is None):
-        has, needs = ("--model", "--text FILE") if text is None else ("--text", "--model FOLDER")
-        raise ConfigurationError(f"{has} is there without the other: a model needs a text to read; add {needs}")
-    if model is not None and what:
-        raise ConfigurationError(f"there are both an atlas, {what[0]}, and --model: leave one of them out")
+    _check_model(what, model, text)
     if not (translate or model or what):
         raise AtlasError(
-            "there is nothing to explore: give the file of an atlas, or --model FOLDER --text FILE, or --translate"
+            'there is nothing to explore: give the file of an atlas, or --model FOLDER "a sentence", or --translate'
         )
     if save is not None and not (translate or model):
         raise ConfigurationError(f"--save keeps what is recorded, and {what[0]} is an atlas already: leave --save out")
@@ -194,8 +235,39 @@ def _check(
     _check_several(what, translate, html)
     if not (translate or model):
         _check_sentences(what)
-    if html is not None and html in (save, *([] if translate else map(Path, what))):
+    if html is not None and html in (save, *([] if translate or model else map(Path, what))):
         raise ConfigurationError(f"--html {html} would write the page over the atlas: give it a name of its own")
+
+
+def _check_model(what: list[str], model: Path | None, text: Path | None) -> None:
+    """Refuse a model without a text, a text without a model, and two texts for one model."""
+    if model is None and text is not None:
+        raise ConfigurationError("--text is there without a model that reads it: add --model FOLDER")
+    if model is None:
+        return
+    if text is None and not what:
+        raise ConfigurationError(
+            "--model is there without a text: give a sentence in quotes, or add --text FILE, or --text - for "
+            "standard input"
+        )
+    if text is not None and what:
+        raise ConfigurationError(f"--model reads one text, and there are {what[0][:40]!r} and --text: leave one out")
+    if len(what) > 1:
+        raise ConfigurationError(f"--model takes one sentence, and there are {len(what)}: put it into quotes")
+
+
+def _check_parts(model: Path | None, first: int | None, window: int | None, file: Path | None) -> None:
+    """Refuse --first and --window where there is no text to cut, and several atlases for one file."""
+    for name, given in (("--first", first), ("--window", window)):
+        if given is not None and model is None:
+            raise ConfigurationError(f"{name} cuts the text that a model reads, and there is none: add --model FOLDER")
+    if first is not None and window is not None:
+        raise ConfigurationError("--first reads one part of the text and --window all: leave one of them out")
+    if window is not None and file is not None:
+        raise ConfigurationError(
+            f"--window makes an atlas of each part, and {file} has room for one: take --first, or leave --html and "
+            "--save out"
+        )
 
 
 def _check_sentences(what: list[str]) -> None:
@@ -204,7 +276,7 @@ def _check_sentences(what: list[str]) -> None:
         if " " in given and not Path(given).exists():
             raise ConfigurationError(
                 f"there is no atlas {given!r}; to look at the translation of a sentence, add --translate, and at "
-                "what a model of your own attends to in it, --model FOLDER --text FILE"
+                "what a model of your own attends to in it, --model FOLDER"
             )
 
 

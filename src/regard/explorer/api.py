@@ -123,6 +123,7 @@ class AtlasAPI:
     def meta(self) -> dict[str, Any]:
         """Metadata as JSON: the title, and the sizes, pyramid levels, metrics and roles of each map."""
         wording = WordMetadata(self._maps, MOST_CHARACTERS)
+        numbers: dict[tuple[str, ...], int] = {}
         return {
             "version": VERSION,
             "title": self._title,
@@ -130,7 +131,7 @@ class AtlasAPI:
             "profiles": self._profiles,
             "words": wording.lists,
             "maps": [
-                {**_described(of, more), **told}
+                {**_described(of, more), "texts": _texts(of, numbers), **told}
                 for of, told, more in zip(self._maps, wording.maps, wording.metrics, strict=True)
             ],
         }
@@ -314,6 +315,11 @@ def _described(of: AttentionMap, more: Mapping[str, Sequence[float | None]]) -> 
         "metrics": {**{name: _numbers(values.tolist()) for name, values in of.metrics.items()}, **more},
         "roles": [[dict(role) for role in roles] for roles in of.roles],
     }
+
+
+def _texts(of: AttentionMap, numbers: dict[tuple[str, ...], int]) -> list[int]:
+    """The numbers of the texts that queries and keys are of; equal tokens get equal numbers, which `numbers` holds."""
+    return [numbers.setdefault(tuple(tokens), len(numbers)) for tokens in (of.query_tokens, of.key_tokens)]
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:

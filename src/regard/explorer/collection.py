@@ -18,8 +18,12 @@ from .effect_models import EffectModel
 Rerun = Callable[[str], Atlas]
 """The function that runs the model on a text and returns its atlas."""
 
-MAX_ATLASES = 2
-"""The number of atlases in memory where a model can be run again: the newest, and the one before it."""
+LEAST_KEPT = 2
+"""The atlases that stay in memory where a model can be run again, however large: the newest, and the one before it."""
+MOST_KEPT = 16
+"""The most atlases that stay, so that pages in several tabs each have theirs,"""
+MOST_ROWS = 2**21
+"""while all of them have at most so many queries and keys, over all heads: some 300 MB of heads of 64."""
 MOST_BYTES = 100_000
 """The longest text that a model is run on, in UTF-8."""
 
@@ -40,6 +44,11 @@ class CollectionEntry:
     answers: AtlasAPI
     meta: dict[str, Any]
 
+    @property
+    def rows(self) -> int:
+        """Queries and keys of all heads: what the size of an atlas is proportional to."""
+        return sum(of["heads"] * (of["queries"] + of["keys"]) for of in self.meta["maps"])
+
     @classmethod
     def create(cls, number: int, name: str, atlas: Atlas) -> CollectionEntry:
         """Make an entry and compute its metadata.
@@ -55,7 +64,8 @@ class Collection:
     """One atlas, several by name (such as training steps), or one with the model that can be run on other texts.
 
     An atlas never changes, and numbers are not used again: a request by number gets answers about that atlas or none.
-    With `rerun` each run puts its atlas first, and MAX_ATLASES of them stay; without, the atlases do not change.
+    With `rerun` each run puts its atlas first, and the last ones stay, a store by their texts: a text that is there is
+    not read again. Without, the atlases do not change.
 
     Args:
         atlases: one atlas, called by its title, or atlases by their names, in the order in which they are shown.
@@ -111,7 +121,7 @@ class Collection:
         return number < self._next
 
     def run(self, text: str, stop: Event | None = None) -> None:
-        """Run the model on a text and put its atlas first; if that fails, nothing changes.
+        """Run the model on a text, unless its atlas is there, and put that first; if it fails, nothing changes.
 
         One run at a time: whoever calls sees to that. Once `stop` is set, the next call of a module ends the run.
 
@@ -122,11 +132,13 @@ class Collection:
         if self.rerun is None:
             raise ConfigurationError("these atlases are records: there is no model here to run on another text")
         _check_text(text)
-        self._running = stop or Event()
-        with stoppable(self._running):
-            made = CollectionEntry.create(self._next, text, self.rerun(text))
-        self.entries = (made, *self.entries[: MAX_ATLASES - 1])
-        self._next += 1
+        entry = next((entry for entry in self.entries if entry.name == text), None)
+        if entry is None:
+            self._running = stop or Event()
+            with stoppable(self._running):
+                entry = CollectionEntry.create(self._next, text, self.rerun(text))
+            self._next += 1
+        self.entries = _kept(entry, *(other for other in self.entries if other is not entry))
 
     def measuring(self) -> Event:
         """An event that ends the measuring of effects which begins now, once it is set."""
@@ -137,6 +149,17 @@ class Collection:
         """Stop the current run and the measuring of effects, if there is any."""
         self._running.set()
         self._measuring.set()
+
+
+def _kept(*entries: CollectionEntry) -> tuple[CollectionEntry, ...]:
+    """The entries that stay in memory, the newest first."""
+    kept, rows = list(entries[:LEAST_KEPT]), sum(entry.rows for entry in entries[:LEAST_KEPT])
+    for entry in entries[LEAST_KEPT:MOST_KEPT]:
+        rows += entry.rows
+        if rows > MOST_ROWS:
+            break
+        kept.append(entry)
+    return tuple(kept)
 
 
 @contextmanager

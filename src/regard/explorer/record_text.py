@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, CorpusError, require
+from ..errors import CheckpointError, ConfigurationError, CorpusError, require
 from .atlas import Atlas
 from .atlas.tokenized_text import TokenizedText
 from .effect_models import TextEffects
@@ -27,18 +27,32 @@ def read_text(path: str | Path) -> str:
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig").strip()
+        data = path.read_bytes()
     except OSError as error:
         raise CorpusError(
             f"the text {str(path)!r} cannot be read: {error.strerror or error}; it needs to be a file of text"
         ) from None
+    return decoded_text(data, f"the text {path}", str(path))
+
+
+def decoded_text(data: bytes, name: str, place: str = "") -> str:
+    r"""Decode a UTF-8 text, stripped of surrounding white space; messages call it by its name, and say the place.
+
+    Raises:
+        CorpusError: it is empty, or is not UTF-8.
+
+    >>> decoded_text(b" It is late.\\n", "standard input")
+    'It is late.'
+    """
+    try:
+        text = data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"{path}: byte 0x{error.object[error.start]:02x} at position {error.start + 1} is not UTF-8 "
+            f"{place or name}: byte 0x{error.object[error.start]:02x} at position {error.start + 1} is not UTF-8 "
             f"({error.reason}); convert the text to UTF-8, for instance with iconv"
         ) from None
     if not text:
-        raise CorpusError(f"the text {path} is empty; it needs at least one word for a model to read")
+        raise CorpusError(f"{name} is empty; it needs at least one word for a model to read")
     return text
 
 
@@ -89,6 +103,43 @@ class TextReader:
         if self.model.config.is_encoder_decoder:
             return None
         return TextEffects(self.model, self.tokenizer, self.with_head)
+
+    def windows(self, text: str, size: int) -> list[str]:
+        """The text in consecutive parts of at most `size` tokens, [CLS] and its like included, cut between words.
+
+        A word of more tokens than that is cut inside.
+
+        Raises:
+            ConfigurationError: the tokenizer does not say where its tokens are in a text; no token has room.
+        """
+        room = size - self.tokenizer.num_special_tokens_to_add()
+        if room < 1:
+            raise ConfigurationError(
+                f"a window of {size} tokens has no room beside {size - room} special ones: give at least "
+                f"{size - room + 1}"
+            )
+        if not self.tokenizer.is_fast:
+            raise ConfigurationError(
+                "the model's tokenizer does not say where its tokens are in a text, so that this cannot be cut: it "
+                "needs a tokenizer.json in its folder; cut the text yourself"
+            )
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        words, places = encoded.word_ids(), encoded["offset_mapping"]
+        parts: list[str] = []
+        start = 0
+        while start < len(words):
+            stop = _word_end(words, start, min(start + room, len(words)))
+            parts.append(text[places[start][0] : places[stop - 1][1]].strip())
+            start = stop
+        return [part for part in parts if part]
+
+
+def _word_end(words: list[int | None], start: int, stop: int) -> int:
+    """The last end of a word at or before `stop`, or `stop` itself where one word fills it all."""
+    end = stop
+    while end < len(words) and end > start and words[end] is not None and words[end] == words[end - 1]:
+        end -= 1
+    return end if end > start else stop
 
 
 def _predicts_tokens(config: Any) -> bool:
@@ -183,7 +234,10 @@ def _check_length(length: int, most: int | None) -> None:
     if length == 0:
         raise CorpusError("the text has no token that the model's tokenizer knows; give it other words")
     if most is not None and length > most:
-        raise CorpusError(f"the text has {length:,} tokens, and the model takes {most:,}; give it a shorter one")
+        raise CorpusError(
+            f"the text has {length:,} tokens, and the model takes {most:,}; give it a shorter one, or read a part "
+            f"of it: --first {most} or --window {most} of regard explore"
+        )
 
 
 def _line(error: Exception) -> str:

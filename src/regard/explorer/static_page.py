@@ -69,10 +69,32 @@ def round_mantissa(values: Floats, digits: int = DIGITS) -> NDArray[np.float16]:
 
 
 def _text(kind: str, data: bytes) -> dict[str, Any]:
-    # Digits repeat by chance alone, so that what matches for a few bytes is no gain.
-    packer = zlib.compressobj(9, zlib.DEFLATED, GZIP, 9, zlib.Z_FILTERED)
-    packed = packer.compress(data) + packer.flush()
+    packed = _packed(data)
     return {"type": kind, "gzip": True, "data": base64.b64encode(packed).decode("ascii")}
+
+
+SAMPLE = 2**13
+"""Bytes, of the middle and of the end, that tell how an array is compressed."""
+WORTH = 0.95
+"""Matches are looked for where they make the sample this much smaller."""
+
+
+def _packed(data: bytes) -> bytes:
+    """Compress numbers: by Huffman codes of their bytes alone, or with matches where a sample says that these pay.
+
+    Digits of weights repeat by chance alone: to look for matches takes twenty times as long, and gains 0.3 %. Masks,
+    and heads most of whose weights are next to 0, have many.
+    """
+    middle = len(data) // 2
+    sample = data[middle : middle + SAMPLE] + data[-SAMPLE:] if len(data) > 2 * SAMPLE else data
+    matched, coded = _deflated(sample, 4, zlib.Z_FILTERED), _deflated(sample, 1, zlib.Z_RLE)
+    pays = len(matched) < WORTH * len(coded)
+    return _deflated(data, 4, zlib.Z_FILTERED) if pays else _deflated(data, 1, zlib.Z_RLE)
+
+
+def _deflated(data: bytes, level: int, strategy: int) -> bytes:
+    packer = zlib.compressobj(level, zlib.DEFLATED, GZIP, 9, strategy)
+    return packer.compress(data) + packer.flush()
 
 
 ALL = "regard explore ATLAS serves all"

@@ -16,19 +16,25 @@ from ..errors import ConfigurationError
 from .atlas import Atlas
 
 MOST_PINS = 4
+MOST_KEPT = 32
+"""At most so many tokens of each side are kept."""
 MOST_TEXT = 200
 MOST_READ = 2000
 """A longer text that a model read is not kept in a permalink, since addresses have an end."""
 UNQUOTED = "!~*'(),"
 """The characters that JavaScript's encodeURIComponent does not escape, beside letters, digits and "-_."; and commas."""
 
-View = Literal["grid", "head", "lines", "compare", "table"]
+View = Literal["grid", "head", "lines", "text", "compare", "table"]
 Scale = Literal["linear", "sqrt", "log"]
 Reduce = Literal["max", "mean"]
 Colours = Literal["viridis", "cividis", "magma"]
 Theme = Literal["auto", "light", "dark"]
 Alignment = Literal["", "argmax", "mutual", "grow-diag", "threshold"]
 Direction = Literal["query", "key"]
+Mean = Literal["", "layer", "all", "pins"]
+Rows = Literal["said", "read"]
+Kept = int | tuple[int, ...] | None
+"""Kept tokens of one side: one, several, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +42,14 @@ class ViewState:
     """State of the view when the page opens. Counts are from 0, and positions are indices of rows and columns.
 
     Args:
-        view: all heads, one head, its lines between tokens, pinned heads beside each other, or a table.
+        view: all heads, one head, its lines between tokens, its text, pinned heads beside each other, or a table.
         map: the number of a map of the atlas, or its name; of several of one name it is the first.
         head: of that map.
+        mean: in place of the head the mean of all heads of its layer, of all layers of the same kind, or of the pins.
+        rows: what a row of a translation is called: the token that is said there, or that the decoder has read before it.
         frame: (row, column, span) in the middle of the view, and the cells across its shorter side; None: the whole.
-        at: the chosen weight, (query, key).
+        at: what is kept in every view, (query, key): the indices of a pair; None on a side of which nothing is kept, a
+            tuple for several tokens. Heads can be put in order by it.
         scale: of weights to colours.
         reduce: what a pooled cell shows of its weights.
         normalise: each row by its largest.
@@ -64,8 +73,9 @@ class ViewState:
         find: tokens that are marked.
         threshold: the least weight that gets a line.
         top: the most lines of a token.
-        direction: whether lines are chosen by query or by key.
-        window: the first query and the first key of the lines.
+        direction: whether lines are chosen, and a text is shaded, by query or by key.
+        hide: sinks and special tokens are left out of a shaded text.
+        window: the first query and the first key of lines and text.
 
     Raises:
         ConfigurationError: a value that is none of these.
@@ -79,8 +89,10 @@ class ViewState:
     view: View = "grid"
     map: int | str = 0
     head: int = 0
+    mean: Mean = ""
+    rows: Rows = "said"
     frame: tuple[float, float, float] | None = None
-    at: tuple[int, int] | None = None
+    at: tuple[Kept, Kept] | None = None
     scale: Scale = "sqrt"
     reduce: Reduce = "max"
     normalise: bool = False
@@ -105,6 +117,7 @@ class ViewState:
     threshold: float = 0.05
     top: int = 3
     direction: Direction = "query"
+    hide: bool = False
     window: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -152,9 +165,10 @@ class ViewState:
         for of, head in [(chosen, self.head), *self.pins]:
             _check_count("map", of, len(names))
             _check_count(f"head of map {of}", head, atlas.maps[of].heads)
-        if self.at is not None:
-            _check_count("chosen query", self.at[0], atlas.maps[chosen].queries)
-            _check_count("chosen key", self.at[1], atlas.maps[chosen].keys)
+        of = atlas.maps[chosen]
+        for side, kept, count in zip(("query", "key"), self.at or (), (of.queries, of.keys), strict=False):
+            for index in _kept_tokens(kept):
+                _check_count(f"chosen {side}", index, count)
         return replace(self, map=chosen)
 
 
@@ -169,7 +183,10 @@ def opening_permalink(state: ViewState | str | None, atlases: list[Atlas]) -> st
     state = ViewState.from_permalink(state) if isinstance(state, str) else state
     for which in (state.atlas, state.against or 0):
         _check_count("atlas", which, len(atlases))
-    return state.within(atlases[state.atlas]).permalink()
+    opening = state.within(atlases[state.atlas]).permalink()
+    # A translation opens elsewhere where nothing tells how.
+    translates = any(of.kind == "cross" for of in atlases[state.atlas].maps)
+    return opening or ("view=grid" if translates else "")
 
 
 def _check_count(what: str, number: int, count: int) -> None:
@@ -187,6 +204,19 @@ def _is_number(value: Any) -> bool:
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _kept_tokens(value: Kept) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _is_kept(value: Any) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    sides = [_kept_tokens(side) for side in value]
+    return any(sides) and all(len(side) <= MOST_KEPT and all(map(_is_count, side)) for side in sides)
 
 
 def _is_frame(value: Any) -> bool:
@@ -214,9 +244,9 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     str: (f"a text of at most {MOST_TEXT} letters", _is_text),
     float: ("a number between 0 and 1", _is_share),
     tuple[int, int]: ("two whole numbers of at least 0", _is_pair),
-    tuple[int, int] | None: (
-        "two whole numbers of at least 0, or None",
-        lambda value: value is None or _is_pair(value),
+    tuple[Kept, Kept] | None: (
+        "two of these: a whole number of at least 0, a tuple of such numbers, None; or None",
+        lambda value: value is None or _is_kept(value),
     ),
     tuple[float, float, float] | None: (
         "three numbers, row, column and a span above 0, or None",
@@ -246,6 +276,8 @@ def _one_of(choices: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
 
 
 def _parameter_text(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, tuple):
@@ -266,8 +298,16 @@ def _read(name: str, text: str) -> Any:
         return tuple(tuple(map(_number, pin.split("."))) for pin in text.split(",") if pin)
     if name == "map":
         return _number(text)
+    if name == "at":
+        return tuple(_read_kept(side) for side in text.split(","))
     numbers = tuple(_number(part) for part in text.split(","))
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _read_kept(text: str) -> Any:
+    """The kept tokens of one side: "" none, "3" one, "3.7" several."""
+    tokens = tuple(_number(part) for part in text.split(".")) if text else (None,)
+    return tokens[0] if len(tokens) == 1 else tokens
 
 
 def _number(text: str) -> int | float | str:
