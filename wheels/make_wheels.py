@@ -64,7 +64,10 @@ def main() -> None:
         wrong += [f"{wheel.name}: {fault}" for fault in faults(wheel, platform)]
         print(f"| {wheel.name} | {wheel.stat().st_size / 1e6:.2f} | {time.monotonic() - began:.0f} |", flush=True)
     if not told.only:
-        for source, kind in ((ROOT, "sdist"), *((folder, kind) for folder in (MODELS, DOCTOR) for kind in ("wheel", "sdist"))):
+        for source, kind in (
+            (ROOT, "sdist"),
+            *((folder, kind) for folder in (MODELS, DOCTOR) for kind in ("wheel", "sdist")),
+        ):
             made.append(build(source, told.to, kind))
             print(f"| {made[-1].name} | {made[-1].stat().st_size / 1e6:.2f} | |")
     if wrong:

@@ -66,7 +66,11 @@ def _filled(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
     if dtype is None:
         with torch._C.DisableTorchFunction():
             kinds = [torch.result_type(torch.empty((), dtype=torch.bool, device="meta"), number) for number in numbers]
-        dtype = torch.get_default_dtype() if not kinds else max(kinds, key=lambda kind: (kind.is_floating_point, kind.itemsize))
+        dtype = (
+            torch.get_default_dtype()
+            if not kinds
+            else max(kinds, key=lambda kind: (kind.is_floating_point, kind.itemsize))
+        )
     if not numbers:
         return torch.full(shape, 0, dtype=dtype, device=device)
     filled = [torch.full((), number, dtype=dtype, device=device) for number in numbers]

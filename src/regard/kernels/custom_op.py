@@ -509,7 +509,9 @@ def _by_torch(tensors: Sequence[Tensor], form: str, name: str) -> tuple[Tensor, 
     """`regard::attend` in operators of torch; of finite inputs, as NaN behind a mask is NaN times 0 there."""
     problem: Problem = tree_unflatten(form, tensors)
     if problem.dropout is not None:
-        raise ExportError("it drops weights, and a graph would drop the same ones in each run. Call eval() before exporting")
+        raise ExportError(
+            "it drops weights, and a graph would drop the same ones in each run. Call eval() before exporting"
+        )
     output, lse = by_operators(problem)
     return _contiguous((output, lse.to(_lse_dtype(problem, name))))
 
