@@ -55,6 +55,10 @@ def taylor(rows: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(rows[..., :1]), rows, pairs], -1)
 
 
+def products(rows: Tensor) -> Tensor:
+    return (rows.unsqueeze(-1) * rows.unsqueeze(-2)).flatten(-2)
+
+
 def first(result: Tensor | tuple[Tensor, ...]) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
@@ -195,6 +199,33 @@ CASES: dict[str, Case] = {
             n["q"], n["K"], n["V"], decay=n["decay"], bonus=n["bonus"][None, :, None], **PLAIN
         ),
     ),
+    "identity plus low rank": (
+        "generalized_delta_rule/iplr",
+        "iplr_recurrence",
+        lambda f, n: first(f(n["q"], n["K"], n["V"], -n["P"], n["erase"] * n["P"] / 2)),
+        lambda n: linear.delta_product(
+            n["q"],
+            torch.stack([n["erase"] * n["P"] / 2, n["K"]], -2),
+            torch.stack([0 * n["V"], n["V"]], -2),
+            removal=torch.stack([n["P"], 0 * n["P"]], -2),
+        ),
+    ),
+    "linear attention": (
+        "linear_attn",
+        "naive_recurrent_linear_attn",
+        lambda f, n: first(f(*swapped(n["q"].exp(), n["K"].exp(), n["V"]), normalize=True)).transpose(1, 2),
+        lambda n: regard.linear_attention(
+            n["q"].exp(), n["K"].exp(), n["V"], feature_map=linear.Identity(), causal=True
+        ),
+    ),
+    "ReBased": (
+        "rebased",
+        "naive_parallel_rebased",
+        lambda f, n: f(n["q"].exp(), n["K"].exp(), n["V"]),
+        lambda n: regard.linear_attention(
+            products(n["q"].exp()), products(n["K"].exp()), n["V"], feature_map=linear.Identity(), causal=True
+        ),
+    ),
     "Based": (
         "based",
         "naive_parallel_based",
@@ -221,3 +252,34 @@ def test_ours_is_theirs(name: str, record_property: Callable) -> None:
         assert difference < ROUNDINGS * torch.finfo(torch.float32).eps, difference
     record_property("difference", difference)
     assert math.isfinite(difference)
+
+
+@pytest.mark.parametrize(("name", "used"), [("PaTH with forget gates", "qkvw"), ("forget gates", "qkv")])
+def test_gradients_are_theirs(name: str, used: str, record_property: Callable) -> None:
+    folder, function, call, ours = CASES[name]
+    theirs = getattr(file_of(REPOSITORY, f"fla/ops/{folder}/naive.py"), function)
+    named = {key: each.float() for key, each in drawn().items()}
+    leaves = [named[key].requires_grad_() for key in (*used, "gate", *(["strength"] if "w" in used else []))]
+    found, expected = ours(named), call(theirs, named)
+    upstream = torch.randn_like(found)
+    for mine, other in zip(*(torch.autograd.grad(each, leaves, upstream) for each in (found, expected)), strict=True):
+        difference = ((mine - other).abs().max() / other.abs().max()).item()
+        record_property("difference", difference)
+        assert difference < ROUNDINGS * torch.finfo(torch.float32).eps
+
+
+def test_the_lightning_indexer_and_its_attention(record_property: Callable) -> None:
+    theirs, named = file_of(REPOSITORY, "fla/ops/dsa/naive.py"), drawn()
+    query, key, value = (named[name].float() for name in "qkv")
+    small_query, small_key = torch.randn(BATCH, 3, LENGTH, 8), torch.randn(BATCH, LENGTH, 8)
+    weights = torch.rand(BATCH, LENGTH, 3)
+    found = regard.selection.lightning_indices(small_query, small_key, weights, count=9)
+    expected = theirs.naive_dsa_indexer(
+        small_query.transpose(1, 2), small_key, weights, topk=9, scale=1.0, activation="relu"
+    )
+    assert torch.equal(found.sort(-1).values, expected.sort(-1).values)
+    ours = regard.attention(query, key, value, mask=masks.chosen(found.unsqueeze(1)))
+    of_theirs = theirs.naive_dsa(*swapped(query, key, value), None, None, indices=expected)
+    difference = ((ours - of_theirs.transpose(1, 2)).abs().max() / of_theirs.abs().max()).item()
+    record_property("difference", difference)
+    assert difference < ROUNDINGS * torch.finfo(torch.float32).eps

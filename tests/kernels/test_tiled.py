@@ -109,6 +109,21 @@ def test_additive_scores(kernel):
         train(kernel, score=scores.Additive(8, 8, 16), mask=masks.window(before=200))
 
 
+@pytest.mark.parametrize(
+    "bias",
+    [
+        biases.cope(torch.randn(1, 9, 8)),
+        biases.landmarks(64),
+        biases.path(torch.randn(1, 1, LONG, 8) / 8, torch.rand(1, 1, LONG)),
+    ],
+    ids=repr,
+)
+def test_biases_of_whole_rows(bias):
+    """Of 256 rows at a time, and what moves them from chunk to chunk."""
+    with at_most(256 * LONG):
+        train("tiled", mask=masks.causal(), bias=bias)
+
+
 @pytest.mark.parametrize("leading", [(1, 1), (2, 3), (16, 8), (64, 16), (0, 3)])
 @pytest.mark.parametrize("tile", [1, 4, 1000, MIN_TILE_SIDE**2, 2**14, SCORES_PER_TILE])
 def test_tile_sizes(leading, tile):
