@@ -38,23 +38,29 @@ def export(
         Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="What the weights are rounded to.")
     ] = "bfloat16",
     layout: Annotated[
-        Literal["regard", "marian"],
+        Literal["regard", "marian", "ctranslate2"],
         typer.Option(
-            "--layout", help="Of the folder: that of a run, or of a MarianMTModel of transformers, in float32."
+            "--layout",
+            help="Of the folder: that of a run, of a MarianMTModel of transformers, or of a model of CTranslate2, both "
+            "in float32.",
         ),
     ] = "regard",
 ) -> None:
     """Write what translating needs of a run into a folder of its own.
 
     The folder has the experiment, the vocabularies and one set of weights, and the other commands take it as
-    --checkpoint. With --layout marian it is one that transformers loads as a MarianMTModel. Prints its path.
+    --checkpoint. With --layout marian it is one that transformers loads as a MarianMTModel, with ctranslate2 one that
+    ctranslate2.Translator loads. Prints its path.
     """
     from regard.translation.run_folder import export as run
     from regard.translation.translator import Translator
 
-    if layout == "marian":
-        Translator.load(checkpoint, which).to_huggingface(to)
-        folder = to
+    if layout != "regard":
+        translator, folder = Translator.load(checkpoint, which), to
+        if layout == "marian":
+            translator.to_huggingface(folder)
+        else:
+            translator.to_ctranslate2(folder)
     else:
         folder = run(checkpoint, to, which=which, dtype=dtype)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

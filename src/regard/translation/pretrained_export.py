@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from regard.errors import CheckpointError, ConfigurationError
@@ -26,11 +31,10 @@ def write_pretrained(
     search: SearchSettings,
     max_positions: int,
 ) -> None:
-    """Write the folder; config.json comes last, so that one that was not finished is no model."""
+    """Write the folder; errors are those of `Translator.to_huggingface`."""
     if not isinstance(model, Transformer):
         raise ConfigurationError(f"{type(model).__name__} is no Transformer, which a MarianMTModel is")
-    if not all(isinstance(vocabulary, Vocabulary) for vocabulary in vocabularies):
-        raise ConfigurationError("this translator came from transformers: copy its folder")
+    checked = checked_vocabularies(vocabularies)
     settings = marian_settings(model, max_positions)
     tensors = marian_tensors(model, settings)
     special = vocabularies[1].special
@@ -43,18 +47,58 @@ def write_pretrained(
         "max_length": max_positions,
         "early_stopping": False,
     }
+    none = {"bos_token_id": None, "forced_eos_token_id": None}
+    with new_folder(folder) as partial:
+        write_tensors(partial / "model.safetensors", tensors, {"format": "pt"}, EXTRA)
+        for vocabulary, name in zip(checked, (SOURCE_VOCABULARY, TARGET_VOCABULARY), strict=True):
+            vocabulary.save(partial / name)
+        _write_json(partial / "generation_config.json", generation)
+        _write_json(partial / "config.json", {**marian_config(settings), **ids, **none})
+
+
+def checked_vocabularies(vocabularies: tuple[LineVocabulary, LineVocabulary]) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabularies of a translator that was made here.
+
+    Raises:
+        ConfigurationError: they are those of a model of transformers.
+    """
+    source, target = vocabularies
+    if not isinstance(source, Vocabulary) or not isinstance(target, Vocabulary):
+        raise ConfigurationError("this translator came from transformers: copy its folder")
+    return source, target
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder that is there when the block has filled it, and not at all where it raises.
+
+    Raises:
+        CheckpointError: there is one that holds something, or it cannot be made.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and any(folder.iterdir()):
+            raise CheckpointError(f"{folder} is not empty, and what it holds would be mixed up: name another folder")
+        partial = Path(mkdtemp(prefix=f".{folder.name[:40]}.", suffix=".partial", dir=folder.parent))
     except OSError as error:
         raise CheckpointError(f"cannot make the folder {folder} ({error.strerror})") from None
-    if any(folder.iterdir()):
-        raise CheckpointError(f"{folder} is not empty, and what it holds would be mixed up: name another folder")
-    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"}, EXTRA)
-    for vocabulary, name in zip(vocabularies, (SOURCE_VOCABULARY, TARGET_VOCABULARY), strict=True):
-        vocabulary.save(folder / name)  # type: ignore[attr-defined]
-    _write_json(folder / "generation_config.json", generation)
-    none = {"bos_token_id": None, "forced_eos_token_id": None}
-    _write_json(folder / "config.json", {**marian_config(settings), **ids, **none})
+    try:
+        yield partial
+        partial.chmod(0o777 & ~_umask())
+        if folder.exists():
+            folder.rmdir()
+        partial.replace(folder)
+    except OSError as error:
+        raise CheckpointError(f"cannot write the folder {folder} ({error.strerror})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _umask() -> int:
+    """The permissions that new files do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from regard.plots import heatmap
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
+from regard.translation.ctranslate2_export import write_ctranslate2
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
 from regard.translation.kept_text import KeptLine, KeptPart, put_back, shared_out, take_out
@@ -213,6 +214,21 @@ class Translator:
         """
         vocabularies = self.source_vocabulary, self.target_vocabulary
         write_pretrained(Path(folder), self.model, vocabularies, self.search, max_positions)
+
+    def to_ctranslate2(self, folder: str | Path, *, max_positions: int = 1024) -> None:
+        """Write the translator as the folder of a CTranslate2 model, in float32, with equal logits.
+
+        `ctranslate2.Translator(folder)` loads it, and quantises it where it is asked to. It takes and returns pieces:
+        encode with `Vocabulary.load(folder / "source.vocabulary.json")` and its `tokens`. `max_positions` is how many
+        positions the table has that CTranslate2 reads. Models are those of `to_huggingface`.
+
+        Raises:
+            CheckpointError: the folder holds something already, or cannot be written.
+            ConfigurationError: CTranslate2 cannot compute the model; the message names what differs.
+            MissingExtra: ctranslate2 is not installed.
+        """
+        vocabularies = self.source_vocabulary, self.target_vocabulary
+        write_ctranslate2(Path(folder), self.model, vocabularies, max_positions)
 
     def translate(
         self,
