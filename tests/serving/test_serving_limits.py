@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from regard.errors import ConfigurationError
-from regard.serving import Limits, ServedModel
+from regard.serving import ServedModel, ServingLimits
 
 BODY = {"prompt": "Hallo", "max_tokens": 5, "temperature": 0}
 PATH = "/v1/completions"
@@ -45,7 +45,7 @@ def test_too_large_is_413(bytes_server, ask):
 
 
 def test_a_full_queue_is_429_and_a_late_answer_503(bytes_model, serve, ask, eventually):
-    with serve(bytes_model, pages=100, limits=Limits(queue=2, seconds=1.5)) as server:
+    with serve(bytes_model, pages=100, limits=ServingLimits(queue=2, seconds=1.5)) as server:
         long = BODY | {"max_tokens": 4000}
         with ThreadPoolExecutor(2) as pool:
             answers = [pool.submit(ask, server.address, PATH, long) for _ in range(2)]
@@ -64,7 +64,7 @@ def test_a_full_queue_is_429_and_a_late_answer_503(bytes_model, serve, ask, even
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_error(bytes_model, serve, ask):
-    with serve(bytes_model, pages=100, limits=Limits(seconds=1.0)) as server:
+    with serve(bytes_model, pages=100, limits=ServingLimits(seconds=1.0)) as server:
         status, text = ask(server.address, PATH, BODY | {"max_tokens": 4000, "stream": True})
         assert status == 200
         events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
@@ -147,7 +147,7 @@ def test_a_model_that_fails_answers_500_and_goes_on(language_model, bytes_model,
 def test_mixed_hostile_and_cancelled_requests(bytes_model, language_model, serve, ask, eventually):
     """Whole answers stay right, and nothing is left of the others."""
     expected = {}
-    with serve(bytes_model, pages=60, limits=Limits(queue=32)) as server:
+    with serve(bytes_model, pages=60, limits=ServingLimits(queue=32)) as server:
         expected = {n: ask(server.address, PATH, BODY | {"prompt": "x" * n, "max_tokens": 8}) for n in range(1, 6)}
 
         def one(number):
@@ -181,7 +181,7 @@ def test_mixed_hostile_and_cancelled_requests(bytes_model, language_model, serve
 @pytest.mark.parametrize("change", [{"seconds": 0}, {"queue": 0}, {"tokens": -1}, {"seconds": float("inf")}])
 def test_numbers_of_limits(change):
     with pytest.raises(ConfigurationError, match="needs"):
-        Limits(**change)
+        ServingLimits(**change)
 
 
 def test_neither_model(serve):

@@ -45,9 +45,9 @@ def serve_model(
     source, dash, target = languages.partition("-")
     if not (source and dash and target):
         raise ConfigurationError(f"--languages is {languages!r}; it needs two codes with a hyphen, such as en-fr")
-    from regard.serving import Limits, ModelServer, ServedModel
+    from regard.serving import ModelServer, ServedModel, ServingLimits
 
-    limits = Limits(queue=queue, seconds=seconds, tokens=tokens)
+    limits = ServingLimits(queue=queue, seconds=seconds, tokens=tokens)
     model = ServedModel.load(folder, name=name, languages=(source, target))
     server = ModelServer(model, host, port, limits=limits, pages=pages, lookup=lookup)
 

@@ -9,7 +9,7 @@ from ..utils.numbers import whole_number
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServingLimits:
     """What a server takes at most; it refuses more with 413, 429 or 503.
 
     Args:

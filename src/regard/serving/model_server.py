@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import require
 from ..explorer.server import HOST, BoundServer
-from .limits import Limits
+from .limits import ServingLimits
 from .served_model import ServedModel
 
 SPARE = 64
@@ -44,14 +44,14 @@ class ModelServer(BoundServer):
         host: str = HOST,
         port: int = 0,
         *,
-        limits: Limits | None = None,
+        limits: ServingLimits | None = None,
         pages: int = PAGES,
         lookup: bool = False,
     ) -> None:
         require("starlette", extra="serve")
         from .serving_app import serving_application
 
-        limits = limits or Limits()
+        limits = limits or ServingLimits()
         application, self.state = serving_application(model, limits, pages=pages, lookup=lookup, host=host)
         most = limits.queue + SPARE
         settings: dict[str, Any] = {

@@ -24,7 +24,7 @@ class TokenReport:
     attention: list[dict[str, Any]] | None
 
 
-class Choice:
+class WrittenAnswer:
     """One answer while it is written: `take` a token, and it says what has become text.
 
     A stop word, and what comes after it, is in none of it; nor is a token that ends a text.
@@ -89,7 +89,7 @@ class AnswerForm(ABC):
     def __post_init__(self) -> None:
         self.identity = f"{self.prefix}-{secrets.token_hex(12)}"
 
-    def whole(self, choices: list[Choice], prompt: int) -> dict[str, Any]:
+    def whole(self, choices: list[WrittenAnswer], prompt: int) -> dict[str, Any]:
         """The JSON of an answer that has ended; `prompt` tokens were read."""
         told = [
             {"index": index, "finish_reason": choice.reason, **self.choice(choice.text), **self._beside(choice)}
@@ -97,16 +97,16 @@ class AnswerForm(ABC):
         ]
         return self._frame(self.kind, told) | {"usage": self.usage(choices, prompt)}
 
-    def part(self, index: int, choice: Choice, text: str, *, first: bool) -> dict[str, Any]:
+    def part(self, index: int, choice: WrittenAnswer, text: str, *, first: bool) -> dict[str, Any]:
         """The JSON of more text of one answer."""
         told = {"index": index, "finish_reason": choice.reason, **self.delta(text, first), **self._beside(choice)}
         return self._frame(self.part_kind, [told])
 
-    def last(self, choices: list[Choice], prompt: int) -> dict[str, Any]:
+    def last(self, choices: list[WrittenAnswer], prompt: int) -> dict[str, Any]:
         """The JSON of the end of a stream that is to say how many tokens there were."""
         return self._frame(self.part_kind, []) | {"usage": self.usage(choices, prompt)}
 
-    def usage(self, choices: list[Choice], prompt: int) -> dict[str, int]:
+    def usage(self, choices: list[WrittenAnswer], prompt: int) -> dict[str, int]:
         """How many tokens were read and written."""
         written = sum(choice.count for choice in choices)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
@@ -123,7 +123,7 @@ class AnswerForm(ABC):
     def log_probabilities(self, reports: list[TokenReport]) -> dict[str, Any]:
         """Those of tokens."""
 
-    def _beside(self, choice: Choice) -> dict[str, Any]:
+    def _beside(self, choice: WrittenAnswer) -> dict[str, Any]:
         """Log probabilities and attention of the tokens that were not told yet."""
         reports, told = choice.reports(), {}
         told["logprobs"] = None if self.asked.likeliest is None else self.log_probabilities(reports)

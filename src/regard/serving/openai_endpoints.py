@@ -17,8 +17,8 @@ from ..models.language_model import LanguageModel
 from .api_errors import RequestError, checked, read_body
 from .batch_worker import BatchWorker, ModelFailed, TextJob, TextToContinue
 from .client_watch import unless_gone
-from .limits import Limits
-from .openai_answers import AnswerForm, ChatForm, Choice, CompletionForm
+from .limits import ServingLimits
+from .openai_answers import AnswerForm, ChatForm, CompletionForm, WrittenAnswer
 from .openai_requests import ChatAsked, CompletionAsked, GenerationAsked
 from .text_codec import TextCodec
 
@@ -31,7 +31,7 @@ class _Asked:
     """A request as texts for the batch, the answers that they become, and their form."""
 
     texts: list[TextToContinue]
-    choices: list[Choice]
+    choices: list[WrittenAnswer]
     form: AnswerForm
     prompt: int
 
@@ -44,7 +44,7 @@ class GenerationEndpoints:
     model: LanguageModel
     codec: TextCodec
     worker: BatchWorker
-    limits: Limits
+    limits: ServingLimits
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -100,7 +100,7 @@ class GenerationEndpoints:
             for prompt in prompts
             for number in range(asked.n)
         ]
-        choices = [Choice(self.codec, asked, self.codec.stop) for _ in texts]
+        choices = [WrittenAnswer(self.codec, asked, self.codec.stop) for _ in texts]
         told = [] if asked.attention is None else [self.codec.decode([token]) for token in prompts[0]]
         return _Asked(texts, choices, form(self.name, asked, told), sum(map(len, prompts)))
 
@@ -121,7 +121,7 @@ class GenerationEndpoints:
             if first is None:
                 return Response(status_code=GONE)
             headers = {"cache-control": "no-store"}
-            parts, job = _Parts(first, stream, job), None
+            parts, job = _StreamedAnswer(first, stream, job), None
             return StreamingResponse(parts, media_type="text/event-stream", headers=headers)
         finally:
             if job is not None:
@@ -175,7 +175,7 @@ class GenerationEndpoints:
             raise RequestError(500, str(error)) from None
 
 
-class _Parts:
+class _StreamedAnswer:
     """The parts of an answer; its texts end when the client has gone, or all is sent."""
 
     def __init__(self, first: bytes, stream: AsyncIterator[bytes], job: TextJob) -> None:

@@ -23,7 +23,7 @@ from ..explorer.request_guard import json_response
 from ..models.language_model import ContinuousBatch, PromptLookup
 from .api_errors import RequestError
 from .batch_worker import BatchWorker
-from .limits import Limits
+from .limits import ServingLimits
 from .openai_endpoints import GenerationEndpoints
 from .served_metrics import ServedMetrics
 from .served_model import ServedModel
@@ -40,7 +40,7 @@ class ServedState:
     """What runs behind the endpoints: the thread of the model, counts, and whether the server ends."""
 
     model: ServedModel
-    limits: Limits
+    limits: ServingLimits
     metrics: ServedMetrics = field(default_factory=ServedMetrics)
     worker: BatchWorker | TranslationWorker | None = None
     ends: bool = False
@@ -66,7 +66,7 @@ class ServedState:
 
 
 def serving_application(
-    model: ServedModel, limits: Limits, *, pages: int, lookup: bool = False, host: str | None = None
+    model: ServedModel, limits: ServingLimits, *, pages: int, lookup: bool = False, host: str | None = None
 ) -> tuple[ASGIApp, ServedState]:
     """The application that serves a model, and its state, whose worker is started.
 

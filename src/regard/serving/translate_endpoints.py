@@ -18,7 +18,7 @@ from ..translation.translator import AlignedPair
 from .api_errors import RequestError, checked, read_body, validated
 from .batch_worker import ModelFailed
 from .client_watch import unless_gone
-from .limits import Limits
+from .limits import ServingLimits
 from .translation_worker import TranslatedLine, TranslationWorker
 
 NAMES = {"de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian", "ko": "Korean"}
@@ -55,7 +55,7 @@ class TranslateEndpoints:
 
     languages: tuple[str, str]
     worker: TranslationWorker
-    limits: Limits
+    limits: ServingLimits
 
     async def translate(self, request: Request) -> Response:
         """POST /translate, as JSON or as a form."""
