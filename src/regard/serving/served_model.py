@@ -8,16 +8,20 @@ from pathlib import Path
 from ..errors import CheckpointError, ConfigurationError
 from ..models.language_model import LanguageModel
 from ..models.language_model.saved_model import read_json
-from ..translation.pretrained_translator import is_pretrained
+from ..translation.pretrained_parts import UNCHOSEN
+from ..translation.pretrained_translator import is_pretrained, is_translator
 from ..translation.translator import Translator
 from .text_codec import BYTES, ByteCodec, TextCodec, TokenizerCodec
+
+MULTILINGUAL = ("m2m_100", "mbart")
+"""Translators of transformers that translate from and into many languages, by the codes that they are given."""
 
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
     """A model with the name that requests call it by: a language model with its codec, or a translator.
 
-    languages: codes of what a translator translates from and to.
+    languages: codes of what a translator translates from and to; one of many languages has to know them.
     """
 
     name: str
@@ -41,8 +45,9 @@ class ServedModel:
             raise CheckpointError(f"there is no folder {folder}: serve needs one with a model in it")
         name = folder.resolve().name if name is None else name
         if is_pretrained(folder):
-            if _model_type(folder) == "marian":
-                return cls(name, translator=Translator.load(folder), languages=languages)
+            if is_translator(folder):
+                chosen = languages if _model_type(folder) in MULTILINGUAL else UNCHOSEN
+                return cls(name, translator=Translator.load(folder, languages=chosen), languages=languages)
             if _model_type(folder) is not None:
                 return cls(name, LanguageModel.from_huggingface(folder), TokenizerCodec(folder))
         own = folder / "model" if (folder / "model").is_dir() else folder

@@ -28,6 +28,11 @@ def is_pretrained(folder: str | os.PathLike[str]) -> bool:
     return (folder / "config.json").is_file() and not (folder / "experiment.yaml").exists()
 
 
+def is_translator(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder that transformers saved has a model of a kind of translators that is read here."""
+    return read_json(Path(folder) / "config.json").get("model_type") in _READERS
+
+
 def read_pretrained(
     folder: Path, languages: Languages = UNCHOSEN, ignore: Collection[str] = ()
 ) -> PretrainedTranslator:
