@@ -11,6 +11,7 @@ from regard.backends.cpu import library
 from regard.core.packed_rows import PackedTensor
 from regard.core.packing import Packing
 from regard.errors import ConfigurationError, DtypeError, ShapeError
+from regard.kernels.hooks import attention_hook
 from regard.nn import CacheFormat, KVCache
 
 FORMATS = {
@@ -257,6 +258,32 @@ def test_nan_of_a_masked_token_reaches_nothing_and_that_of_another_all(name):
     assert seen[1, HEADS // 2 :].isnan().all()
     assert seen[1, : HEADS // 2].isfinite().all()
     assert (nothing == 0).all()
+
+
+def test_hooks_autocast_and_torch_itself_read_codes_as_numbers():
+    cache = filled(KVCache().packed(FORMATS["int4 by channel"]), *texts())
+    query, problems = torch.randn(2, HEADS, 1, DIM), []
+    with torch.no_grad():
+        wide = regard.attention(query, numbers(cache.keys), numbers(cache.values))
+        with attention_hook(lambda problem, lse: problems.append(problem)):
+            hooked = regard.attention(query, cache.keys, cache.values)
+        by_torch = torch.nn.functional.scaled_dot_product_attention(query, cache.keys, cache.values, enable_gqa=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = regard.attention(query, cache.keys, cache.values)
+    assert type(problems[0].value) is torch.Tensor
+    assert torch.allclose(hooked, wide, atol=1e-5)
+    assert torch.allclose(by_torch, wide, atol=1e-5)
+    assert rounded.dtype == torch.bfloat16
+    assert torch.allclose(rounded.float(), wide, atol=0.02)
+
+
+def test_a_cache_of_inference_mode_goes_on_outside_of_it():
+    keys, values = texts()
+    with torch.inference_mode():
+        inside = KVCache().packed(CacheFormat()).append(keys[:, :, :150], values[:, :, :150])
+    with torch.no_grad():
+        outside = inside.append(keys[:, :, 150:], values[:, :, 150:])
+    assert torch.equal(numbers(outside.keys), numbers(filled(KVCache().packed(CacheFormat()), keys, values).keys))
 
 
 def test_layers_decode_with_codes():

@@ -47,7 +47,7 @@ PACKINGS = {
     4: "CacheFormat(Packing('int4', by_channel=True), Packing('int4'))",
 }
 """How such a cache is made."""
-READING = {(8, 2): 0.55, (4, 2): 0.4, (8, 4): 0.34, (4, 4): 0.28}
+READING = {(8, 2): 0.5, (4, 2): 0.4, (8, 4): 0.34, (4, 4): 0.28}
 """Time of a step over such a cache, by its bits and the bytes of a number, over that of a cache of these numbers.
 
 Measured in native code, with 32 query and 8 key heads of 128 (Zen 5, AVX-512): the bytes, or the products.

@@ -166,7 +166,6 @@ def hadamard(dim: int) -> Tensor:
     return torch.block_diag(*[matrix * block**-0.5] * (dim // max(block, 1))).float()
 
 
-@lru_cache(maxsize=16)
 def _shifts(bits: int, device: torch.device) -> Tensor:
     """Where each code of a word begins."""
     number = torch.arange(WORD // bits, dtype=torch.int32, device=device)

@@ -27,9 +27,12 @@ struct left_rows {
     float *factor;
 };
 
-/* Fetches a line into the nearest cache: codes are so few that the lines on their way there do not run out, and this is
- * a quarter faster on Zen 5 than into the second cache. */
-INLINE void fetch_now(const void *line) { __builtin_prefetch(line, 0, 3); }
+/* Fetches what is read next, line by line, in the order in which it is in memory: where a number of bytes after its
+ * beginning is a line's; null for nothing. Into the nearest cache: codes are so few that the lines on their way there do
+ * not run out, and this is a quarter faster on Zen 5 than into the second cache. */
+INLINE void fetch_next(const char *ahead, int64_t bytes) {
+    if (ahead && bytes % LINE == 0) __builtin_prefetch(ahead + bytes, 0, 3);
+}
 
 typedef int8_t few_bytes __attribute__((vector_size(LANES)));
 
@@ -61,10 +64,10 @@ INLINE void round_numbers(const struct left_rows *left, int64_t row, int64_t fir
 }
 
 /* sum[row][vector] of a tile: rows from `row` on, times `vectors` vectors of codes in `groups` words, each `stride` words
- * after the one before. filled: how many lanes of a single vector there are. What stands `ahead` bytes further on is
- * fetched from memory; 0 for nothing. */
+ * after the one before. filled: how many lanes of a single vector there are. As many bytes
+ * as are read are fetched `ahead`; null for none. */
 INLINE void multiply_numbers(const struct left_rows *left, int64_t row, const int32_t *codes, int64_t groups,
-                             int64_t stride, int64_t filled, int64_t ahead, lanes *sum, const int rows,
+                             int64_t stride, int64_t filled, const char *ahead, lanes *sum, const int rows,
                              const int vectors, const int width) {
     const int per = 32 / width, mask = (1 << width) - 1;
     const float *numbers = left->numbers + row * left->count;
@@ -73,7 +76,7 @@ INLINE void multiply_numbers(const struct left_rows *left, int64_t row, const in
         UNROLL for (int v = 0; v < vectors; v++) {
             const int32_t *from = codes + g * stride + v * LANES;
             word[v] = (bits)load_partial((const float *)from, vectors == 1 ? filled : LANES);
-            if (ahead && (v * LANES) % 16 == 0) fetch_now((const char *)from + ahead);
+            fetch_next(ahead, (g * vectors + v) * LANES * 4);
         }
         UNROLL for (int k = 0; k < per; k++) {
             lanes entry[4];
@@ -96,7 +99,7 @@ INLINE void add_bytes(__m512i *sum, __m512i codes, __m512i own) {
 
 /* The same of bytes: whole numbers, exactly. */
 INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int32_t *codes, int64_t groups,
-                           int64_t stride, int64_t filled, int64_t ahead, lanes *sum, const int rows,
+                           int64_t stride, int64_t filled, const char *ahead, lanes *sum, const int rows,
                            const int vectors, const int width) {
     const int halves = 8 / width;
     const int8_t *high = left->high + row * left->count, *low = left->low + row * left->count;
@@ -108,7 +111,7 @@ INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int3
         UNROLL for (int v = 0; v < vectors; v++) {
             const int32_t *from = codes + g * stride + v * LANES;
             word[v] = (bits)load_partial((const float *)from, vectors == 1 ? filled : LANES);
-            if (ahead) fetch_now((const char *)from + ahead);
+            fetch_next(ahead, (g * vectors + v) * LANES * 4);
         }
         UNROLL for (int h = 0; h < halves; h++) {
             __m512i entry[4];
@@ -133,7 +136,7 @@ INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int3
 #endif
 
 INLINE void multiply_codes(const struct left_rows *left, int64_t row, const int32_t *codes, int64_t groups,
-                           int64_t stride, int64_t filled, int64_t ahead, lanes *sum, const int rows,
+                           int64_t stride, int64_t filled, const char *ahead, lanes *sum, const int rows,
                            const int vectors, const int width, const int in_bytes) {
 #if defined(__AVX512VNNI__)
     if (in_bytes) {

@@ -112,8 +112,9 @@ INLINE void prepare_queries(const struct packed_decode *problem, const struct pa
 INLINE void score_rows(const struct packed_decode *problem, const struct packed_scratch *scratch,
                        const struct head_rows *keys, int64_t row, const int rows, const int vectors, const int width,
                        const int bytes) {
-    int64_t ahead = row ? 0 : 4 * keys->code_block, groups = problem->key.dim * width / 32;
+    int64_t groups = problem->key.dim * width / 32;
     for (int64_t t = 0; t < TOKENS; t += vectors * LANES) {
+        const char *ahead = row ? 0 : (const char *)(keys->codes + keys->code_block + groups * t);
         lanes sum[ROW_TILE * 4];
         multiply_codes(&scratch->queries, row, keys->codes + t, groups, TOKENS, LANES, ahead, sum, rows, vectors, width,
                        bytes);
@@ -186,7 +187,8 @@ INLINE void add_dims(const struct packed_scratch *scratch, const struct head_row
                      int64_t first, int64_t filled, const int rows, const int vectors, const int width,
                      const int bytes) {
     lanes sum[ROW_TILE * 4];
-    int64_t ahead = row ? 0 : 4 * values->code_block, groups = TOKENS * width / 32;
+    int64_t groups = TOKENS * width / 32;
+    const char *ahead = row ? 0 : (const char *)(values->codes + values->code_block + groups * first);
     multiply_codes(&scratch->weights, row, values->codes + first, groups, dim, filled, ahead, sum, rows, vectors, width,
                    bytes);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
