@@ -47,7 +47,7 @@ class ViewState:
         head: of that map.
         mean: in place of the head the mean of all heads of its layer, of all layers of the same kind, or of the pins;
             "each": the lines of each pinned head in its own colour.
-        rows: what a row of a translation is called: the token that is said there, or that the decoder has read before it.
+        rows: what a row of a translation is called: the token that is said there, or that was read before it.
         frame: (row, column, span) in the middle of the view, and the cells across its shorter side; None: the whole.
         at: what is kept in every view, (query, key): the indices of a pair; None on a side of which nothing is kept, a
             tuple for several tokens. Heads can be put in order by it.
