@@ -58,7 +58,7 @@ export class Explorer {
   private readonly status = make("div", { class: "status", set: { role: "status" } });
   private readonly above = make("div", { class: "slot" });
   private readonly below = make("div", { class: "slot" });
-  private readonly faults = make("p", { class: "part broken", set: { role: "alert", hidden: true } });
+  private readonly faults = make("p", { class: "faults", set: { role: "alert", hidden: true } });
   private readonly bar = new CollectionBar({
     run: (text, signal) => this.run(text, signal),
     choose: (atlas) => this.update({ atlas }),

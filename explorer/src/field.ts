@@ -127,7 +127,9 @@ export class HeadField implements Field {
   private level(need: Need, level: number, reduce: Reduce): Raster | undefined {
     const id = `level ${this.mapIndex}/${this.head}/${level}/${reduce}`;
     const [rows, columns] = this.map.levels[level];
-    if (this.context.meta.overview && this.context.source.overview && level === this.map.levels.length - 1) {
+    // The overview has the heads of the map alone, and not their means.
+    const own = this.head < this.map.heads;
+    if (own && this.context.meta.overview && this.context.source.overview && level === this.map.levels.length - 1) {
       const all = this.overview(need, reduce, rows * columns);
       const start = this.head * rows * columns;
       return all && { id, rows, columns, data: all.subarray(start, start + rows * columns) };

@@ -5,10 +5,8 @@ import type { Context } from "./context.ts";
 import { button, make, replace, select } from "./dom.ts";
 import type { Kind } from "./exports.ts";
 import { mapsOf } from "./hypotheses.ts";
-import { canAverage, type Mean, MEANS } from "./means.ts";
-import { ROWS, showsOneHead, type State, THEMES, type Theme, type View, VIEWS } from "./state.ts";
+import { showsOneHead, THEMES, type Theme, type View, VIEWS } from "./state.ts";
 import { plain } from "./text.ts";
-import { mapOfRead } from "./tokens.ts";
 
 const LABELS: Record<View, string> = {
   grid: "Heads",
@@ -46,7 +44,7 @@ export class Header {
 
   update(): void {
     const state = this.context.state();
-    const made = JSON.stringify([state.view, state.map, state.head, state.mean, state.rows, state.colours, state.theme, state.pins.length, state.against]);
+    const made = JSON.stringify([state.view, state.map, state.head, state.mean, state.colours, state.theme, state.pins.length, state.against]);
     if (made === this.built) return;
     this.built = made;
     // The same control keeps the focus when the bar is built anew.
@@ -100,29 +98,7 @@ export class Header {
       { class: "which" },
       select("Layer", maps, String(state.map), (map) => this.context.update({ frame: state.frame, map: Number(map) }), true),
       select("Head", heads, String(state.head), (head) => this.context.update({ head: Number(head), mean: "" }), true),
-      this.mean(),
-      this.rows(),
     );
-  }
-
-  /** One head, or the mean of several. */
-  private mean(): HTMLElement | undefined {
-    const { mean, map, pins, view } = this.context.state();
-    if (view === "compare" || !canAverage(this.context.meta.maps[map])) return undefined;
-    const words: Record<Mean, string> = { "": "one head", layer: "mean of layer", all: "mean of all layers", pins: `mean of ${pins.length} pinned` };
-    const choices = MEANS.filter((value) => value !== "pins" || pins.length > 1 || mean === "pins");
-    const options = choices.map((value) => ({ value, label: words[value] }));
-    return select("Heads", options, mean, (chosen) => this.context.update({ mean: chosen as Mean }), true);
-  }
-
-  /** What the rows of a translation are called. */
-  private rows(): HTMLElement | undefined {
-    const { rows, map } = this.context.state();
-    if (mapOfRead(this.context.meta, map) === undefined) return undefined;
-    const choices = ROWS.map((value) => ({ value, label: `rows: ${value}` }));
-    const control = select("Rows", choices, rows, (value) => this.context.update({ rows: value as State["rows"] }), true);
-    control.title = "a row by the token that is said there, or by the one that the decoder has read before it";
-    return control;
   }
 
   private looks(): HTMLElement[] {

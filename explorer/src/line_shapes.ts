@@ -2,6 +2,7 @@
 
 import type { Mark } from "./alignment.ts";
 import type { Link } from "./bipartite.ts";
+import type { HeadStyle } from "./head_colours.ts";
 import { isNothing, type Kept } from "./kept.ts";
 import { signShapes } from "./mark_shapes.ts";
 import type { GoldMark } from "./matching.ts";
@@ -35,7 +36,12 @@ const middle = (first: number, behind: number): number => TOP + ((first + behind
 const at = (line: number): number => middle(line, line + 1);
 
 /** Curves of weights, the greatest over the others; `faint` where links are marked, of which they are the ground. */
-export function weightCurves(found: Link[], { left, right, region, hovered, kept, palette }: Place, faint: boolean): Shape[] {
+export function weightCurves(
+  found: Link[],
+  { left, right, region, hovered, kept, palette }: Place,
+  faint: boolean,
+  style?: HeadStyle,
+): Shape[] {
   const most = found[0]?.weight || 1;
   const shapes: Shape[] = [];
   for (const { row, column, weight } of [...found].reverse()) {
@@ -49,11 +55,12 @@ export function weightCurves(found: Link[], { left, right, region, hovered, kept
       kind: "curve",
       from: [left + GAP, at(row)],
       to: [right - GAP, at(column)],
-      stroke: both ? palette.ink : palette.accent,
+      stroke: style?.stroke ?? (both ? palette.ink : palette.accent),
+      dash: style?.dash,
       width: 0.75 + 3 * part,
       opacity: (own ? 0.15 + 0.85 * part : 0.04) * (faint ? 0.5 : 1),
     });
-    if (!own || (!hovered && !kept.query.length && !kept.key.length)) continue;
+    if (!own || style || (!hovered && !kept.query.length && !kept.key.length)) continue;
     const fromQuery = hovered ? hovered.side === "query" : kept.query.length > 0;
     const place = fromQuery ? { x: right - 12, y: at(column) - 7 } : { x: left + 12, y: at(row) - 7 };
     const anchor = fromQuery ? "end" : "start";

@@ -3,11 +3,11 @@
 import { mapsOf } from "./hypotheses.ts";
 import type { Head } from "./ordering.ts";
 import { weightsIn } from "./region_weights.ts";
-import type { State } from "./state.ts";
+import type { Pin, State } from "./state.ts";
 import { type AttentionMap, EXACT, type Meta, type Reduce, type Region, type Source, TILE } from "./types.ts";
 import { cutOf, pooledTo, profileOfWhole, type WholeMap } from "./whole_map.ts";
 
-export const MEANS = ["", "layer", "all", "pins"] as const;
+export const MEANS = ["", "layer", "all", "pins", "each"] as const;
 export type Mean = (typeof MEANS)[number];
 
 /** Of longer maps the mean is not computed: the page would have to hold all weights of all heads. */
@@ -18,12 +18,19 @@ const MOST_HELD = 8;
 /** The heads that are averaged; none where one head is shown, or where the map is too long. */
 export function members(meta: Meta, { mean, map, pins, hypothesis }: State): Head[] {
   const own = meta.maps[map];
-  if (!mean || !canAverage(own)) return [];
+  if (!mean || mean === "each" || !canAverage(own)) return [];
   if (mean === "layer") return headsOf(meta, map);
-  const alike = (other: AttentionMap) =>
-    other.kind === own.kind && other.queries === own.queries && other.keys === own.keys && String(other.texts) === String(own.texts);
-  if (mean === "pins") return pins.filter(([at]) => alike(meta.maps[at])).map(([at, head]) => ({ map: at, head }));
-  return mapsOf(meta, hypothesis).flatMap((at) => (alike(meta.maps[at]) ? headsOf(meta, at) : []));
+  if (mean === "pins") return alikePins(meta, map, pins);
+  return mapsOf(meta, hypothesis).flatMap((at) => (alike(meta.maps[at], own) ? headsOf(meta, at) : []));
+}
+
+/** The pinned heads that are of the same texts as a map. */
+export function alikePins(meta: Meta, map: number, pins: readonly Pin[]): Head[] {
+  return pins.filter(([at]) => alike(meta.maps[at], meta.maps[map])).map(([at, head]) => ({ map: at, head }));
+}
+
+function alike(a: AttentionMap, b: AttentionMap): boolean {
+  return a.kind === b.kind && a.queries === b.queries && a.keys === b.keys && String(a.texts) === String(b.texts);
 }
 
 export function canAverage(map: AttentionMap): boolean {

@@ -13,7 +13,7 @@ export const THEMES = ["auto", "light", "dark"] as const;
 /** What a row of a translation is called: the token that is said there, or the one that was read before it. */
 export const ROWS = ["said", "read"] as const;
 export const REDUCES: readonly Reduce[] = ["max", "mean"];
-export const MOST_PINS = 4;
+export const MOST_PINS = 6;
 export const MOST_TEXT = 200;
 /** A longer text that a model read is not kept in a permalink, since addresses have an end. */
 export const MOST_READ = 2000;

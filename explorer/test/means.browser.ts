@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { figure } from "../src/text.ts";
-import { type Bench, hashOf, open, settled, shapesOf, start } from "./harness.ts";
+import { type Bench, hashOf, open, plotPixels, settled, shapesOf, start } from "./harness.ts";
 
 let bench: Bench;
 before(async () => {
@@ -34,7 +35,7 @@ test("the mean of a layer, of all layers and of pinned heads, in all views of on
     assert.equal(await told(), value([...layer, ...layer.map(([, head]): [number, number] => [0, head])]), selector);
     assert.match((await page.locator("main").textContent()) ?? "", /mean of 8 heads · 2 layers/);
   }
-  await page.getByTitle("Heads", { exact: true }).selectOption("pins");
+  await page.getByTitle(/^one head, or the mean/).locator("select").selectOption("pins");
   assert.equal(await told(), value([[0, 1], [1, 3]]));
   assert.match(await hashOf(page), /view=head&map=1&head=2.*/);
   await page.keyboard.press("ArrowRight");
@@ -56,7 +57,7 @@ test("an address opens on a mean, touch chooses it, and long maps have none", as
   const long = await open(bench, "long/#view=head&mean=all");
   await settled(long.page);
   assert.equal(await long.page.locator("aside h2").textContent(), "long.0.attention · head 0");
-  assert.equal(await long.page.getByTitle("Heads", { exact: true }).count(), 0);
+  assert.equal(await long.page.getByTitle(/^one head, or the mean/).count(), 0);
   long.quiet();
 });
 
@@ -87,5 +88,36 @@ test("a translation opens on the mean of its cross-attention, with rows by what 
   await page.waitForSelector(".head-view");
   await settled(page);
   assert.equal(await page.getByTitle(/^a row by the token that is said/).count(), 0);
+  quiet();
+});
+
+test("the lines of pinned heads have a colour and a dash each, and a legend", async () => {
+  const { page, quiet } = await open(bench, "cross/#view=lines&pins=0.0,0.1,0.3&top=1&threshold=0&mean=each");
+  await settled(page);
+  assert.equal(await page.locator(".about h2").textContent(), "3 pinned heads");
+  assert.equal(await page.locator(".level").textContent(), "51 lines of 3 heads · queries 0–16, keys 0–16");
+  const curves = (await shapesOf(page)).flatMap((shape) => (shape.kind === "curve" ? [shape] : []));
+  assert.equal(curves.length, 51);
+  assert.equal(new Set(curves.map(({ stroke }) => stroke)).size, 3);
+  assert.equal(new Set(curves.map(({ dash }) => String(dash))).size, 3);
+  const texts = (await shapesOf(page)).flatMap((shape) => (shape.kind === "text" ? [shape.text] : []));
+  for (const head of [0, 1, 3]) assert.ok(texts.includes(`decoder.0.cross · head ${head}`), `${head}`);
+  const [download] = await Promise.all([page.waitForEvent("download"), page.click("[data-save=csv]")]);
+  const lines = readFileSync(await download.path(), "utf8").trim().split("\r\n");
+  assert.equal(lines.length, 52);
+  await page.keyboard.press("h"); // in the other views the chosen head is shown
+  await settled(page);
+  assert.equal(await page.locator("aside h2").textContent(), "decoder.0.cross · head 0");
+  quiet();
+});
+
+test("a mean is drawn where the source gives all coarse levels at once", async () => {
+  const { page, quiet } = await open(bench, "short/#view=head&mean=layer&map=3&scale=linear");
+  await settled(page);
+  assert.equal(await page.locator("aside h2").textContent(), "mean of 12 heads · h.3");
+  const { data } = await plotPixels(page);
+  const colours = new Set<number>();
+  for (let at = 0; at < data.length; at += 4 * 97) colours.add(data.readUInt32LE(at));
+  assert.ok(colours.size > 20, `${colours.size} colours`);
   quiet();
 });

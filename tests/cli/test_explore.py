@@ -68,7 +68,11 @@ def test_several_atlases_are_served_by_their_names(warm_shell, atlas, tmp_path):
         address = serving.hear().decode().strip()
         with urllib.request.urlopen(address + "atlases") as answer:
             listed = json.loads(answer.read())
-        assert listed == {"atlases": [{"number": n, "name": name} for n, name in enumerate(names)], "rerun": 0}
+        assert listed == {
+            "atlases": [{"number": n, "name": name} for n, name in enumerate(names)],
+            "rerun": 0,
+            "effects": None,
+        }
         with urllib.request.urlopen(address + "1/meta") as answer:
             assert b'"name": "head"' in answer.read()
         serving.interrupt()

@@ -52,8 +52,8 @@ def test_an_address_without_a_permalink_tells_nothing():
         ("head=x", "the state's head is 'x'; it needs a whole number of at least 0"),
         ("top=-1", "the state's top is -1; it needs a whole number of at least 0"),
         ("against=1.5", "the state's against is 1.5; it needs a whole number of at least 0, or None"),
-        ("pins=1", r"the state's pins is \(\(1,\),\); it needs at most 4 pairs of a map and a head"),
-        ("pins=0.0,0.1,0.2,0.3,0.4", "it needs at most 4 pairs"),
+        ("pins=1", r"the state's pins is \(\(1,\),\); it needs at most 6 pairs of a map and a head"),
+        ("pins=0.0,0.1,0.2,0.3,0.4,0.5,0.6", "it needs at most 6 pairs"),
         ("frame=1,2,0", "it needs three numbers, row, column and a span above 0, or None"),
         ("frame=1,nan,3", "it needs three numbers"),
         (
@@ -98,7 +98,9 @@ def test_a_page_opens_with_it(atlas):
     assert '"state":"view=head&map=1"' in static_page(atlas, state=ViewState(view="head", map="second")).text
     assert '"state":"head=1&find=%3C%2Fscript%3E"' in static_page(atlas, state=ViewState(head=1, find="</script>")).text
     assert '"state":' not in static_page(atlas).text
-    assert '"state":' not in static_page(atlas, state=ViewState()).text
+    assert '"state":"view=grid"' in static_page(atlas, state=ViewState()).text, (
+        "a map of it is of cross-attention, on which it opens"
+    )
 
 
 def test_a_notebook_opens_with_it(atlas, monkeypatch):

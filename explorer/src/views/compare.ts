@@ -1,5 +1,5 @@
 /**
- * Up to four heads, A to D, or one of two atlases, side by side and moved together; and the difference A − B. Where none
+ * Up to six heads, A to F, or one of two atlases, side by side and moved together; and the difference A − B. Where none
  * is pinned the chosen head stands alone.
  */
 
@@ -14,7 +14,7 @@ import { heatControls } from "./controls.ts";
 import { Differing } from "./token_differences.ts";
 
 /** Before the titles of the heads, so that A − B says which it subtracts. */
-const LETTERS = "ABCD";
+const LETTERS = "ABCDEF";
 
 interface Pane {
   name: string;
@@ -166,7 +166,7 @@ export class CompareView implements ViewPart {
   private hintWords(): string {
     return (
       "No head is pinned: this is the head that was open. Open a head and press p, or ◇ Pin; " +
-      "up to four heads stand here side by side and move together."
+      "up to six heads stand here side by side and move together."
     );
   }
 }

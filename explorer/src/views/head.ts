@@ -10,6 +10,7 @@ import type { Region } from "../types.ts";
 import { visible } from "../viewport.ts";
 import { Aside } from "./aside.ts";
 import { heatControls } from "./controls.ts";
+import { headControls } from "./heads_shown.ts";
 import { ScoreLine } from "./scores.ts";
 
 export class HeadView implements ViewPart {
@@ -51,11 +52,14 @@ export class HeadView implements ViewPart {
       state.alignment,
       state.words,
       state.pins,
+      state.mean,
+      state.rows,
     ]);
     if (made !== this.built) {
       this.built = made;
       const focused = [...this.bar.querySelectorAll("button, select")].indexOf(document.activeElement as Element);
-      replace(this.bar, ...heatControls(this.context, () => [this.panel], true), this.level);
+      const controls = heatControls(this.context, () => [this.panel], true);
+      replace(this.bar, ...headControls(this.context), ...controls, this.level);
       if (focused >= 0) (this.bar.querySelectorAll("button, select")[focused] as HTMLElement | undefined)?.focus();
     }
     this.redraw();

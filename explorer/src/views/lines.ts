@@ -1,20 +1,24 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
 import { type Link, links, rowsOfInfinity, share } from "../bipartite.ts";
-import { type Context, headTitle, shownHead, type ViewPart } from "../context.ts";
+import { type Context, headName, headTitle, shownHead, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
+import { csvOf } from "../exports.ts";
 import { HeadField } from "../field.ts";
+import { headLegend, headStyle, LEGEND_LINE } from "../head_colours.ts";
 import { type Kept, toggled } from "../kept.ts";
 import { tokensOfNoWord } from "../left_out.ts";
 import type { Need } from "../loader.ts";
+import { alikePins } from "../means.ts";
 import { goldMarks, Matcher } from "../matching.ts";
-import { regionCsv, regionNpz, regionWords } from "../region.ts";
+import { regionCsv, regionNpz, regionWords, weightsOf } from "../region.ts";
 import { drawShapes, type Picture, type Shape } from "../shapes.ts";
 import { resize } from "../rendering/painter.ts";
 import { goldCurves, LINE_HEIGHT, linkCurves, type Place, tokenLabels, TOP, weightCurves, WIDE_LABEL } from "../line_shapes.ts";
-import { whole } from "../text.ts";
+import { visible, whole } from "../text.ts";
 import { EXACT, type Region, type Side } from "../types.ts";
 import { linkControls, wordToggle } from "./controls.ts";
+import { headControls } from "./heads_shown.ts";
 import { ScoreLine } from "./scores.ts";
 
 const NARROW_LABEL = 96;
@@ -55,7 +59,7 @@ export class LinesView implements ViewPart {
     this.controls();
     replace(
       this.about,
-      make("h2", {}, headTitle(this.context, map, shownHead(this.context))),
+      make("h2", {}, this.title(map)),
       make("span", { class: "muted" }, "queries left, keys right; point at a token to see its lines alone, click or tap to keep it"),
     );
     this.redraw();
@@ -86,14 +90,39 @@ export class LinesView implements ViewPart {
   picture(): Picture {
     this.draw();
     const { map } = this.context.state();
-    return { title: `${headTitle(this.context, map, shownHead(this.context))}: lines`, ...this.size, shapes: this.shapes() };
+    return { title: `${this.title(map)}: lines`, ...this.size, shapes: this.shapes() };
+  }
+
+  private title(map: number): string {
+    const { length } = this.several();
+    return length ? `${length} pinned heads` : headTitle(this.context, map, shownHead(this.context));
   }
 
   async csv(): Promise<string> {
+    if (this.several().length) return this.severalCsv();
     return regionCsv(this.context, this.field(), this.window());
   }
 
+  /** The lines that are drawn, of each head. */
+  private async severalCsv(): Promise<string> {
+    const region = this.window();
+    const [rows, columns] = [region.row1 - region.row0, region.column1 - region.column0];
+    const { map } = this.context.state();
+    const queries = await this.context.tokens.range(map, "query", region.row0, region.row1);
+    const keys = await this.context.tokens.range(map, "key", region.column0, region.column1);
+    const lines: (string | number)[][] = [["head", "query", "query token", "key", "key token", "weight"]];
+    for (const field of this.several()) {
+      const weights = await weightsOf(this.context, field, region);
+      for (const { row, column, weight } of links(weights, rows, columns, this.context.state())) {
+        const name = headName(this.context, field.mapIndex, field.head);
+        lines.push([name, region.row0 + row, visible(queries[row]), region.column0 + column, visible(keys[column]), weight]);
+      }
+    }
+    return csvOf(lines);
+  }
+
   async npz(): Promise<Uint8Array<ArrayBuffer>> {
+    if (this.several().length) throw new Error("a file of this kind has one head: choose one, or a mean");
     return regionNpz(this.context, this.field(), this.window());
   }
 
@@ -107,10 +136,17 @@ export class LinesView implements ViewPart {
     return new HeadField(this.context, this.context.state().map, shownHead(this.context));
   }
 
+  /** The heads whose lines are drawn each in its colour; none where one head is shown, or a mean. */
+  private several(): HeadField[] {
+    const { mean, map, pins } = this.context.state();
+    const heads = mean === "each" ? alikePins(this.context.meta, map, pins) : [];
+    return heads.length > 1 ? heads.map((one) => new HeadField(this.context, one.map, one.head)) : [];
+  }
+
   /** Built anew where another method asks for other controls; the one with the focus keeps it. */
   private controls(): void {
     const state = this.context.state();
-    const made = JSON.stringify([state.alignment, state.words]);
+    const made = JSON.stringify([state.alignment, state.words, state.mean, state.rows, state.map, state.pins]);
     if (made === this.built) return;
     this.built = made;
     const all = "button, select, input";
@@ -121,6 +157,7 @@ export class LinesView implements ViewPart {
     ];
     replace(
       this.bar,
+      ...headControls(this.context),
       slider("Threshold", { min: 0, max: 0.5, step: 0.005, value: state.threshold }, (threshold) =>
         this.context.update({ threshold }),
       ),
@@ -137,7 +174,8 @@ export class LinesView implements ViewPart {
 
   /** How many tokens fit. */
   private lines(): number {
-    return Math.max(4, Math.min(256, Math.floor((this.stage.clientHeight - TOP - 8) / LINE_HEIGHT)));
+    const legend = LEGEND_LINE * this.several().length;
+    return Math.max(4, Math.min(256, Math.floor((this.stage.clientHeight - TOP - 8 - legend) / LINE_HEIGHT)));
   }
 
   private window(): Region {
@@ -249,14 +287,16 @@ export class LinesView implements ViewPart {
     const kept = this.context.state().at;
     const palette = this.context.palette();
     const place: Place = { left, right, label: this.label(), region, hovered: this.hovered, kept, palette };
+    const several = this.several();
     return this.context.loader.frame(this, (need) => {
       const token = (side: Side, index: number) => this.context.tokens.at(need, field.mapIndex, side, index);
       const shapes: Shape[] = [];
-      if (!field.offers(EXACT)) {
+      if (several.length) {
+        shapes.push(...this.coloured(need, several, place));
+      } else if (!field.offers(EXACT)) {
         this.say("the exact weights of this head are not in this page");
       } else {
-        const key = `lines ${field.mapIndex}/${field.head}/${Object.values(region).join("/")}`;
-        const weights = need(key, (signal) => this.context.source.weights(field.mapIndex, field.head, region, signal));
+        const weights = this.weights(need, field, region);
         const matched = this.matcher.look(need, field);
         this.scores.show(field, matched);
         if (weights) {
@@ -274,6 +314,31 @@ export class LinesView implements ViewPart {
       }
       return [...shapes, ...tokenLabels(field.map.kind === "cross", place, token)];
     });
+  }
+
+  /** The lines of several heads in their colours, and a legend below them. */
+  private coloured(need: Need, fields: HeadField[], place: Place): Shape[] {
+    const { region, left, right, palette } = place;
+    const [rows, columns] = [region.row1 - region.row0, region.column1 - region.column0];
+    const names = fields.map((field) => headName(this.context, field.mapIndex, field.head));
+    let count = 0;
+    const curves = fields.flatMap((field, at) => {
+      const weights = field.offers(EXACT) && this.weights(need, field, region);
+      if (!weights) return [];
+      const found = withKept(links(weights, rows, columns, this.context.state()), weights, columns, region, place.kept);
+      count += found.length;
+      return weightCurves(found, place, false, headStyle(at));
+    });
+    this.scores.show(fields[0], undefined);
+    this.say(`${whole(count)} lines of ${fields.length} heads · ${regionWords(region)}`);
+    const below = TOP + Math.max(rows, columns) * LINE_HEIGHT + LEGEND_LINE / 2;
+    return [...curves, ...headLegend(names, left - 40, below, right - left + 80, palette.ink)];
+  }
+
+  private weights(need: Need, { mapIndex, head }: HeadField, region: Region): Float32Array | undefined {
+    return need(`lines ${mapIndex}/${head}/${Object.values(region).join("/")}`, (signal) =>
+      this.context.source.weights(mapIndex, head, region, signal),
+    );
   }
 
   /** What the queries give to tokens of no word, which a map between words has not. */

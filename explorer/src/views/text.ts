@@ -12,6 +12,7 @@ import { figure, visible, whole } from "../text.ts";
 import { EXACT, type Side } from "../types.ts";
 import { Aside } from "./aside.ts";
 import { wordToggle } from "./controls.ts";
+import { headControls } from "./heads_shown.ts";
 
 /** So many tokens of a text stand in the page at a time. */
 export const TOKENS_SHOWN = 1000;
@@ -105,7 +106,7 @@ export class TextView implements ViewPart {
 
   private controls(): void {
     const state = this.context.state();
-    const made = JSON.stringify([state.direction, state.hide, state.words, state.map, state.window, this.several]);
+    const made = JSON.stringify([state.direction, state.hide, state.words, state.mean, state.rows, state.pins, state.map, state.window, this.several]);
     if (made === this.barBuilt) return;
     this.barBuilt = made;
     const directions = [
@@ -117,6 +118,7 @@ export class TextView implements ViewPart {
     const hidden = `leave out special tokens and keys with at least ${100 * SINK} % of all weight, and divide the rest of each row by what is left`;
     replace(
       this.bar,
+      ...headControls(this.context),
       select("Of what is kept", directions, state.direction, (direction) => this.turned(direction as Side)),
       toggle("Several", this.several, () => this.setSeveral(), "a press keeps a token beside those that are kept, as with Shift"),
       toggle("Hide sinks", state.hide, () => this.context.update({ hide: !this.context.state().hide }), hidden),

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 from ..errors import ConfigurationError
 from .atlas import Atlas
 
-MOST_PINS = 4
+MOST_PINS = 6
 MOST_KEPT = 32
 """At most so many tokens of each side are kept."""
 MOST_TEXT = 200
@@ -31,7 +31,7 @@ Colours = Literal["viridis", "cividis", "magma"]
 Theme = Literal["auto", "light", "dark"]
 Alignment = Literal["", "argmax", "mutual", "grow-diag", "threshold"]
 Direction = Literal["query", "key"]
-Mean = Literal["", "layer", "all", "pins"]
+Mean = Literal["", "layer", "all", "pins", "each"]
 Rows = Literal["said", "read"]
 Kept = int | tuple[int, ...] | None
 """Kept tokens of one side: one, several, or none."""
@@ -45,8 +45,9 @@ class ViewState:
         view: all heads, one head, its lines between tokens, its text, pinned heads beside each other, or a table.
         map: the number of a map of the atlas, or its name; of several of one name it is the first.
         head: of that map.
-        mean: in place of the head the mean of all heads of its layer, of all layers of the same kind, or of the pins.
-        rows: what a row of a translation is called: the token that is said there, or that the decoder has read before it.
+        mean: in place of the head the mean of all heads of its layer, of all layers of the same kind, or of the pins;
+            "each": the lines of each pinned head in its own colour.
+        rows: what a row of a translation is called: the token that is said there, or that was read before it.
         frame: (row, column, span) in the middle of the view, and the cells across its shorter side; None: the whole.
         at: what is kept in every view, (query, key): the indices of a pair; None on a side of which nothing is kept, a
             tuple for several tokens. Heads can be put in order by it.
@@ -65,7 +66,7 @@ class ViewState:
         atlas: which atlas, of several.
         against: the atlas that it is compared with; None: with none.
         text: the text that the model reads, where it can be run on another; "": the one that it has read.
-        pins: heads to compare, up to four, (map, head).
+        pins: heads to compare, up to six, (map, head).
         difference: of two pinned heads the difference is shown.
         order: "layer", or a metric or role to sort by; with a minus before it the greatest first.
         role: only heads that have it; "": all.
