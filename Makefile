@@ -141,6 +141,7 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	  --pictures $(PICTURES))
 	$(call printed,demo.txt,$(BIN)/regard demo --folder build/demo)
 	$(call printed,zoo.txt,$(BIN)/regard examine --zoo --results build/zoo --table $(FIGURES)/zoo.md)
+	$(call printed,effects_of_heads.txt,$(BIN)/python recipes/effects_of_heads.py --data $(DATA) --docs $(FIGURES)/docs)
 	$(call printed,roles_of_heads.txt,$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --docs $(FIGURES)/docs)
 	$(MAKE) comparisons
 	@for table in comparisons/*/table.md; do \
