@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import biases, masks, native
-from regard.backends import registry
 from regard.core.grid import Grid
 from regard.errors import KernelError, MaskError
+from regard.kernels import short
 from regard.kernels.planning.choice import SHORT, UNVECTORISED, uncompared_kernel
 from regard.kernels.validation import make_problem
 from regard.masks.padding import Padding
@@ -388,5 +388,5 @@ def test_nobody_reads_spans_alone_where_no_backend_has_short_rows(monkeypatch):
     """As without native code, where the choice asks for it before it asks who computes a problem."""
     query, key = torch.randn(2, 8, 1, 64), torch.randn(2, 8, 256, 64)
     problem = regard.explain(query, key, key, mask=masks.causal() & masks.window(before=9)).problem
-    monkeypatch.setattr(registry, "BACKENDS", ())
+    monkeypatch.setattr(short, "BACKENDS", ())
     assert not SHORT.reads_spans_alone(problem)

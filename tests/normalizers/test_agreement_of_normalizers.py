@@ -3,8 +3,10 @@
 from functools import partial
 
 import pytest
+import torch
 
-from regard import native
+import regard
+from regard import masks, native, normalizers
 from regard.core.problem import Problem
 from regard.kernels import Result
 from regard.kernels.planning.choice import ROW_KERNELS
@@ -53,3 +55,20 @@ def test_it_agrees_over_several_blocks(name, kernel, assert_all):
     pairs = [(kernel, case) for kernel, case in pairs if case.poison not in ("query", "key")]
     assert len(pairs) > 3
     assert_all(partial(assert_agrees, oracle=oracle), pairs)
+
+
+@pytest.mark.skipif(not native.available(), reason="there is no native code")
+@pytest.mark.parametrize("normalizer", [normalizers.Sparsemax(), normalizers.Entmax(1.5)], ids=repr)
+@pytest.mark.parametrize("deviation", [0.0, 0.05, 0.3])
+def test_nearly_equal_scores_over_many_keys(normalizer, deviation):
+    """Most keys have weight, or had it until the row was read to its end: they are kept in another way."""
+    torch.manual_seed(3)
+    for mask in (None, masks.causal(), masks.window(before=300, after=50), masks.causal() & masks.padding([600])):
+        query, key, value, above = torch.randn(4, 1, 2, 733, 24).unbind()
+        results = []
+        for kernel, dtype in (("threshold", torch.float32), ("reference", torch.float64)):
+            leaves = [tensor.to(dtype).requires_grad_() for tensor in (query * deviation, key, value)]
+            output = regard.attention(*leaves, mask=mask, normalizer=normalizer, kernel=kernel)
+            results.append([output.detach(), *torch.autograd.grad(output, leaves, above.to(dtype))])
+        for ours, exact in zip(*results, strict=True):
+            torch.testing.assert_close(ours.double(), exact, rtol=0, atol=2e-5 * max(1.0, float(exact.abs().max())))

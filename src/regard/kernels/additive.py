@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..backends.registry import Makers, is_nan_safe
+from ..backends.base import AdditiveTiles
+from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs
@@ -16,7 +17,6 @@ from .custom_op import apply_kernel, register
 from .planning.unit_costs import WIDEN, add_feature_cost, tilewise_cost, widened_bytes, widened_numbers
 from .planning.unit_prices import price
 
-MAKERS = Makers(lambda backend: backend.additive)
 NATIVE_FEATURE = price("additive.native_feature")
 
 
@@ -38,7 +38,7 @@ class AdditiveKernel:
         reasons = []
         if not isinstance(problem.pairs, AdditivePairs):
             reasons.append("its code computes additive scores; this score is a dot product")
-        return reasons + MAKERS.why_not(problem.value)
+        return reasons + reasons_against([each for each in BACKENDS if each.additive is not None], problem.value)
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs, plus a share of a pass for each feature."""
@@ -52,7 +52,7 @@ class AdditiveKernel:
 
     def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
         """Whether the backend that computes a problem is."""
-        return is_nan_safe(MAKERS.of(problem.value)[0])
+        return is_nan_safe(_maker(problem.value)[0])
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
@@ -60,8 +60,13 @@ class AdditiveKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
-        return MAKERS.of(batched.value)[1].forward(batched, self.tile)
+        return _maker(batched.value)[1].forward(batched, self.tile)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return MAKERS.of(batched.value)[1].backward(batched, saved, self.tile)
+        return _maker(batched.value)[1].backward(batched, saved, self.tile)
+
+
+def _maker(value: Tensor) -> tuple[str, AdditiveTiles]:
+    """Who computes additive scores of this device and dtype over tiles: the backend's name and its methods."""
+    return next((each.name, each.additive) for each in BACKENDS if each.additive is not None and each.runs(value))

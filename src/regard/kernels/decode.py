@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..backends.base import FewQueries, PreparedStep
-from ..backends.registry import Makers, is_nan_safe
+from ..backends.registry import BACKENDS, is_nan_safe
 from ..backends.torch.dense_block import EXPONENTIAL, Rectangle, dense_reasons
 from ..backends.torch.key_parts import PART, KeyParts
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
@@ -32,7 +32,6 @@ from .planning.unit_costs import (
 )
 from .planning.unit_prices import price
 
-MAKERS = Makers(lambda backend: backend.few_queries)
 MOST_ROWS = 64
 """The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
 STEP_CALLS = price("decode.step_calls")
@@ -114,7 +113,7 @@ class DecodeKernel:
 
     def _maker(self, key: Tensor, value: Tensor) -> tuple[str, FewQueries]:
         """Who computes keys and values of this kind: the backend's name and its methods."""
-        return ("torch", KeyParts(self.part)) if self.by_torch else MAKERS.of(key, value)
+        return ("torch", KeyParts(self.part)) if self.by_torch else _maker(key, value)
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """All but those of a bias."""
@@ -162,6 +161,14 @@ class DecodeKernel:
             gradients.key[:, :, columns] += key
             gradients.value[:, :, columns] += value
         return gradients
+
+
+def _maker(key: Tensor, value: Tensor) -> tuple[str, FewQueries]:
+    """Who computes few queries over keys and values of this kind: the backend's name and its methods."""
+    found = (
+        (each.name, each.few_queries) for each in BACKENDS if each.few_queries is not None and each.runs(key, value)
+    )
+    return next(found)
 
 
 def _is_bare_step(problem: Problem) -> bool:

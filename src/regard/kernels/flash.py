@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..backends.registry import Makers, is_nan_safe
+from ..backends.base import FlashTiles
+from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
@@ -16,7 +17,6 @@ from .custom_op import apply_kernel, register
 from .planning.unit_costs import MASK, OPERATOR, RESULT, bytes_read, evaluated, total_width
 from .planning.unit_prices import price
 
-MAKERS = Makers(lambda backend: backend.flash)
 EXTRA = price("flash.extra")
 BIAS_CALLS = price("flash.bias_calls")
 
@@ -34,10 +34,10 @@ class FlashKernel:
         reasons = []
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
-        reasons += MAKERS.why_not(problem.value)
+        reasons += reasons_against([each for each in BACKENDS if each.flash is not None], problem.value)
         if reasons:
             return reasons
-        backend, tiles = MAKERS.of(problem.value)
+        backend, tiles = _maker(problem.value)
         if problem.normalizer is not None and type(problem.normalizer) not in tiles.normalizers:
             return [f"the backend {backend} computes no {problem.normalizer_name} attention over tiles"]
         return tiles.why_not(problem)
@@ -45,7 +45,7 @@ class FlashKernel:
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""
         share, found = sampled_layouts(problem, TILE_SIZE, MIN_FULL_RUN)
-        backend, tiles = MAKERS.of(problem.value)
+        backend, tiles = _maker(problem.value)
         pairs = tiles.visited_pairs(problem)
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         rows = min(problem.queries, 4 * TILE_SIZE[0])
@@ -69,7 +69,7 @@ class FlashKernel:
 
     def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
         """Whether the backend that computes a problem is."""
-        return is_nan_safe(MAKERS.of(problem.value)[0])
+        return is_nan_safe(_maker(problem.value)[0])
 
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
@@ -77,16 +77,21 @@ class FlashKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
-        return MAKERS.of(batched.value)[1].forward(batched)
+        return _maker(batched.value)[1].forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return MAKERS.of(batched.value)[1].backward(batched, saved)
+        return _maker(batched.value)[1].backward(batched, saved)
 
     def forward_into(self, batched: BatchedProblem, output: Tensor, lse: Tensor, *, accumulate: bool) -> bool:
         """Write the result of a batched problem, or merge it with that of other keys, which stands there."""
-        return MAKERS.of(batched.value)[1].forward_into(batched, output, lse, accumulate=accumulate)
+        return _maker(batched.value)[1].forward_into(batched, output, lse, accumulate=accumulate)
 
     def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
         """Write the gradients of a batched problem, or add them to those that stand there; of the bias, always add."""
-        return MAKERS.of(batched.value)[1].backward_into(batched, saved, into, accumulate=accumulate)
+        return _maker(batched.value)[1].backward_into(batched, saved, into, accumulate=accumulate)
+
+
+def _maker(value: Tensor) -> tuple[str, FlashTiles]:
+    """Who computes tensors of this device and dtype over tiles: the backend's name and its methods."""
+    return next((each.name, each.flash) for each in BACKENDS if each.flash is not None and each.runs(value))

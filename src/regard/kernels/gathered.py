@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..backends.base import FlashTiles
-from ..backends.registry import Makers
+from ..backends.base import FlashTiles, GatheredKeys
+from ..backends.registry import BACKENDS
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
@@ -17,7 +17,6 @@ from .custom_op import apply_kernel, register
 from .planning.unit_costs import OPERATOR, RESULT, bytes_read, heads_per_key, total_width
 from .planning.unit_prices import price
 
-MAKERS, FLASH = Makers(lambda backend: backend.gathered), Makers(lambda backend: backend.flash)
 PAIR = price("gathered.pair")
 BLOCK_PAIR = price("gathered.block_pair")
 SHARED_PAIR = price("gathered.shared_pair")
@@ -83,7 +82,7 @@ class GatheredKernel:
             heads, tiles = folded
             return heads.rows(tiles.forward(heads.batched))
         lists = key_lists(batched)
-        return MAKERS.of(batched.value)[1].forward(batched, lists, list_terms(batched, lists))
+        return _maker(batched.value).forward(batched, lists, list_terms(batched, lists))
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
@@ -91,7 +90,7 @@ class GatheredKernel:
             heads, tiles = folded
             return heads.gradients(tiles.backward(heads.batched, heads.saved(saved)))
         lists = key_lists(batched)
-        found = MAKERS.of(batched.value)[1].backward(
+        found = _maker(batched.value).backward(
             batched, saved, lists, list_terms(batched, lists), of_added=saved.needs_bias_grad
         )
         into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
@@ -115,8 +114,13 @@ class GatheredKernel:
 
 def _of_tiles(batched: BatchedProblem) -> tuple[HeadsAsBatches, FlashTiles] | None:
     """Blocks that are whole tiles, head by head, and who computes tiles of them; None where nobody does."""
-    flash = FLASH.find(batched.value)
+    flash = next((each.flash for each in BACKENDS if each.flash is not None and each.runs(batched.value)), None)
     heads = None if flash is None else HeadsAsBatches.from_problem(batched)
-    if flash is None or heads is None or flash[1].why_not(heads.batched.problem):
+    if flash is None or heads is None or flash.why_not(heads.batched.problem):
         return None
-    return heads, flash[1]
+    return heads, flash
+
+
+def _maker(value: Tensor) -> GatheredKeys:
+    """Who gathers keys of this device and dtype."""
+    return next(each.gathered for each in BACKENDS if each.gathered is not None and each.runs(value))

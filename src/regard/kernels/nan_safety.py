@@ -20,8 +20,8 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
   `ReferenceKernel.run`, and by `SdpaKernel.run` where that does not go through `custom_op`;
 - one call of C that is tried before the rest: `short.attend_without_gradient` and `short._AttendShort`, both by way of
   `small_calls` too, where C says whether what it wrote is finite; `decode._attend_step`, which reads its output once
-  more where there is a mask. What is not finite goes the way of all kernels, `custom_op`; where nothing is masked and
-  no gradient is wanted, it is right as it is;
+  more where there is a mask. What is not finite goes the way of all kernels, `custom_op`; where nothing is masked, by
+  softmax, and no gradient is wanted, it is right as it is;
 - backward: `custom_op.compute_gradients`, which computes again from the finite inputs of
   `custom_op._without_nonfinite`; the second derivative likewise,
   `custom_op._second_derivative`, and many gradients at once, `custom_op._mapped_gradients`. Where autograd

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..backends.registry import Makers
+from ..backends.base import NormalizerTiles
+from ..backends.registry import BACKENDS, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
@@ -24,18 +25,18 @@ class NormalizerTilesKernel:
 
     def __init__(self, name: str, work: Callable[[Problem, float], FlashWork], passes: int) -> None:
         self.name, self._work, self._passes = name, work, passes
-        self._tiles = Makers(lambda backend: backend.normalizer_tiles.get(name))
         register(self)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Scores that are no dot products, and what no backend has such code for."""
         if not isinstance(problem.pairs, DotPairs):
             return ["its code computes dot products; this score is additive"]
-        return self._tiles.why_not(problem.value) or self._tiles.of(problem.value)[1].why_not(problem)
+        reasons = reasons_against([each for each in BACKENDS if self.name in each.normalizer_tiles], problem.value)
+        return reasons or self._maker(problem.value)[1].why_not(problem)
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""
-        backend, tiles = self._tiles.of(problem.value)
+        backend, tiles = self._maker(problem.value)
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
         return Cost(
             flops=0.0,
@@ -56,11 +57,16 @@ class NormalizerTilesKernel:
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output, and the normalizer's numbers of rows, of a batched problem."""
-        return self._tiles.of(batched.value)[1].forward(batched)
+        return self._maker(batched.value)[1].forward(batched)
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
-        return self._tiles.of(batched.value)[1].backward(batched, saved)
+        return self._maker(batched.value)[1].backward(batched, saved)
+
+    def _maker(self, value: Tensor) -> tuple[str, NormalizerTiles]:
+        """Who has such code for tensors of this device and dtype: the backend's name and its methods."""
+        makers = (each for each in BACKENDS if self.name in each.normalizer_tiles and each.runs(value))
+        return next((each.name, each.normalizer_tiles[self.name]) for each in makers)
 
 
 def _one_product(problem: Problem, pairs: float) -> FlashWork:

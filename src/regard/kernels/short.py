@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..backends.base import ShortPass
-from ..backends.registry import Makers, is_nan_safe
+from ..backends.base import ShortPass, ShortRows
+from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..backends.torch.row_loop import RowAttention
 from ..backends.torch.tile_loop import TiledAttention
 from ..biases import RelativeBias
@@ -37,7 +37,6 @@ from .custom_op import apply_kernel, compute_forward, differentiate, register
 from .planning.unit_costs import MASK, RESULT, bias_passes, bytes_read, evaluated, heads_per_key, total_width
 from .planning.unit_prices import price
 
-MAKERS = Makers(lambda backend: backend.short)
 CALLS = price("short.calls")
 OWN_GRADIENT = price("short.own_gradient")
 TERM = price("short.term")
@@ -70,10 +69,10 @@ class ShortKernel:
         for name, feature in (("softcap", problem.softcap), ("dropout", problem.dropout)):
             if feature is not None:
                 reasons.append(f"its code has no {name}")
-        reasons += MAKERS.why_not(value)
+        reasons += reasons_against([each for each in BACKENDS if each.short is not None], value)
         if reasons:
             return reasons
-        rows = MAKERS.of(value)[1]
+        rows = _maker(value)[1]
         if not rows.takes(problem.normalizer):
             reasons.append(
                 "its code computes softmax, sparsemax, entmax-1.5, and sigmoid attention with a number as bias; this "
@@ -90,7 +89,7 @@ class ShortKernel:
 
         Those behind all spans of a sequence are not read. Values of float32 are read as they are in the forward pass.
         """
-        backend, short_rows = MAKERS.of(problem.value)
+        backend, short_rows = _maker(problem.value)
         rows, width = problem.weights_shape[:-1].numel(), total_width(problem)
         pairs = rows * _mean_columns(problem, short_rows.keys_at_once())
         value, units = problem.value, problem.value.shape[:-2].numel()
@@ -115,10 +114,10 @@ class ShortKernel:
     def reads_spans_alone(self, problem: Problem) -> bool:
         """Whether it reads keys and values as they are, and none outside of a mask's spans: of few rows."""
         value, mask, rows = problem.value, problem.mask, heads_per_key(problem) * problem.queries
-        found = MAKERS.find(value)
+        found = next((each.short for each in BACKENDS if each.short is not None and each.runs(value)), None)
         if found is None or mask is None:  # it is asked before anybody has asked who computes the problem
             return False
-        return rows <= found[1].rows_as_they_are(problem) and has_spans(mask, problem)
+        return rows <= found.rows_as_they_are(problem) and has_spans(mask, problem)
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""
@@ -126,7 +125,7 @@ class ShortKernel:
 
     def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
         """Whether the backend that computes a problem is."""
-        return is_nan_safe(MAKERS.of(problem.value)[0])
+        return is_nan_safe(_maker(problem.value)[0])
 
     def run(self, problem: Problem) -> Result:
         """Output, and the log-sum-exp if it is requested.
@@ -138,7 +137,7 @@ class ShortKernel:
         if not has_short_tensors(problem) or torch.compiler.is_compiling() or functorch_active():
             return apply_kernel(problem, self)
         spans = key_spans(problem)
-        prepared = MAKERS.of(value)[1].prepare(pairs.scale, spans, query, key, value, problem.normalizer)
+        prepared = _maker(value)[1].prepare(pairs.scale, spans, query, key, value, problem.normalizer)
         if prepared.copies:
             return apply_kernel(problem, self)
         terms = None
@@ -156,14 +155,14 @@ class ShortKernel:
         if not isinstance(pairs, DotPairs) or not has_short_tensors(problem) or has_terms(problem):
             return None
         spans = key_spans(problem)
-        prepared = MAKERS.of(value)[1].prepare(pairs.scale, spans, pairs.query, pairs.key, value, problem.normalizer)
+        prepared = _maker(value)[1].prepare(pairs.scale, spans, pairs.query, pairs.key, value, problem.normalizer)
         return None if prepared.copies else PreparedCall(pairs.scale, spans, prepared, problem.normalizer)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
-        rows = MAKERS.of(batched.value)[1].forward(*inputs, _pair_terms(batched), batched.problem.normalizer)
+        rows = _maker(batched.value)[1].forward(*inputs, _pair_terms(batched), batched.problem.normalizer)
         if rows is not None:
             return rows
         # Rows whose bias is the smallest number, as transformers masks them, are exact in torch.
@@ -174,7 +173,7 @@ class ShortKernel:
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
         inputs, spans = (pairs.query, pairs.key, batched.value, pairs.scale), key_spans(batched.problem)
-        found = MAKERS.of(batched.value)[1].backward(
+        found = _maker(batched.value)[1].backward(
             *inputs, saved, spans, _pair_terms(batched), batched.problem.normalizer
         )
         query, key, value, of_bias = found
@@ -202,6 +201,11 @@ class PreparedCall:
             )
         masked = mask is not None or self.normalizer is not None
         return attend_without_gradient(self.prepared, self.spans, query, key, value, masked=masked)
+
+
+def _maker(value: Tensor) -> tuple[str, ShortRows]:
+    """Who computes short rows of this device and dtype: the backend's name and its methods."""
+    return next((each.name, each.short) for each in BACKENDS if each.short is not None and each.runs(value))
 
 
 def has_short_tensors(problem: Problem) -> bool:

@@ -8,8 +8,9 @@ struct kept {
     float *scores;       /* and then the roots of the weights, or the weights: see weight_of */
     int32_t *columns;    /* ascending */
     float *grad_weights; /* backward */
-    int64_t count, room, cleaned; /* cleaned: how many there were when those below the threshold were last left out */
+    int64_t count, room, most; /* most: at how many those below the threshold are left out again */
     int64_t begin, end;  /* those of a span of columns */
+    int64_t whole;       /* whether all keys are kept from some column on, as nearly all are above the threshold */
     float threshold, maximum;
 };
 
@@ -30,7 +31,7 @@ struct row_state {
 };
 
 /* SPAN: of columns, whose keys, values and gradients stay in the cache while all rows pass over them. */
-enum { FIRST_ROOM = 256, UNCLEANED = 64, MOST_STEPS = 40, SPAN = 256, DENSE_SHARE = 6 };
+enum { FIRST_ROOM = 256, UNCLEANED = 64, MOST_STEPS = 40, SPAN = 256, DENSE_SHARE = 6, LEAST_WHOLE = 192 };
 
 INLINE int make_room(struct kept *kept) {
     int64_t room = kept->room ? 2 * kept->room : FIRST_ROOM;
@@ -74,6 +75,21 @@ INLINE uint32_t lanes_above(lanes values, float least) {
 #endif
 }
 
+/* How many of the first `count` of ascending numbers are below a limit. */
+INLINE int64_t count_below(bits ascending, int64_t count, int32_t limit) {
+#if defined(__AVX512F__)
+    uint32_t below = _mm512_cmplt_epi32_mask((__m512i)ascending, _mm512_set1_epi32(limit));
+    return __builtin_popcount(below & (((uint32_t)1 << count) - 1));
+#elif defined(__AVX2__)
+    uint32_t below = (uint32_t)_mm256_movemask_ps((__m256)(ascending < limit));
+    return __builtin_popcount(below & (((uint32_t)1 << count) - 1));
+#else
+    int64_t found = 0;
+    while (found < count && ascending[found] < limit) found++;
+    return found;
+#endif
+}
+
 /* Appends the keys of LANES scores whose bits are set; more than these may be overwritten behind them. */
 INLINE void append_lanes(struct kept *kept, lanes scores, bits columns, uint32_t found) {
 #if defined(__AVX512F__)
@@ -94,7 +110,11 @@ INLINE bits lane_numbers(void) {
     return numbers;
 }
 
-/* Leaves out the keys that are not above a number. */
+/* Whether at least three quarters of some keys are kept. */
+INLINE int are_nearly_all(int64_t count, int64_t all) { return 4 * count > 3 * all; }
+
+/* Leaves out the keys that are not above a number, and again when there are twice as many; where few were left out, as
+ * of nearly equal scores, four times. */
 INLINE void keep_above(struct kept *kept, float least) {
     int64_t all = kept->count;
     kept->count = 0;
@@ -103,28 +123,36 @@ INLINE void keep_above(struct kept *kept, float least) {
         lanes scores = load(kept->scores + u);
         append_lanes(kept, scores, load_bits(kept->columns + u), lanes_above(scores, least) & within);
     }
-    kept->cleaned = kept->count;
+    kept->whole = kept->whole && are_nearly_all(kept->count, all);
+    kept->most = (are_nearly_all(kept->count, all) ? 4 : 2) * kept->count + UNCLEANED;
 }
 
-/* Adds the keys of a tile whose scores are above the threshold to those that a row keeps. */
-INLINE int append_above(struct kept *kept, const float *scores, int64_t column, int64_t low, int64_t high) {
+/* Adds the keys of a tile whose scores are above the threshold to those that a row keeps, or all of them. */
+INLINE int append_above(struct kept *kept, const float *scores, int64_t column, const struct extent extent) {
     if (kept->count + BLOCK > kept->room && !make_room(kept)) return 0;
-    for (int64_t j = low; j < high; j += LANES) {
+    for (int64_t j = aligned_begin(extent); j < extent.end; j += LANES) {
         lanes found = load(scores + j);
-        append_lanes(kept, found, lane_numbers() + (int32_t)(column + j), lanes_above(found, kept->threshold));
+        bits columns = lane_numbers() + (int32_t)(column + j);
+        if (kept->whole) {
+            store(kept->scores + kept->count, found);
+            memcpy(kept->columns + kept->count, &columns, sizeof columns);
+            kept->count += min_int(extent.end - j, LANES);
+        } else
+            append_lanes(kept, found, columns, lanes_above(found, kept->threshold));
     }
+    if (kept->count >= LEAST_WHOLE) kept->whole = are_nearly_all(kept->count, column + extent.end - kept->columns[0]);
     return 1;
 }
 
 /* Forward: the threshold rises with the keys, and those below it are left out again. */
-INLINE int keep_keys(struct kept *kept, const float *scores, float maximum, int64_t column, int64_t low, int64_t high,
+INLINE int keep_keys(struct kept *kept, const float *scores, float maximum, int64_t column, const struct extent extent,
                      const int64_t squared) {
     if (maximum > kept->maximum) {
         kept->maximum = maximum;
         if (maximum - 1.0f > kept->threshold) kept->threshold = maximum - 1.0f;
     }
-    if (!append_above(kept, scores, column, low, high)) return 0;
-    if (kept->count > 2 * kept->cleaned + UNCLEANED) {
+    if (!append_above(kept, scores, column, extent)) return 0;
+    if (kept->count > kept->most) {
         float before = kept->threshold;
         raise_threshold(kept, squared), raise_threshold(kept, squared);
         /* A little less: sums of more keys are rounded in another way. */
@@ -178,8 +206,8 @@ INLINE void process_keys(const struct threshold *problem, struct row_state *stat
             float *scores = tile + r * BLOCK;
             lanes limit = finish_row(extent, word, bias, scores);
             if (!lanes_above(limit, kept->threshold)) continue;
-            int kept_all = forward ? keep_keys(kept, scores, largest_lane(limit), column, low, high, problem->squared)
-                                   : append_above(kept, scores, column, low, high);
+            int kept_all = forward ? keep_keys(kept, scores, largest_lane(limit), column, extent, problem->squared)
+                                   : append_above(kept, scores, column, extent);
             if (!kept_all) state->failed = 1;
         }
     }
@@ -220,21 +248,29 @@ INLINE int is_dropped(const struct flash *tiles, int32_t row_hash, int32_t colum
 INLINE float weight_of(float share, const int64_t squared) { return squared ? share * share : share; }
 
 /* The power 2 - alpha of a weight, by which its score's gradient is that of the weight, less their mean. */
-INLINE float slope_of(float share, const int64_t squared) { return squared ? share : 1.0f; }
+INLINE float slope_of(float share, const int64_t squared) { return squared ? share : share > 0.0f ? 1.0f : 0.0f; }
 
-/* The scores of a row become weights or their roots. */
-INLINE void finish_kept(struct kept *kept, const int64_t squared) {
-    lanes sum = {0}, threshold = broadcast(kept->threshold);
-    keep_above(kept, kept->threshold);
+/* The scores of a row become weights, or `as_roots` their roots where weights are squares; after one more step of
+ * `raise_threshold`, of a length that the threshold's rounding loses. */
+INLINE void finish_kept(struct kept *kept, const int64_t squared, const int as_roots) {
+    lanes sum = {0}, other = {0}, threshold = broadcast(kept->threshold);
+    if (!kept->whole) keep_above(kept, kept->threshold);
     kept->begin = kept->end = 0;
     if (!kept->count) return;
     store(kept->scores + kept->count, threshold);
     for (int64_t u = 0; u < kept->count; u += LANES) {
-        lanes above = load(kept->scores + u) - threshold;
-        store(kept->scores + u, above), sum += squared ? above * above : above;
+        lanes above = max_lanes(load(kept->scores + u) - threshold, broadcast(0.0f));
+        store(kept->scores + u, above);
+        sum += above;
+        other += squared ? above * above : (lanes)((above > 0.0f) & (bits)broadcast(1.0f));
     }
-    float total = sum_lanes(sum), factor = squared ? 1.0f / sqrtf(total) : 1.0f / total;
-    for (int64_t u = 0; u < kept->count; u += LANES) store(kept->scores + u, load(kept->scores + u) * factor);
+    float all = sum_lanes(sum), norm = squared ? sqrtf(sum_lanes(other)) : all;
+    float rest = (norm - 1.0f) / (squared ? all / norm : sum_lanes(other));
+    for (int64_t u = 0; u < kept->count; u += LANES) {
+        lanes above = load(kept->scores + u), root = max_lanes(above - rest, broadcast(0.0f));
+        root = (lanes)((above > 0.0f) & (bits)root);
+        store(kept->scores + u, squared && !as_roots ? root * root : root);
+    }
 }
 
 /* The columns up to the last key with weight of some rows, where there are so many that tiles are faster; else 0. */
@@ -250,21 +286,28 @@ INLINE int64_t dense_columns(const struct row_state *state) {
 
 /* Moves on to the keys of a row in the next span of columns; whether there are any. */
 INLINE int next_span(struct kept *kept, int64_t end) {
-    kept->begin = kept->end;
-    while (kept->end < kept->count && kept->columns[kept->end] < end) kept->end++;
+    int64_t more = LANES;
+    for (kept->begin = kept->end; more == LANES && kept->end < kept->count; kept->end += more) {
+        int64_t left = min_int(kept->count - kept->end, LANES);
+        more = count_below(load_bits(kept->columns + kept->end), left, (int32_t)end);
+    }
     return kept->begin < kept->end;
+}
+
+/* Whether the keys of a span are neighbours. */
+INLINE int are_neighbours(const struct kept *kept) {
+    return kept->begin < kept->end && kept->columns[kept->end - 1] - kept->columns[kept->begin] == kept->end - kept->begin - 1;
 }
 
 /* The threshold and the weights of a row, those that dropout leaves; 0 or NaN where a score is infinite. */
 INLINE void find_weights(const struct threshold *problem, struct row_state *state, int64_t row) {
     const struct flash *tiles = &problem->tiles;
     struct kept *kept = state->kept + row;
-    for (int step = 0; step < MOST_STEPS && raise_threshold(kept, problem->squared) > 1e-7f; step++) continue;
+    for (int step = 0; step < MOST_STEPS && raise_threshold(kept, problem->squared) > 3e-6f; step++) continue;
     *row_number(&tiles->lse, state->batch, state->head, state->begin + row) =
         kept->maximum == -INFINITY ? -INFINITY : kept->threshold;
-    finish_kept(kept, problem->squared);
+    finish_kept(kept, problem->squared, 0);
     int32_t row_hash = row_hash_at(tiles, state->batch, state->head, state->begin + row);
-    for (int64_t u = 0; u < kept->count; u++) kept->scores[u] = weight_of(kept->scores[u], problem->squared);
     for (int64_t u = 0; tiles->row_hashes && u < kept->count; u++)
         kept->scores[u] *= is_dropped(tiles, row_hash, kept->columns[u]) ? 0.0f : 1.0f / tiles->keep_probability;
 }
@@ -301,9 +344,13 @@ INLINE void add_tiles_of_values(const struct threshold *problem, struct row_stat
         float weights[GROUP * BLOCK] ALIGNED = {0};
         for (int64_t row = first; row < min_int(first + GROUP, state->count); row++) {
             struct kept *kept = state->kept + row;
+            float *own = weights + (row - first) * BLOCK;
             next_span(kept, column + BLOCK);
-            for (int64_t u = kept->begin; u < kept->end; u++)
-                weights[(row - first) * BLOCK + kept->columns[u] - column] = kept->scores[u];
+            if (are_neighbours(kept))
+                memcpy(own + kept->columns[kept->begin] - column, kept->scores + kept->begin,
+                       (size_t)(kept->end - kept->begin) * sizeof(float));
+            else
+                for (int64_t u = kept->begin; u < kept->end; u++) own[kept->columns[u] - column] = kept->scores[u];
         }
         for (int64_t a = 0; a < padded; a += PAIR)
             add_product((struct factor){weights, BLOCK, 1}, (struct vectors){state->value_rows + a, padded, 0, BLOCK},
@@ -376,11 +423,15 @@ INLINE void tiles_of_weight_gradients(const struct threshold *problem, struct ro
         for (int64_t row = first; row < min_int(first + GROUP, state->count); row++) {
             struct kept *kept = state->kept + row;
             int32_t row_hash = row_hash_at(tiles, state->batch, state->head, state->begin + row);
+            const float *own = products + (row - first) * BLOCK;
             next_span(kept, column + BLOCK);
-            for (int64_t u = kept->begin; u < kept->end; u++) {
-                kept->grad_weights[u] = products[(row - first) * BLOCK + kept->columns[u] - column];
-                if (tiles->row_hashes && is_dropped(tiles, row_hash, kept->columns[u])) kept->grad_weights[u] = 0.0f;
-            }
+            if (are_neighbours(kept))
+                memcpy(kept->grad_weights + kept->begin, own + kept->columns[kept->begin] - column,
+                       (size_t)(kept->end - kept->begin) * sizeof(float));
+            else
+                for (int64_t u = kept->begin; u < kept->end; u++) kept->grad_weights[u] = own[kept->columns[u] - column];
+            for (int64_t u = kept->begin; tiles->row_hashes && u < kept->end; u++)
+                if (is_dropped(tiles, row_hash, kept->columns[u])) kept->grad_weights[u] = 0.0f;
         }
     }
 }
@@ -441,14 +492,22 @@ INLINE void spread_tiles(const struct threshold *problem, struct row_state *stat
         struct kept *kept = state->kept + row;
         float *line = into->line ? into->line + diagonal_index(tiles, state->begin + row, 0) : 0;
         int32_t row_hash = row_hash_at(tiles, state->batch, state->head, state->begin + row);
+        float *grad_scores = state->grad_scores + (row - first) * BLOCK - column,
+              *weights = state->weights + (row - first) * BLOCK - column;
         next_span(kept, column + BLOCK);
-        for (int64_t u = kept->begin; u < kept->end; u++) {
-            int64_t at = (row - first) * BLOCK + kept->columns[u] - column;
-            int dropped = tiles->row_hashes && is_dropped(tiles, row_hash, kept->columns[u]);
-            state->grad_scores[at] = kept->grad_weights[u];
-            state->weights[at] = dropped ? 0.0f : weight_of(kept->scores[u], problem->squared);
-            if (line) line[kept->columns[u]] += kept->grad_weights[u];
-        }
+        if (are_neighbours(kept)) {
+            int64_t at = kept->columns[kept->begin], count = kept->end - kept->begin;
+            const float *roots = kept->scores + kept->begin;
+            memcpy(grad_scores + at, kept->grad_weights + kept->begin, (size_t)count * sizeof(float));
+            for (int64_t u = 0; u < count; u++) weights[at + u] = weight_of(roots[u], problem->squared);
+        } else
+            for (int64_t u = kept->begin; u < kept->end; u++) {
+                grad_scores[kept->columns[u]] = kept->grad_weights[u];
+                weights[kept->columns[u]] = weight_of(kept->scores[u], problem->squared);
+            }
+        for (int64_t u = kept->begin; tiles->row_hashes && u < kept->end; u++)
+            if (is_dropped(tiles, row_hash, kept->columns[u])) weights[kept->columns[u]] = 0.0f;
+        for (int64_t u = kept->begin; line && u < kept->end; u++) line[kept->columns[u]] += kept->grad_weights[u];
     }
 }
 
@@ -502,7 +561,7 @@ INLINE void start_gradients(const struct threshold *problem, struct row_state *s
     memset(state->grad_query, 0, (size_t)(rows_of(state) * padded_dim(tiles->dim)) * sizeof(float));
     for (int64_t row = 0; row < state->count; row++) {
         struct kept *kept = state->kept + row;
-        finish_kept(kept, problem->squared);
+        finish_kept(kept, problem->squared, 1);
         float *grad_weights = realloc(kept->grad_weights, (size_t)(kept->count + LANES) * sizeof(float));
         if (grad_weights)
             kept->grad_weights = grad_weights;
@@ -547,7 +606,7 @@ TABLE_BY_DTYPE(rows_gradients_of, (const struct threshold *problem, struct row_s
 INLINE void forget_rows(struct row_state *state) {
     for (int64_t row = 0; row < state->count; row++) {
         struct kept *kept = state->kept + row;
-        kept->count = kept->cleaned = 0, kept->threshold = kept->maximum = -INFINITY;
+        kept->count = kept->whole = 0, kept->most = UNCLEANED, kept->threshold = kept->maximum = -INFINITY;
     }
 }
 
