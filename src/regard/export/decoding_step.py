@@ -12,6 +12,7 @@ from ..errors import ExportError, ShapeError
 from ..models import LanguageModel
 from ..models.language_model import LanguageModelCache
 from ..nn import BlockCache, Cache, KVCache, LinearCache
+from ..nn.forget_gate import ForgetGate
 from .tensor_cache import TensorCache
 
 
@@ -30,7 +31,7 @@ class DecodingStep(nn.Module):
         model: a language model.
 
     Raises:
-        ExportError: a layer whose cache is neither keys and values nor a state.
+        ExportError: a layer whose cache is neither keys and values nor a state, or that has a forget gate.
         ShapeError: another number of tensors than the model has.
 
     >>> import torch
@@ -53,6 +54,12 @@ class DecodingStep(nn.Module):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
+        gated = [name for name, module in model.named_modules() if isinstance(module, ForgetGate)]
+        if gated:
+            raise ExportError(
+                f"module {gated[0]!r} goes on from the last key of the cache, where there is one, and a graph has no "
+                "branch for that: export the model itself, without a cache"
+            )
         self.model = model
         device = model.embedding.weight.device
         with torch.no_grad():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch._ops import OpOverload
+from torch._ops import OperatorBase
 
 from .. import linear as linear  # whose operator is in the table once it is loaded
 from ..core.decomposition import DECOMPOSITIONS
 
 
-def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+def decompositions() -> dict[OperatorBase, Callable[..., Any]]:
     """The operators of regard and what they are in operators of torch, for `ExportedProgram.run_decompositions`.
 
     The program then needs torch alone: it is loaded and run where regard is not installed, and AOTInductor compiles the
