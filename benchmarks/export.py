@@ -81,7 +81,7 @@ def session(module: nn.Module, inputs: tuple, shapes: tuple, opset: int) -> tupl
 def alternating(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """The median milliseconds of each call."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for name, call in calls.items():
+    for call in calls.values():
         call()
     for _ in range(REPEATS):
         for name, call in calls.items():
