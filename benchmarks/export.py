@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from regard import masks
-from regard.export import DecodingStep
+from regard.export import TensorStep
 from regard.models import LanguageModel
 from regard.models import language_model as lm
 from regard.nn import Attention, FeedForward, PreNorm, Projections, TransformerBlock
@@ -131,7 +131,7 @@ def main() -> None:
             (VARY,),
             {f"{n} tokens": (tokens(1, n),) for n in (64, 512, 2048)},
         )
-        step = DecodingStep(model).eval()
+        step = TensorStep(model).eval()
         past = step(tokens(2, 16), *step.no_past(2))[1:]
         compare(
             "decoder, one token",

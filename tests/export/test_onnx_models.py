@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from regard import masks, normalizers
-from regard.export import DecodingStep
+from regard.export import TensorStep
 from regard.models import LanguageModel, transformer
 from regard.models import language_model as lm
 from regard.nn import (
@@ -95,8 +95,8 @@ def cross() -> CrossBlock:
 
 
 def layers() -> dict[str, nn.Module]:
-    latent = {"latent_dim": 8, "rotary_dim": 4, "query_latent_dim": 8}
-    own = {
+    latent: dict[str, Any] = {"latent_dim": 8, "rotary_dim": 4, "query_latent_dim": 8}
+    own: dict[str, nn.Module] = {
         "grouped": Attention(projections(num_kv_heads=2)),
         "rotary": Attention(projections(), rotary=Rotary(4), mask=masks.causal()),
         "gate": Attention(projections(), gate=OutputGate(projections()), mask=masks.prefix(3)),
@@ -124,8 +124,8 @@ def layers() -> dict[str, nn.Module]:
         "perceiver": PerceiverEncoder(3, DIM, [(cross(), [block()])]),
         "pooled": PooledSet(3, DIM, block=cross(), feed_forward=FeedForward(DIM, 24)),
     }
-    crossed = {"cross": Attention(projections()), "cross block": cross()}
-    return {name: OfFirst(layer) for name, layer in own.items()} | crossed
+    crossed: dict[str, nn.Module] = {"cross": Attention(projections()), "cross block": cross()}
+    return {**{name: OfFirst(layer) for name, layer in own.items()}, **crossed}
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -188,7 +188,7 @@ def test_language_model_without_a_cache():
 @pytest.mark.parametrize("kinds", [(NEAR, FAR), (STATE, FAR)], ids=["keys and values", "with a state"])
 def test_steps_of_a_language_model(kinds):
     model = language_model(*kinds)
-    step = DecodingStep(model).eval()
+    step = TensorStep(model).eval()
     with torch.no_grad():
         past = step(tokens(2, 3), *step.no_past(2))[1:]
     grows = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}

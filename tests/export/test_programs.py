@@ -12,7 +12,7 @@ from torch.export import Dim
 import regard
 from regard import biases, masks, normalizers, scores
 from regard.errors import ExportError, ShapeError
-from regard.export import DecodingStep, TensorCache, decompositions
+from regard.export import TensorCache, TensorStep, decompositions
 from regard.models import LanguageModel
 from regard.models import language_model as lm
 from regard.nn import Attention, LinearAttention, Projections
@@ -246,7 +246,7 @@ def language_model(**attention: Any) -> LanguageModel:
 
 
 def test_steps_over_tensors():
-    step = DecodingStep(language_model())
+    step = TensorStep(language_model())
     text = torch.randint(20, (3, 11))
     with torch.no_grad():
         past, logits = step.no_past(3), []
@@ -257,7 +257,7 @@ def test_steps_over_tensors():
 
 
 def test_a_step_with_another_past():
-    step = DecodingStep(language_model())
+    step = TensorStep(language_model())
     with pytest.raises(ShapeError, match="needs the 4 tensors of `names`, and was given 1"):
         step(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1))
 

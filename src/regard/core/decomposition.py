@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table, meta_table
 from torch._ops import OperatorBase, OpOverload
+from torch.fx.traceback import get_current_meta
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ExportError
@@ -131,7 +132,7 @@ def varies(size: Any) -> bool:
 
 def _current_module() -> str:
     """The innermost module of the node that is being decomposed, by its path in the model and its class."""
-    stack = torch.fx.traceback.get_current_meta().get("nn_module_stack") or {}
+    stack = get_current_meta().get("nn_module_stack") or {}
     if not stack:
         return "a call of attention"
     path, kind = list(stack.values())[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class TensorCache(Cache):
     values: Tensor  # type: ignore[assignment]  # likewise
 
     has_default_positions = True
-    mask: Mask | None = None
+    mask: ClassVar[Mask | None] = None  # type: ignore[assignment]  # likewise
 
     @property
     def next_position(self) -> int:

@@ -16,7 +16,7 @@ from ..nn.forget_gate import ForgetGate
 from .tensor_cache import TensorCache
 
 
-class DecodingStep(nn.Module):
+class TensorStep(nn.Module):
     """`LanguageModel.step` as a module of tensors alone, to be exported: (tokens, *past) to (logits, *present).
 
     The past of a layer of softmax attention is its keys and values of all tokens so far, that of a layer of linear
@@ -43,7 +43,7 @@ class DecodingStep(nn.Module):
     ...     attention=lm.AttentionConfig(num_heads=2),
     ...     feed_forward=lm.GatedFeedForwardConfig(8),
     ... )
-    >>> step = DecodingStep(LanguageModel(config))
+    >>> step = TensorStep(LanguageModel(config))
     >>> step.names
     ('keys.0', 'values.0')
     >>> logits, *past = step(torch.tensor([[1, 2, 3]]), *step.no_past(batch=1))
@@ -131,7 +131,7 @@ def _with_tensors(cache: TensorCache | LinearCache, given: Iterator[Tensor]) -> 
     """A layer's cache with its tensors taken from those that are given."""
     parts = {name: next(given) for name in _names(cache)}
     if isinstance(cache, TensorCache):
-        return TensorCache(**parts)
+        return TensorCache(parts["keys"], parts["values"])
     if cache.state is None:
         raise AssertionError("a cache of linear attention has a state here")
     state = replace(cache.state, sums=parts["state"])
