@@ -17,6 +17,7 @@ from torch._decomp import decomposition_table, meta_table
 from torch._ops import OperatorBase, OpOverload
 from torch.fx.traceback import get_current_meta
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..errors import ExportError
 
@@ -122,7 +123,7 @@ def keeping_sizes(arguments: Any) -> Iterator[None]:
 
 def _tensors_in(arguments: Any) -> list[Tensor]:
     """The tensors among the arguments of an operator, and in lists of these."""
-    return [each for each in torch.utils._pytree.tree_leaves(arguments) if isinstance(each, Tensor)]
+    return [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
 
 
 def varies(size: Any) -> bool:

@@ -15,7 +15,7 @@ from ..nn.caches.buffers import check_fits
 
 @dataclass(frozen=True, eq=False)
 class TensorCache(Cache):
-    """Keys and values of positions 0..N-1, which `append` copies into longer tensors: N may vary in an exported program.
+    """Keys and values of positions 0..N-1, which `append` copies into longer tensors: N may vary in a program.
 
     `KVCache` writes into memory that it has allocated for later tokens; a graph has tensors that go in and come out.
     Nothing is evicted. `Attention`, `LatentAttention` and their blocks take it in `step`.

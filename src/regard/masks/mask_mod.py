@@ -181,7 +181,7 @@ def _check_sizes(reads: set[str], sizes: dict[str, int | None]) -> None:
 
 
 def _trace(mask_mod: MaskMod, mask: MaskModMask) -> PairFunctionTrace:
-    """Whether a function may be broadcast, what it reads of batch and heads, and its tensors, by a call for one pair."""
+    """Whether a function may be broadcast, what it reads of batch and heads, and its tensors, by one call of it."""
     batch, head, query, key = torch.zeros(4, dtype=torch.int64).unbind()
     trace = PairFunctionTrace(batch=batch, heads=head)
     try:
