@@ -19,13 +19,7 @@ def decompositions() -> dict[OperatorBase, Callable[..., Any]]:
     call; any other holds its scores in memory. NaN and infinity in a masked position are not kept away there: in the
     formula they are multiplied by 0, which is NaN.
 
-    >>> import torch, regard
-    >>> class Own(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return regard.attention(x, x, x, mask=regard.masks.causal())
-    >>> program = torch.export.export(Own(), (torch.zeros(1, 2, 5, 4),))
-    >>> standard = program.run_decompositions(regard.export.decompositions())
-    >>> [any("regard" in str(node.target) for node in each.graph.nodes) for each in (program, standard)]
-    [True, False]
+    >>> sorted(map(str, decompositions()))
+    ['regard.attend.default', 'regard.linear_recurrence.default']
     """
     return dict(DECOMPOSITIONS)
