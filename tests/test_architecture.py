@@ -21,7 +21,7 @@ LAYERS = (
     ("regard.comparison",),
     ("regard.steps",),
     ("regard.language",),
-    ("regard.translation", "regard.huggingface"),
+    ("regard.translation", "regard.huggingface", "regard.export"),
     ("regard.models",),
     ("regard.heads",),
     ("regard.nn",),

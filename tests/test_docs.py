@@ -97,6 +97,7 @@ def command_environment(tmp_path, warm_python) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::FutureWarning")  # of its exporters
 def test_a_guide_followed_from_top_to_bottom(page, tmp_path, monkeypatch, command_environment):
     """Examples and commands, in one folder; a block of text below a command is what it prints, ... for any text.
 
@@ -107,6 +108,8 @@ def test_a_guide_followed_from_top_to_bottom(page, tmp_path, monkeypatch, comman
     monkeypatch.chdir(folder)
     blocks = COMMANDS.findall(page.read_text("utf-8"))
     names = {"__name__": "example"}
+    if any("import onnxruntime" in text for _, text in blocks):
+        pytest.importorskip("onnxruntime")
     for (kind, text), (following, expected) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
         if kind == "python":
             run_examples(text, names, page)

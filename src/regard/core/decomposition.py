@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table, meta_table
-from torch._ops import OpOverload
+from torch._ops import OperatorBase, OpOverload
+from torch.fx.traceback import get_current_meta
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..errors import ExportError
 
-DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {}
+DECOMPOSITIONS: dict[OperatorBase, Callable[..., Any]] = {}
 """Of each operator of regard that has one."""
 
 
@@ -51,13 +53,15 @@ def _functional(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FilledConstants(TorchFunctionMode):
-    """Makes `torch.tensor` of numbers by filling: a graph that is being decomposed takes no new constants."""
+    """Makes tensors of numbers by filling: a graph that is being decomposed takes no new constants."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is not torch.tensor or isinstance(args[0], Tensor):
-            return function(*args, **kwargs)
-        return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
+        if function is torch.tensor and not isinstance(args[0], Tensor):
+            return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
+        if function is Tensor.__setitem__ and not isinstance(args[2], Tensor):
+            args = (*args[:2], _filled(args[2], args[0].dtype, args[0].device))
+        return function(*args, **kwargs)
 
 
 def _filled(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
@@ -108,9 +112,9 @@ def keeping_sizes(arguments: Any) -> Iterator[None]:
     Raises:
         ExportError: a size that may vary has become a number.
     """
-    varying = [size for tensor in _tensors_in(arguments) for size in tensor.shape if _varies(size)]
+    varying = [size for tensor in _tensors_in(arguments) for size in tensor.shape if varies(size)]
     yield
-    if not all(map(_varies, varying)):
+    if not all(map(varies, varying)):
         raise ExportError(
             "it is another graph for each length, and the length may vary. Export it with fixed sizes, or run the "
             "program with torch and regard, as torch.export gives it"
@@ -119,17 +123,17 @@ def keeping_sizes(arguments: Any) -> Iterator[None]:
 
 def _tensors_in(arguments: Any) -> list[Tensor]:
     """The tensors among the arguments of an operator, and in lists of these."""
-    return [each for each in torch.utils._pytree.tree_leaves(arguments) if isinstance(each, Tensor)]
+    return [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
 
 
-def _varies(size: Any) -> bool:
+def varies(size: Any) -> bool:
     """Whether a size is a symbol and no number."""
     return isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None
 
 
 def _current_module() -> str:
     """The innermost module of the node that is being decomposed, by its path in the model and its class."""
-    stack = torch.fx.traceback.get_current_meta().get("nn_module_stack") or {}
+    stack = get_current_meta().get("nn_module_stack") or {}
     if not stack:
         return "a call of attention"
     path, kind = list(stack.values())[-1]

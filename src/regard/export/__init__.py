@@ -5,8 +5,8 @@ and in programs that are to run without regard, it is the formula in standard op
 dynamo=True)` finds it by itself once regard is imported, and `ExportedProgram.run_decompositions` in `decompositions`.
 """
 
-from .decoding_step import DecodingStep as DecodingStep
 from .standard_operators import decompositions as decompositions
 from .tensor_cache import TensorCache as TensorCache
+from .tensor_step import TensorStep as TensorStep
 
-__all__ = ["DecodingStep", "TensorCache", "decompositions"]
+__all__ = ["TensorCache", "TensorStep", "decompositions"]

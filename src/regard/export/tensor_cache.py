@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..nn.caches.buffers import check_fits
 
 @dataclass(frozen=True, eq=False)
 class TensorCache(Cache):
-    """Keys and values of positions 0..N-1, which `append` copies into longer tensors: N may vary in an exported program.
+    """Keys and values of positions 0..N-1, which `append` copies into longer tensors: N may vary in a program.
 
     `KVCache` writes into memory that it has allocated for later tokens; a graph has tensors that go in and come out.
     Nothing is evicted. `Attention`, `LatentAttention` and their blocks take it in `step`.
@@ -31,7 +32,7 @@ class TensorCache(Cache):
     values: Tensor  # type: ignore[assignment]  # likewise
 
     has_default_positions = True
-    mask: Mask | None = None
+    mask: ClassVar[Mask | None] = None  # type: ignore[assignment]  # likewise
 
     @property
     def next_position(self) -> int:

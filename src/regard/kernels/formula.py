@@ -112,8 +112,9 @@ def _output_of_operator(problem: Problem) -> Tensor:
     if keep is not None:
         added = keep if added is None else torch.where(keep, added, -INFINITY)
     query, key, value = (_as_4d(tensor, problem) for tensor in (pairs.query, pairs.key, problem.value))
-    if added is not None:
-        added = _as_4d(added.expand(*(1,) * (problem.value.ndim - added.ndim), *added.shape), problem)
+    if added is not None:  # whose queries and keys do not broadcast in ONNX Runtime
+        leading = (*(1,) * (problem.value.ndim - added.ndim), *added.shape[:-2])
+        added = _as_4d(added.expand(*leading, *problem.weights_shape[-2:]), problem)
     grouped = query.shape[1] != key.shape[1]
     output = scaled_dot_product_attention(query, key, value, added, scale=pairs.scale, enable_gqa=grouped)
     output = output.reshape(*problem.weights_shape[:-1], problem.value.shape[-1])

@@ -413,9 +413,9 @@ def _check_positions(
 
 def _as_range(positions: Tensor) -> Tensor | range:
     """Positions as a range where they are consecutive, and reading them does not wait for a device."""
-    if positions.ndim != 1 or not len(positions) or not positions.is_cpu or type(positions) is not Tensor:
+    if under_transform():  # first: `len` would fix a number that varies under torch.export
         return positions
-    if under_transform():
+    if positions.ndim != 1 or not len(positions) or not positions.is_cpu or type(positions) is not Tensor:
         return positions
     whole = positions.long()  # unsigned numbers have no differences
     first, last = int(whole[0]), int(whole[-1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ from ..core.mixed_devices import refuse_mixed_devices
 from ..core.state import State
 from ..core.state_search import state_of
 from ..core.torch_modes import under_transform
-from ..core.traced_function import PairFunctionTrace
+from ..core.traced_function import PairFunctionTrace, TensorSubstitution
 from ..errors import MaskError
 from ..utils.pytree import object_token
 from .base import Kept, Mask, Pairs
@@ -23,6 +25,8 @@ from .index_checks import checked_count, head_indices
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _TRACED = "_memo_of_trace"  # the attribute of a mask with its `_Traced`
+# The tensors that a function read when its mask was made. Masks have them too: an operator takes tensors as arguments.
+_captured_by: weakref.WeakKeyDictionary[MaskMod, tuple[Tensor, ...]] = weakref.WeakKeyDictionary()
 
 
 class _Traced(NamedTuple):
@@ -40,6 +44,7 @@ class MaskModMask(Mask):
     batch: int | None
     heads: int | None
     elementwise: bool = field(compare=False)
+    captured: tuple[Tensor, ...] = field(default=(), compare=False)
 
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):
@@ -48,7 +53,8 @@ class MaskModMask(Mask):
         one_pair = not query.ndim and not key.ndim
         evaluate = self.mask_mod if one_pair or self._may_be_broadcast() else self._mapped
         try:
-            return evaluate(*self._indices(grid), query, key)
+            with self._in_graph():
+                return evaluate(*self._indices(grid), query, key)
         except MaskError:
             raise
         except Exception as error:  # the function is the user's, and may raise anything
@@ -57,6 +63,12 @@ class MaskModMask(Mask):
                 f"{self!r} cannot be evaluated: {type(error).__name__}: {error}. A mask_mod gets four tensors of whole "
                 "numbers and returns a bool tensor; & | ~ and torch.where stand for and, or, not and if"
             ) from error
+
+    def _in_graph(self) -> AbstractContextManager:
+        """A context where the function reads the tensors of an exported graph in place of those that it captured."""
+        if not self.captured or not torch.compiler.is_exporting():
+            return nullcontext()
+        return TensorSubstitution(_captured_by[self.mask_mod], self.captured)
 
     def _mapped(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """The function evaluated for one pair at a time, mapped over all pairs by torch."""
@@ -97,9 +109,9 @@ class MaskModMask(Mask):
             traced = self._remember_trace(self.elementwise)
         if traced.state is None or traced.state.is_current():
             return traced.elementwise
-        elementwise, reads = _trace(self.mask_mod, self)
-        _check_sizes(reads, {"batch": self.batch, "heads": self.heads})
-        return self._remember_trace(elementwise).elementwise
+        trace = _trace(self.mask_mod, self)
+        _check_sizes(trace.reads, {"batch": self.batch, "heads": self.heads})
+        return self._remember_trace(trace.elementwise).elementwise
 
     def _remember_trace(self, elementwise: bool) -> _Traced:
         vars(self)[_TRACED] = traced = _Traced(state_of(self.mask_mod), elementwise)
@@ -149,11 +161,12 @@ def from_mod(mask_mod: MaskMod, *, batch: int | None = None, heads: int | None =
     for name, size in sizes.items():
         if size is not None:
             checked_count(f"from_mod's {name}", size)
-    elementwise, reads = _trace(mask_mod, MaskModMask(mask_mod, batch, heads, False))
-    _check_sizes(reads, sizes)
+    trace = _trace(mask_mod, MaskModMask(mask_mod, batch, heads, False))
+    _check_sizes(trace.reads, sizes)
     object_token(mask_mod)
-    mask = MaskModMask(mask_mod, batch, heads, elementwise)
-    mask._remember_trace(elementwise)
+    _captured_by[mask_mod] = tuple(trace.captured.values())
+    mask = MaskModMask(mask_mod, batch, heads, trace.elementwise, _captured_by[mask_mod])
+    mask._remember_trace(trace.elementwise)
     return mask
 
 
@@ -167,15 +180,18 @@ def _check_sizes(reads: set[str], sizes: dict[str, int | None]) -> None:
             )
 
 
-def _trace(mask_mod: MaskMod, mask: MaskModMask) -> tuple[bool, set[str]]:
-    """Whether a function may be broadcast, and which of batch and heads it reads, from a call for one pair."""
+def _trace(mask_mod: MaskMod, mask: MaskModMask) -> PairFunctionTrace:
+    """Whether a function may be broadcast, what it reads of batch and heads, and its tensors, by one call of it."""
     batch, head, query, key = torch.zeros(4, dtype=torch.int64).unbind()
     trace = PairFunctionTrace(batch=batch, heads=head)
     try:
         with trace:
             kept = mask_mod(batch, head, query, key)
+        trace.captured = {number: t for number, t in trace.captured.items() if t is not query and t is not key}
     except Exception:  # it may fail for this pair alone
-        return False, set()
+        failed = PairFunctionTrace()
+        failed.elementwise = False
+        return failed
     if any(tensor.requires_grad for tensor in trace.captured.values()):
         raise MaskError(
             "from_mod's function reads a tensor that requires a gradient, and no gradient flows through a mask: give "
@@ -187,7 +203,7 @@ def _trace(mask_mod: MaskMod, mask: MaskModMask) -> tuple[bool, set[str]]:
         )
     if kept.dtype != torch.bool or kept.ndim:
         raise _wrong_result(mask, kept.dtype, tuple(kept.shape))
-    return trace.elementwise, trace.reads
+    return trace
 
 
 def _wrong_result(mask: MaskModMask, dtype: torch.dtype, shape: tuple[int, ...]) -> MaskError:

@@ -151,8 +151,8 @@ def _object_of_token(token: str) -> Any:
     if token in _values:
         return _values[token]
     raise ExportError(
-        "the program has a mask, bias or normalizer that is no dataclass, or holds a function: it is not in the file, but "
-        "in the process that exported it. Save program.run_decompositions(regard.export.decompositions()) there"
+        "the program has a mask, bias or normalizer that is no dataclass, or holds a function: it is not in the file, "
+        "but in the process that exported it. Save program.run_decompositions(regard.export.decompositions()) there"
     )
 
 

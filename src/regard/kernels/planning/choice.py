@@ -112,7 +112,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     Three cases need no comparison of times: forward-mode differentiation has one kernel (`forward_mode_kernel`); small
     problems, and plain ones of few pairs, off the CPU without a gradient, or under torch.compile, have that of
     `uncompared_kernel`; and for what is not plain under torch.compile and torch.func, where tensors have no values yet,
-    the choice is made when the function runs.
+    and for all that is exported, the choice is made when the function runs.
 
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
@@ -126,11 +126,11 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             if kernel.why_not(problem):
                 raise _no_kernel_error(problem, "it has no forward-mode derivatives")
             return kernel
-        if not torch.compiler.is_exporting() and (kernel := uncompared_kernel(problem)) is not None:
+        # An exported program is for all lengths: of plain problems too its kernel is chosen when it runs.
+        exporting = torch.compiler.is_exporting()
+        if not exporting and (kernel := uncompared_kernel(problem)) is not None:
             return kernel
-        if torch.compiler.is_exporting():  # an exported program is for all lengths, and for ONNX by the formula
-            return _DEFERRED
-        if (torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem):
+        if exporting or ((torch.compiler.is_compiling() or functorch_active()) and not _is_plain(problem)):
             return _DEFERRED
         return _memoized_choice(problem)
     kernels = kernels_of(problem)

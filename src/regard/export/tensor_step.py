@@ -12,10 +12,11 @@ from ..errors import ExportError, ShapeError
 from ..models import LanguageModel
 from ..models.language_model import LanguageModelCache
 from ..nn import BlockCache, Cache, KVCache, LinearCache
+from ..nn.forget_gate import ForgetGate
 from .tensor_cache import TensorCache
 
 
-class DecodingStep(nn.Module):
+class TensorStep(nn.Module):
     """`LanguageModel.step` as a module of tensors alone, to be exported: (tokens, *past) to (logits, *present).
 
     The past of a layer of softmax attention is its keys and values of all tokens so far, that of a layer of linear
@@ -30,7 +31,7 @@ class DecodingStep(nn.Module):
         model: a language model.
 
     Raises:
-        ExportError: a layer whose cache is neither keys and values nor a state.
+        ExportError: a layer whose cache is neither keys and values nor a state, or that has a forget gate.
         ShapeError: another number of tensors than the model has.
 
     >>> import torch
@@ -42,7 +43,7 @@ class DecodingStep(nn.Module):
     ...     attention=lm.AttentionConfig(num_heads=2),
     ...     feed_forward=lm.GatedFeedForwardConfig(8),
     ... )
-    >>> step = DecodingStep(LanguageModel(config))
+    >>> step = TensorStep(LanguageModel(config))
     >>> step.names
     ('keys.0', 'values.0')
     >>> logits, *past = step(torch.tensor([[1, 2, 3]]), *step.no_past(batch=1))
@@ -53,6 +54,12 @@ class DecodingStep(nn.Module):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
+        gated = [name for name, module in model.named_modules() if isinstance(module, ForgetGate)]
+        if gated:
+            raise ExportError(
+                f"module {gated[0]!r} goes on from the last key of the cache, where there is one, and a graph has no "
+                "branch for that: export the model itself, without a cache"
+            )
         self.model = model
         device = model.embedding.weight.device
         with torch.no_grad():
@@ -124,7 +131,7 @@ def _with_tensors(cache: TensorCache | LinearCache, given: Iterator[Tensor]) -> 
     """A layer's cache with its tensors taken from those that are given."""
     parts = {name: next(given) for name in _names(cache)}
     if isinstance(cache, TensorCache):
-        return TensorCache(**parts)
+        return TensorCache(parts["keys"], parts["values"])
     if cache.state is None:
         raise AssertionError("a cache of linear attention has a state here")
     state = replace(cache.state, sums=parts["state"])
