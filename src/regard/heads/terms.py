@@ -32,7 +32,8 @@ class HeadTerms:
     Args:
         module: the name of an attention module, or of one that it is a part of; None for all attention of the model.
         heads: numbers of query heads, from 0.
-        queries, keys: positions of tokens, from 0; in decoding step by step those of the whole text.
+        queries: positions of tokens that attend, from 0; in decoding step by step those of the whole text.
+        keys: positions of tokens that are attended to, counted likewise.
 
     Raises:
         ConfigurationError: heads, queries or keys that are no whole numbers of at least 0, or none of them.
