@@ -10,7 +10,7 @@ from _report import agree, met, milliseconds, table, times
 import regard
 from regard.masks import causal
 from regard.models import language_model as lm
-from regard.nn.caches import LayerHeads, PackedStep, PagedMemory
+from regard.nn.caches import LayerHeads, PagedMemory, RaggedStep
 from regard.nn.caches.paged_memory import PAGE
 from regard.positions import Rotary
 
@@ -51,7 +51,7 @@ def decoded(lengths: list[int], dtype: torch.dtype) -> list[str]:
         tensor.normal_()
     sequences = grown(memory, lengths)
     query = torch.randn(1, HEADS, len(lengths), DIM, dtype=dtype)
-    layer = PackedStep.of(memory, [(sequence, 1) for sequence in sequences]).layer(0)
+    layer = RaggedStep.of(memory, [(sequence, 1) for sequence in sequences]).layer(0)
     alone = []
     for number, sequence in enumerate(sequences):
         columns = torch.tensor(sequence.slots(range(len(sequence))))

@@ -20,7 +20,7 @@ from regard.models.language_model import (
     PromptLookup,
     Sampling,
 )
-from regard.nn.caches import LayerHeads, PackedStep, PagedMemory
+from regard.nn.caches import LayerHeads, PagedMemory, RaggedStep
 from regard.positions import DynamicNTK, Rotary
 
 ROTARY = Rotary(8)
@@ -59,7 +59,7 @@ def model(request, make):
 def test_pieces_of_many_texts_are_read_as_each_text(model, native, monkeypatch):
     """The last features of every piece, whatever is read beside it, are those of the whole text alone."""
     if not native:
-        monkeypatch.setattr("regard.nn.caches.packed_step._reader", lambda keys, values: None)
+        monkeypatch.setattr("regard.nn.caches.ragged_step._reader", lambda keys, values: None)
     draw, paged = random.Random(5), PagedModel(model, pages=70, size=8)
     texts = [[draw.randrange(61) for _ in range(length)] for length in (37, 131, 5, 67)]
     sequences, found = [paged.sequence(number) for number in range(4)], [[] for _ in texts]
@@ -83,7 +83,7 @@ def test_native_code_reads_pages_of_plain_layers(make, monkeypatch):
     paged = PagedModel(model, pages=40, size=4)
     sequences = [paged.sequence(number) for number in range(3)]
     paged.read([(sequence, [1] * 9) for sequence in sequences])
-    monkeypatch.setattr(PackedStep, "columns", None)
+    monkeypatch.setattr(RaggedStep, "columns", None)
     paged.read([(sequence, [2] * count) for sequence, count in zip(sequences, (1, 1, 3), strict=True)])
 
 
@@ -298,7 +298,7 @@ def test_a_packed_layer_is_attention_of_each_sequence(tokens):
     lengths = [len(sequence) for sequence in sequences]
     memory.keys[0].normal_(generator=generator)
     memory.values[0].normal_(generator=generator)
-    step = PackedStep.of(memory, [(sequence, tokens) for sequence in sequences])
+    step = RaggedStep.of(memory, [(sequence, tokens) for sequence in sequences])
     query = torch.randn(1, 4, 3 * tokens, 8, generator=generator)
     bias = regard.biases.alibi(4)
     calls: list[Any] = [

@@ -12,7 +12,7 @@ from ...attention import Observation
 from ...errors import ConfigurationError
 from ...lenses import Lens
 from ...nn import Attention, BlockCache
-from ...nn.caches import LayerHeads, PackedStep, PagedMemory, PagedSequence
+from ...nn.caches import LayerHeads, PagedMemory, PagedSequence, RaggedStep
 from ...nn.caches.paged_memory import PAGE
 from .language_model_cache import LanguageModelCache
 
@@ -74,7 +74,7 @@ class PagedModel:
         try:
             for sequence, tokens in parts:
                 sequence.extend(tokens)
-            step = PackedStep.of(self.memory, [(sequence, len(tokens)) for sequence, tokens in parts], lenses)
+            step = RaggedStep.of(self.memory, [(sequence, len(tokens)) for sequence, tokens in parts], lenses)
             caches = tuple(BlockCache(step.layer(number)) for number in range(len(self.model.blocks)))
             row = torch.tensor([[token for _, tokens in parts for token in tokens]], device=self.memory.device).long()
             with torch.no_grad():

@@ -8,12 +8,12 @@ from .in_place_cache import InPlaceCache as InPlaceCache
 from .kv_cache import KVCache as KVCache
 from .kv_cache import ProjectedMemory as ProjectedMemory
 from .linear_cache import LinearCache as LinearCache
-from .packed_step import PackedLayer as PackedLayer
-from .packed_step import PackedStep as PackedStep
 from .page_pool import PagedSequence as PagedSequence
 from .page_pool import PagePool as PagePool
 from .paged_memory import LayerHeads as LayerHeads
 from .paged_memory import PagedMemory as PagedMemory
+from .ragged_step import RaggedLayer as RaggedLayer
+from .ragged_step import RaggedStep as RaggedStep
 from .weighed_cache import WeighedCache as WeighedCache
 from .weight_policies import H2O as H2O
 from .weight_policies import TOVA as TOVA
@@ -30,13 +30,13 @@ __all__ = [
     "KeyValueStore",
     "LayerHeads",
     "LinearCache",
-    "PackedLayer",
-    "PackedStep",
     "Packing",
     "PagePool",
     "PagedMemory",
     "PagedSequence",
     "ProjectedMemory",
+    "RaggedLayer",
+    "RaggedStep",
     "SnapKV",
     "WeighedCache",
     "WeightPolicy",

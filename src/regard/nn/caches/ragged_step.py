@@ -1,4 +1,4 @@
-"""A step of many sequences at once: their next tokens packed into one row, their keys in pages of one memory."""
+"""A ragged step: the next tokens of many sequences in one row, their keys in pages of one memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .paged_memory import PagedMemory
 
 
 @dataclass(frozen=True, eq=False)
-class PackedPart:
+class RaggedPart:
     """The last `count` tokens of a sequence, which stand at `token` and after it in the row of the step."""
 
     sequence: PagedSequence
@@ -45,7 +45,7 @@ class PackedPart:
 
 
 @dataclass(eq=False)
-class PackedStep:
+class RaggedStep:
     """The parts of a step, and what all its layers have in common.
 
     positions, slots: of all tokens, (T,): in the sequence of each, and where its keys stand in the memory. seen: of
@@ -53,7 +53,7 @@ class PackedStep:
     """
 
     memory: PagedMemory
-    parts: tuple[PackedPart, ...]
+    parts: tuple[RaggedPart, ...]
     positions: Tensor
     slots: Tensor
     seen: dict[int, list[Observation]] = field(default_factory=dict)
@@ -66,23 +66,23 @@ class PackedStep:
         memory: PagedMemory,
         parts: Sequence[tuple[PagedSequence, int]],
         lenses: Mapping[int, Sequence[Lens]] | None = None,
-    ) -> PackedStep:
+    ) -> RaggedStep:
         """The step of the last `count` tokens of sequences, which `PagedSequence.extend` has taken memory for.
 
         lenses: by the number of a part, those on its weights.
         """
         made, token, watched = [], 0, lenses or {}
         for number, (sequence, count) in enumerate(parts):
-            made.append(PackedPart(sequence, token, count, tuple(watched.get(number, ()))))
+            made.append(RaggedPart(sequence, token, count, tuple(watched.get(number, ()))))
             token += count
         positions = [position for part in made for position in part.positions]
         slots = [slot for part in made for slot in part.sequence.slots(part.positions)]
         positions, slots = (torch.tensor(numbers, device=memory.device) for numbers in (positions, slots))
         return cls(memory, tuple(made), positions, slots, {number: [] for number in watched})
 
-    def layer(self, number: int) -> PackedLayer:
+    def layer(self, number: int) -> RaggedLayer:
         """The cache of a layer in this step."""
-        return PackedLayer(self, number)
+        return RaggedLayer(self, number)
 
     def few(self, mask: Mask | None, most: int) -> tuple[tuple[TokenRuns, ...], tuple[int, ...]]:
         """Parts of few tokens as groups with their runs of keys, and the numbers of all other parts.
@@ -116,19 +116,19 @@ class PackedStep:
         return self._gathered[key]
 
 
-class PackedLayer(AttendingCache):
+class RaggedLayer(AttendingCache):
     """The keys and values of one layer in a step of many sequences: what a layer takes for its cache.
 
     `append` writes into the pages of the sequences, and `attend` reads those of each. All else of a layer is computed
     for each token alone, and so for the tokens of all sequences at once.
 
-    Shapes: tokens (1, T, ·), the parts of the step one after another; positions (T,), `PackedStep.positions`.
+    Shapes: tokens (1, T, ·), the parts of the step one after another; positions (T,), `RaggedStep.positions`.
     """
 
     mask = None
     has_default_positions = False
 
-    def __init__(self, step: PackedStep, number: int) -> None:
+    def __init__(self, step: RaggedStep, number: int) -> None:
         self.step, self.number = step, number
 
     @property
@@ -156,7 +156,7 @@ class PackedLayer(AttendingCache):
         """Bytes of the layer's memory, which all sequences share."""
         return self.keys.nbytes + self.values.nbytes
 
-    def append(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> PackedLayer:
+    def append(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> RaggedLayer:
         """Write the keys and values of the step's tokens, (1, key heads, T, ·), into the pages of their sequences.
 
         Raises:
@@ -167,11 +167,11 @@ class PackedLayer(AttendingCache):
         self.step.memory.values[self.number].index_copy_(1, self.step.slots, values[0])
         return self
 
-    def evict(self) -> PackedLayer:
+    def evict(self) -> RaggedLayer:
         """The layer itself: pages go back when their sequence ends."""
         return self
 
-    def reorder(self, rows: Tensor) -> PackedLayer:
+    def reorder(self, rows: Tensor) -> RaggedLayer:
         """Refused: a step is over when its layers are.
 
         Raises:
@@ -181,7 +181,7 @@ class PackedLayer(AttendingCache):
             "a step of many sequences has no batch to reorder: sequences begin alike by PagedSequence.adopt"
         )
 
-    def attend(self, heads: Heads, options: AttentionOptions) -> tuple[Tensor, PackedLayer]:
+    def attend(self, heads: Heads, options: AttentionOptions) -> tuple[Tensor, RaggedLayer]:
         """Attention of each sequence's tokens to its own keys, (1, heads, T, value dim)."""
         queries, step = heads[0], self.step
         scale = _plain_scale(queries, options)
@@ -199,15 +199,15 @@ class PackedLayer(AttendingCache):
             output[:, :, step.parts[number].rows] = self._attend_alone(number, queries, options)
         return output, self
 
-    def observe(self, heads: Heads, options: AttentionOptions, *lenses: Lens) -> tuple[Observation, PackedLayer]:
-        """The same with lenses, of a step of one sequence; `PackedStep.of(lenses=)` has those of some of several.
+    def observe(self, heads: Heads, options: AttentionOptions, *lenses: Lens) -> tuple[Observation, RaggedLayer]:
+        """The same with lenses, of a step of one sequence; `RaggedStep.of(lenses=)` has those of some of several.
 
         Raises:
             ConfigurationError: the step has several sequences.
         """
         if len(self.step.parts) != 1:
             raise ConfigurationError(
-                f"lenses look at one sequence, and the step has {len(self.step.parts)}: pass them to PackedStep.of"
+                f"lenses look at one sequence, and the step has {len(self.step.parts)}: pass them to RaggedStep.of"
             )
         return observe(*self._alone(0, heads[0], options), *lenses, **self._own(0, options)), self
 
@@ -275,7 +275,7 @@ def _each(limit: Tensor | int, count: int) -> list[int]:
     return limit.expand(count).tolist() if isinstance(limit, Tensor) else [limit] * count
 
 
-def _grouped(part: PackedPart, spans: list[tuple[int, int]]) -> list[TokenRuns]:
+def _grouped(part: RaggedPart, spans: list[tuple[int, int]]) -> list[TokenRuns]:
     """Tokens that begin at one key, and of which each sees one key more than that before it, as one group."""
     groups, begin = [], 0
     for number in range(1, len(spans) + 1):
@@ -289,7 +289,7 @@ def _grouped(part: PackedPart, spans: list[tuple[int, int]]) -> list[TokenRuns]:
     return groups
 
 
-def _first_key(mask: object, part: PackedPart) -> int:
+def _first_key(mask: object, part: RaggedPart) -> int:
     """The position of the first key that a token of the part sees, as far as the mask's spans tell.
 
     Of a part with lenses 0, so that the columns of what they show are positions.
