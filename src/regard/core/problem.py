@@ -12,6 +12,7 @@ from ..errors import DeviceError, MaskError, ShapeError
 from .dropout import Dropout
 from .grid import WHOLE, Grid
 from .normalizer import SOFTMAX, Normalizer, OrderedNormalizer, RatioNormalizer
+from .packed_rows import PackedTensor
 from .score_forms import AdditivePairs, PairForm
 from .symbolic_positions import Positions
 
@@ -250,6 +251,10 @@ class Problem:
         """Whether autograd needs the gradient of query, key or value."""
         query, key = self.pairs.query, self.pairs.key
         return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or self.value.requires_grad)
+
+    def has_codes(self) -> bool:
+        """Whether keys or values are codes of few bits, which `decode` reads as they are."""
+        return type(self.value) is PackedTensor or type(self.pairs.key) is PackedTensor
 
     def requires_grad(self) -> bool:
         """Whether autograd needs the gradient of any tensor."""

@@ -14,11 +14,6 @@ from ..core.problem import Problem
 from ..core.torch_modes import under_transform
 
 
-def has_codes(problem: Problem) -> bool:
-    """Whether keys or values are codes."""
-    return type(problem.value) is PackedTensor or type(problem.pairs.key) is PackedTensor
-
-
 def codes_are_read(problem: Problem) -> bool:
     """Whether native code reads the codes of keys and values: on the CPU, where no gradient is wanted."""
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
@@ -45,7 +40,7 @@ def store(codes: CodeRows, first: int, rows: Tensor) -> None:
 
 def widened(problem: Problem) -> Problem:
     """The problem with the numbers that its codes stand for; the problem itself without codes."""
-    if not has_codes(problem):
+    if not problem.has_codes():
         return problem
     pairs = replace(problem.pairs, key=_numbers(problem.pairs.key))
     return replace(problem, pairs=pairs, value=_numbers(problem.value))

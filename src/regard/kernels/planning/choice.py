@@ -31,7 +31,7 @@ from ..flash import FlashKernel
 from ..flex import FlexKernel
 from ..gathered import GatheredKernel
 from ..normalizer_tiles import MIXED_HEADS, THRESHOLD
-from ..packed_inputs import codes_are_read, has_codes, widened
+from ..packed_inputs import codes_are_read, widened
 from ..reference import ReferenceKernel
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
@@ -117,7 +117,7 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
     Raises:
         KernelError: no kernel has that name, or it cannot compute the problem; without a name, no kernel can.
     """
-    if has_codes(problem):
+    if problem.has_codes():
         return DECODE  # to which `readable` left them
     forward_mode = forward_ad._current_level >= 0  # `under_forward_mode` without a call, on the way of every attention
     if name is None:
@@ -154,7 +154,7 @@ def readable(problem: Problem, name: str | None) -> Problem:
     Keys and values that are codes are left to `DECODE` where it computes the problem, and no other kernel was asked
     for; else they become numbers.
     """
-    if not has_codes(problem):
+    if not problem.has_codes():
         return problem
     as_they_are = name in (None, DECODE.name) and codes_are_read(problem) and not DECODE.why_not(problem)
     return problem if as_they_are else widened(problem)
