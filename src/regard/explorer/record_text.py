@@ -41,7 +41,7 @@ def decoded_text(data: bytes, name: str, place: str = "") -> str:
     Raises:
         CorpusError: it is empty, or is not UTF-8.
 
-    >>> decoded_text(b" It is late.\\n", "standard input")
+    >>> decoded_text(b" It is late.\n", "standard input")
     'It is late.'
     """
     try:

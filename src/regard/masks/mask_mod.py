@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class MaskModMask(Mask):
     heads: int | None
     elementwise: bool = field(compare=False)
     captured: tuple[Tensor, ...] = field(default=(), compare=False)
+    _only_in_graphs: ClassVar = ("captured",)
 
     def keep(self, grid: Pairs) -> Kept:
         if isinstance(grid, Blocks):

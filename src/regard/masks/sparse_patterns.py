@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.intervals import look_up
 from ..core.tensor_memo import copy_on
 from ..errors import MaskError
+from ..utils.dataclass_json import DERIVED
 from ..utils.numbers import whole_number
 from .base import Kept, Mask, Pairs
 from .index_checks import check_known_ranges, check_range, checked_count, head_indices, whole_numbers
@@ -231,7 +232,7 @@ class RandomBlocks(Mask):
     seed: int
     heads: int | None
     # [heads or 1, query blocks, key blocks]; given where the mask goes through an operator, so that none is drawn there
-    drawn: Tensor = field(default=None, compare=False)  # type: ignore[assignment]  # drawn below
+    drawn: Tensor = field(default=None, compare=False, metadata=DERIVED)  # type: ignore[assignment]  # drawn below
 
     def __post_init__(self) -> None:
         if self.drawn is not None:

@@ -43,7 +43,7 @@ from .shard_hooks import described_hook, gather_to_first
 from .shard_lenses import check_lenses, described_lenses, reduce_blocks, start_shard_lenses
 from .sharding import gather_shards
 
-QUERY_TAG, KEY_TAG, DECAY_TAG = 2, 3, 4
+QUERY_TAG, KEY_TAG, DECAY_TAG, VALUE_TAG = 2, 3, 4, 5
 """Tags of the messages of a record, after those of states."""
 
 
@@ -163,8 +163,8 @@ def call_linear_hook(
 ) -> None:
     """Call a hook in the process of rank 0 with the weights of all processes; where there are none, warn.
 
-    Queries, keys and decays are sent there. Memory: that of the whole sequence in the process of rank 0, which also
-    computes the exact attention that a record may want beside the linear one.
+    Queries, keys, values and decays are sent there. Memory: that of the whole sequence in the process of rank 0, which
+    also computes the exact attention that a record may want beside the linear one.
     """
     peers, first = call.peers, call.number * TAGS
     try:
@@ -177,23 +177,21 @@ def call_linear_hook(
     with torch.no_grad():
         masks = whole_masks(call, options)
         decay = options.get("decay")
-        finite = value.isfinite().all(-1, keepdim=True)
-        key = key.where(finite, math.nan)  # the values do not travel, but rows that attend to NaN are NaN
         whole_query = gather_to_first(peers, query, queries, first + QUERY_TAG)
         whole_key = gather_to_first(peers, key, call.keys, first + KEY_TAG)
+        whole_value = gather_to_first(peers, value, call.keys, first + VALUE_TAG)
         whole_decay = None
         if decay is not None:
             rows = decay if decay.ndim == key.ndim else decay.unsqueeze(-1)
             rows = rows.expand(*rows.shape[:-2], key.shape[-2], rows.shape[-1])
             found = gather_to_first(peers, rows, call.keys, first + DECAY_TAG)
             whole_decay = found if found is None or decay.ndim == key.ndim else found.squeeze(-1)
-        if whole_query is None or whole_key is None:
+        if whole_query is None or whole_key is None or whole_value is None:
             return
         mask = reduce(and_, masks) if masks else None
         arguments: LinearOptions = {**options, "causal": False, "mask": mask, "decay": whole_decay}
-        value = whole_key.new_empty(*whole_key.shape[:-1], 0)
         with no_hook(), attention_hook(hook):
-            report_to_hook(whole_query, whole_key, value, arguments)
+            report_to_hook(whole_query, whole_key, whole_value, arguments)
 
 
 def whole_masks(call: LinearCall, options: LinearOptions) -> list[Mask]:

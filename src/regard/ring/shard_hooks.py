@@ -14,7 +14,7 @@ from .handshake import TAGS, Agreement
 from .key_exchange import KINDS
 from .layout import Shards
 from .peers import Peers
-from .ring_attention import KEY_KIND, LSE_KIND, QUERY_KIND
+from .ring_attention import KEY_KIND, LSE_KIND, QUERY_KIND, VALUE_KIND
 
 
 def described_hook(hook: AttentionHook | None) -> str:
@@ -23,18 +23,18 @@ def described_hook(hook: AttentionHook | None) -> str:
 
 
 def call_hook(peers: Peers, hook: AttentionHook, problem: Problem, agreed: Agreement, lse: Tensor) -> None:
-    """Call a hook in the process of rank 0 with the problem of all processes, whose values have no columns.
+    """Call a hook in the process of rank 0 with the problem of all processes.
 
-    Queries, keys and log-sum-exps are sent there. Memory: that of the whole sequence in the process of rank 0.
+    Queries, keys, values and log-sum-exps are sent there. Memory: that of the whole sequence in the process of rank 0.
     """
     with torch.no_grad():
         problem, first = zero_nonfinite_inputs(problem), agreed.number * TAGS + KINDS
         query = gather_to_first(peers, problem.pairs.query, agreed.queries, first + QUERY_KIND)
         key = gather_to_first(peers, problem.pairs.key, agreed.keys, first + KEY_KIND)
+        value = gather_to_first(peers, problem.value, agreed.keys, first + VALUE_KIND)
         whole_lse = gather_to_first(peers, lse.unsqueeze(-1), agreed.queries, first + LSE_KIND)
-        if query is None or key is None or whole_lse is None:
+        if query is None or key is None or value is None or whole_lse is None:
             return
-        value = problem.value.new_empty(*problem.value.shape[:-2], key.shape[-2], 0)
         hook(replace(problem, pairs=replace(problem.pairs, query=query, key=key), value=value), whole_lse.squeeze(-1))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -139,8 +140,12 @@ class DataclassJSON:
             raise self.error(f"{name!r} in {self.subject} cannot be built: {error}") from None
 
 
+DERIVED = MappingProxyType({"derived": True})
+"""Metadata of a field, with a default, that follows from the others: it is not written."""
+
+
 def _init_fields(kind: Any) -> list[Field[Any]]:
-    return [field for field in fields(kind) if field.init]
+    return [field for field in fields(kind) if field.init and field.metadata != DERIVED]
 
 
 def _default(field: Field[Any]) -> Any:

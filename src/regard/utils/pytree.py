@@ -58,14 +58,24 @@ def _add_tensors(parts: Sequence[Any], tensors: list[Tensor]) -> None:
             tensors.append(part)
         elif isinstance(part, tuple):
             _add_tensors(part, tensors)
-        elif part is not None and (names := _parts(type(part))):
+        elif part is not None and (names := _parts(type(part), torch.compiler.is_exporting())):
             _add_tensors([getattr(part, name) for name in names], tensors)
 
 
+ONLY_IN_GRAPHS = "_only_in_graphs"
+"""The attribute of a dataclass that names fields, with defaults, which are parts of it in exported graphs alone."""
+
+
+def part_names(value: Any) -> list[str]:
+    """The names of a dataclass's init fields, which are its parts; torch.compile traces it, of an object."""
+    left_out = () if torch.compiler.is_exporting() else getattr(value, ONLY_IN_GRAPHS, ())
+    return [field.name for field in fields(value) if field.init and field.name not in left_out]
+
+
 @cache
-def _parts(kind: type) -> tuple[str, ...]:
-    """The names of a dataclass's init fields; none for any other type."""
-    return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else ()
+def _parts(kind: type, exporting: bool) -> list[str]:
+    """`part_names` of a dataclass, remembered; none for any other type."""
+    return part_names(kind) if is_dataclass(kind) else []
 
 
 def tree_unflatten(spec: str, tensors: Sequence[Tensor]) -> Any:
@@ -94,7 +104,7 @@ def _replaced(value: Any, left: list[Tensor]) -> Any:
     if isinstance(value, tuple):
         return tuple(_replaced(part, left) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(*[_replaced(getattr(value, field.name), left) for field in fields(value) if field.init])
+        return type(value)(*[_replaced(getattr(value, name), left) for name in part_names(value)])
     return value
 
 
@@ -104,7 +114,7 @@ def _spec(value: Any, tensors: list[Tensor]) -> str:
         return f"_{len(tensors) - 1}"
     if is_dataclass(value):
         kind = type(value)
-        parts = [_spec(getattr(value, field.name), tensors) for field in fields(value) if field.init]
+        parts = [_spec(getattr(value, name), tensors) for name in part_names(value)]
         return f"{kind.__module__}.{kind.__qualname__}({', '.join(parts)})"
     if isinstance(value, tuple):
         return "(" + "".join(_spec(part, tensors) + ", " for part in value)[: -2 if len(value) > 1 else None] + ")"

@@ -34,6 +34,7 @@ from ...core.problem import Problem
 from ...core.state import is_constant
 from ...masks import Mask
 from ...tiles.memo import Memo, memo_of
+from ...utils.pytree import part_names
 from . import rates
 
 MAX_CHOICES = 4096
@@ -123,7 +124,7 @@ def _mask_signature(mask: Mask, length: Length) -> Hashable:
         if memo.state is None:
             raise LookupError
         return memo.state_number
-    parts = [getattr(mask, each.name) for each in fields(mask) if each.init] if is_dataclass(mask) else [memo]
+    parts = [getattr(mask, name) for name in part_names(mask)] if is_dataclass(mask) else [memo]
     return type(mask), _has_span(mask, memo), *(_field_signature(part, memo, length) for part in parts)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigurationError, ShapeError
+from ...kernels.hooks import CURRENT_HOOK
 from ...lenses import Lens, Weights
 from ...masks import Mask, padding
 from ...nn import BlockObservation, Cache, ProjectedMemory
@@ -34,7 +35,8 @@ class TransformerMemory:
     def reorder(self, rows: Tensor) -> TransformerMemory:
         """The memory for these rows of the batch, in this order; rows may repeat.
 
-        Where each source is there equally often in a row, as those of the beams of a search are, it is kept once.
+        Where each source is there equally often in a row, as those of the beams of a search are, it is kept once. Not so
+        where calls of attention are hooked, as `record` does: there each beam is a sequence of its own.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.
@@ -42,7 +44,8 @@ class TransformerMemory:
         check_rows(rows, len(self.lengths) * self.beams)
         rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
         sources, counts = torch.unique_consecutive(rows // self.beams, return_counts=True)
-        beams = int(counts[0]) if len(counts) and bool((counts == counts[0]).all()) else 1
+        shared = CURRENT_HOOK.get() is None and len(counts) > 0 and bool((counts == counts[0]).all())
+        beams = int(counts[0]) if shared else 1
         sources = sources if beams > 1 else rows // self.beams
         if torch.equal(sources, torch.arange(len(self.lengths), device=sources.device)):
             return replace(self, beams=beams)
