@@ -35,8 +35,8 @@ class TransformerMemory:
     def reorder(self, rows: Tensor) -> TransformerMemory:
         """The memory for these rows of the batch, in this order; rows may repeat.
 
-        Where each source is there equally often in a row, as those of the beams of a search are, it is kept once. Not so
-        where calls of attention are hooked, as `record` does: there each beam is a sequence of its own.
+        Where each source is there equally often in a row, as those of the beams of a search are, it is kept once.
+        Not so where calls of attention are hooked, as `record` does: there each beam is a sequence of its own.
 
         Raises:
             ShapeError, DtypeError: rows are not rows of the batch.
