@@ -63,9 +63,8 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
     float *weights = state->weights + r * BLOCK, *grad_scores = state->grad_scores + r * BLOCK;
     int64_t row = tile->row + r, low = aligned_begin(extent), high = aligned_end(extent);
     /* Of rows of padding nothing was filled in: a NaN there would be summed up, times 0, for the keys. */
-    const float *relative_bias = !problem->call_bias      ? row_bias(problem, tile->head, row, tile->column)
-                                 : row < problem->rows    ? state->bias + r * BLOCK
-                                                          : 0;
+    const float *relative_bias = row_bias(problem, tile->head, row, tile->column);
+    if (problem->call_bias) relative_bias = row < problem->rows ? state->bias + r * BLOCK : 0;
     float *relative_bias_target = problem->call_bias
                                       ? (state->grad_bias ? state->grad_bias + r * BLOCK : 0)
                                       : row_bias_gradient(problem, state, tile->head, row, tile->column);
