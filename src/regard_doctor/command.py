@@ -91,11 +91,12 @@ def doctor(
     if fix:
         _fix(paths, files, to, selection, allow_dirty)
     known = Baseline.read(baseline) if baseline is not None else Baseline.of([])
-    findings = known.new(diagnose_files(files, selection, jobs or None))
+    findings = diagnose_files(files, selection, jobs or None)
     if write_baseline is not None:
         Baseline.of(findings).write(write_baseline)
         typer.echo(f"{len(findings):,} findings of {_counted(files)} are known in {write_baseline}", err=True)
         return
+    findings = known.new(findings)
     if html is not None:
         about = {"scope": _counted(files), "to": to, "selection": selection, "documentation": settings.documentation}
         _save_page(html, findings, about)

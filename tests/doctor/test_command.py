@@ -238,6 +238,12 @@ def test_a_baseline_leaves_out_what_is_known_though_its_lines_move(doctor, tmp_p
     assert (result.exit_code, len(result.stdout.splitlines()), "wrong.py:4:12: ATT111" in result.stdout) == (1, 1, True)
 
 
+def test_a_baseline_that_is_written_anew_knows_what_the_old_one_knew(doctor):
+    doctor("wrong.py", "--write-baseline", "known.json")
+    assert doctor("wrong.py", "--baseline", "known.json", "--write-baseline", "known.json").exit_code == 0
+    assert doctor("wrong.py", "--baseline", "known.json").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
