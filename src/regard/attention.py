@@ -130,7 +130,7 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
             problem = attended_keys.attended_part(problem)
         problem = readable(problem, kernel)
         return choose(problem, kernel).run(problem)
-    problem = widened(problem) if problem.has_codes() else problem
+    problem = widened(problem)
     return run_with_hook(problem, choose(problem, kernel), hook)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 try:
     from regard_doctor.command import doctor
     from regard_doctor.doctor_error import DoctorError
@@ -10,13 +12,11 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "regard_doctor":
         raise
-    from regard.errors import MissingExtra
-
     MISTAKES = ()
 
     def doctor() -> None:
         """Find mistakes in the attention of Python sources; needs the package regard-doctor."""
-        raise MissingExtra("this needs the package 'regard-doctor', which is not installed; pip install regard-doctor")
+        importlib.import_module("regard.doctor")  # which says where it is to be had
 
 
 __all__ = ["MISTAKES", "doctor"]

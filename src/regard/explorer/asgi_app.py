@@ -8,7 +8,6 @@ another text, `RerunEndpoint` takes the text by POST, one run at a time.
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -29,13 +28,8 @@ from .api import CHANGES, QUERIES, AtlasAPI, number, read_query
 from .collection import Collection, CollectionEntry, RunStopped
 from .effects_endpoint import EffectsEndpoint
 from .posted_text import RequestRefused, posted_text
-from .request_guard import RequestGuard, error_response, json_response
+from .request_guard import GONE, RequestGuard, error_response, json_response, log, model_failed
 from .static_page import WebBundle
-
-GONE = 499
-"""The status where the client has disconnected."""
-
-log = logging.getLogger("regard.explorer")
 
 
 class RerunEndpoint:
@@ -83,8 +77,7 @@ class RerunEndpoint:
             except RegardError as error:
                 reply = error_response(400, str(error))
             except Exception as error:
-                log.error("the model failed at a text", exc_info=error)
-                reply = error_response(500, "the model failed at this text; where the server runs it has said more")
+                reply = model_failed(error)
             group.cancel_scope.cancel()
         return reply
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,14 +20,10 @@ from .collection import Collection, RunStopped, stoppable
 from .effect_models import EffectModel, EffectRun
 from .effect_request import EffectRequest
 from .posted_text import RequestRefused, posted_text
-from .request_guard import error_response, json_response
+from .request_guard import GONE, error_response, json_response, log, model_failed
 
 KIND = "application/json"
 LINES = "application/x-ndjson"
-GONE = 499
-"""The status where the client has disconnected."""
-
-log = logging.getLogger("regard.explorer")
 
 
 class EffectsEndpoint:
@@ -87,8 +82,7 @@ class EffectsEndpoint:
             return error_response(400, str(error))
         except Exception as error:
             stop.set()
-            log.error("the model failed at a text", exc_info=error)
-            return error_response(500, "the model failed at this text; where the server runs it has said more")
+            return model_failed(error)
 
     def _prepare(self, asked: EffectRequest, stop: Event) -> EffectRun:
         with stoppable(stop):

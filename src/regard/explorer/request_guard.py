@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -31,6 +32,12 @@ SECURITY_HEADERS = {
 }
 
 
+GONE = 499
+"""The status where the client has disconnected."""
+
+log = logging.getLogger("regard.explorer")
+
+
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response in ASCII, which holds any string of Python; not cached."""
     text = json.dumps(value, allow_nan=False)
@@ -42,6 +49,12 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response {"error": message}."""
     return json_response({"error": message}, status, headers)
+
+
+def model_failed(error: Exception) -> Response:
+    """Log what a model raised at a text; the response does not tell it."""
+    log.error("the model failed at a text", exc_info=error)
+    return error_response(500, "the model failed at this text; where the server runs it has said more")
 
 
 class RequestGuard:

@@ -31,6 +31,9 @@ class TextToContinue:
 class ModelFailed(Exception):
     """The model raised at a step; the log has more."""
 
+    def __init__(self) -> None:
+        super().__init__("the model failed at this text; the log of the server has said more")
+
 
 @dataclass(eq=False)
 class TextJob:
@@ -163,4 +166,4 @@ class BatchWorker(Thread):
             log.error("the model failed at a step", exc_info=error)
             for job, number in list(self._jobs.values()):
                 self._obey("end", job, [number])
-                job.tell(ModelFailed("the model failed at this text; the log of the server has said more"))
+                job.tell(ModelFailed())

@@ -103,7 +103,7 @@ class TranslationWorker(Thread):
         except Exception as error:
             log.error("the translator failed", exc_info=error)
             for each in asked:
-                _tell(each, ModelFailed("the model failed at this text; the log of the server has said more"))
+                _tell(each, ModelFailed())
             return
         for each in asked:
             _tell(each, [next(found) for _ in each.lines])

@@ -247,7 +247,7 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
         masked = _is_causal_by_itself(site) if fused else any(not _is_callers_mask(step) for step in site.masks())
         if (
             masked
-            or has_one_query(site.output.node, facts)
+            or _has_one_query(site.output.node, facts)
             or any(step.op in ("mul", "masked_fill") for step in site.after)
         ):
             continue
@@ -286,7 +286,7 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
                 break
 
 
-def has_one_query(node: ast.AST | None, facts: ModuleFacts) -> bool:
+def _has_one_query(node: ast.AST | None, facts: ModuleFacts) -> bool:
     """Whether a condition around a node says that there is one query, as in a decoding step, which sees all keys.
 
     `length == 1`, `length < 2`, the other branch of `length > 1`, and what follows where that one returns.

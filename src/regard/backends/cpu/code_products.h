@@ -63,6 +63,15 @@ INLINE void round_numbers(const struct left_rows *left, int64_t row, int64_t fir
         memcpy(left->high + at, &high, (size_t)size), memcpy(left->low + at, &low, (size_t)size);
 }
 
+/* The words of a group, one in each lane of so many vectors; as many bytes are fetched ahead, from that vector on. */
+INLINE void read_words(bits *word, const int32_t *codes, int64_t filled, const char *ahead, int64_t vector,
+                       const int vectors) {
+    UNROLL for (int v = 0; v < vectors; v++) {
+        word[v] = (bits)load_partial((const float *)(codes + v * LANES), vectors == 1 ? filled : LANES);
+        fetch_next(ahead, (vector + v) * LANES * 4);
+    }
+}
+
 /* sum[row][vector] of a tile: rows from `row` on, times `vectors` vectors of codes in `groups` words, each `stride` words
  * after the one before. filled: how many lanes of a single vector there are. As many bytes
  * as are read are fetched `ahead`; null for none. */
@@ -73,11 +82,7 @@ INLINE void multiply_numbers(const struct left_rows *left, int64_t row, const in
     const float *numbers = left->numbers + row * left->count;
     for (int64_t g = 0; g < groups; g++) {
         bits word[4];
-        UNROLL for (int v = 0; v < vectors; v++) {
-            const int32_t *from = codes + g * stride + v * LANES;
-            word[v] = (bits)load_partial((const float *)from, vectors == 1 ? filled : LANES);
-            fetch_next(ahead, (g * vectors + v) * LANES * 4);
-        }
+        read_words(word, codes + g * stride, filled, ahead, g * vectors, vectors);
         UNROLL for (int k = 0; k < per; k++) {
             lanes entry[4];
             UNROLL for (int v = 0; v < vectors; v++) entry[v] =
@@ -108,11 +113,7 @@ INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int3
         upper[r * vectors + v] = lower[r * vectors + v] = _mm512_setzero_si512();
     for (int64_t g = 0; g < groups; g++) {
         bits word[4];
-        UNROLL for (int v = 0; v < vectors; v++) {
-            const int32_t *from = codes + g * stride + v * LANES;
-            word[v] = (bits)load_partial((const float *)from, vectors == 1 ? filled : LANES);
-            fetch_next(ahead, (g * vectors + v) * LANES * 4);
-        }
+        read_words(word, codes + g * stride, filled, ahead, g * vectors, vectors);
         UNROLL for (int h = 0; h < halves; h++) {
             __m512i entry[4];
             UNROLL for (int v = 0; v < vectors; v++) entry[v] =
