@@ -150,6 +150,17 @@ def test_a_function_is_not_in_the_file(tmp_path):
 
 
 @pytest.mark.slow
+def test_compiled_where_inductor_refuses_decompositions(monkeypatch):
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.setattr("torch.compiler.config.force_disable_caches", True)
+    layer, x = Attention(Projections(DIM, HEADS), mask=masks.causal()), torch.randn(2, 5, DIM)
+    torch.compile(layer)(x).sum().backward()
+    q, k, v = torch.randn(3, 1, 2, 9, 8)
+    expected = regard.linear_attention(q, k, v, causal=True)
+    assert torch.allclose(torch.compile(regard.linear_attention)(q, k, v, causal=True), expected, atol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("standard", [False, True])
 def test_ahead_of_time(tmp_path, standard):
     class Own(nn.Module):

@@ -7,8 +7,10 @@ decompositions, `ExportedProgram.run_decompositions` in that of `regard.export.d
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -38,6 +40,32 @@ def decompose(operator: OpOverload, fake: Callable[..., Any], formula: Callable[
     # Without this entry torch would run the formula wherever it needs but the shape of a result of symbolic sizes.
     meta_table[operator] = fake
     DECOMPOSITIONS[operator] = decomposition_table[operator] = decomposition
+
+
+def compiled_whole(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake implementation of an operator that Inductor calls as it is, though it has a decomposition.
+
+    Inductor does so by itself, except where the variable `CI` is set: there it takes an operator with a decomposition
+    for a mistake of its own and raises. It asks every operator for its fake results before it compiles it.
+    """
+
+    @wraps(fake)
+    def noted(*arguments: Any) -> Any:
+        lowering = sys.modules.get("torch._inductor.lowering")
+        if lowering is not None:
+            _call_whole(lowering, name)
+        return fake(*arguments)
+
+    return noted
+
+
+def _call_whole(lowering: Any, name: str) -> None:
+    """Register the call of an operator as its lowering, with the strides that Inductor keeps for any other."""
+    namespace, packet = name.split("::")
+    operator = getattr(getattr(torch.ops, namespace), packet).default
+    if operator not in lowering.lowerings:
+        strides = lowering.tag_to_layout_constraint(lowering.get_layout_constraint_tag(operator, with_default=True))
+        lowering.make_fallback(operator, layout_constraint=strides, warn=False)
 
 
 def _functional(formula: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..backends.registry import some_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..core.decomposition import decompose
+from ..core.decomposition import compiled_whole, decompose
 from ..core.finite import CheckedRows, all_finite, waits
 from ..core.log_sum_exp import add_exact_gradients, coarse_rows, lse_dtype, split_float64, within_float32
 from ..core.problem import Problem
@@ -562,7 +562,7 @@ def _define() -> torch.library.Library:
         )
         return [gradient if need else None for gradient, need in zip(gradients, ctx.needed, strict=True)], None, None
 
-    torch.library.register_fake("regard::attend", forward_fake, lib=library)
+    torch.library.register_fake("regard::attend", compiled_whole("regard::attend", forward_fake), lib=library)
     torch.library.register_fake("regard::attend_backward", backward_fake, lib=library)
     torch.library.register_autograd("regard::attend", backward, setup_context=setup_context, lib=library)
     decompose(torch.ops.regard.attend.default, forward_fake, _by_torch)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..backends.base import Recurrences
 from ..backends.registry import BACKENDS
-from ..core.decomposition import decompose
+from ..core.decomposition import compiled_whole, decompose
 from ..core.recurrence_problem import RecurrenceProblem
 from ..core.torch_modes import functorch_active, mapped_by_autograd, under_dispatch_mode, under_forward_mode
 from ..kernels.custom_op import with_autograd
@@ -262,7 +262,9 @@ def _define() -> torch.library.Library:
 
     library.impl("linear_recurrence", forward_impl, "CompositeExplicitAutograd")
     library.impl("linear_recurrence_backward", backward_impl, "CompositeExplicitAutograd")
-    torch.library.register_fake("regard::linear_recurrence", forward_fake, lib=library)
+    torch.library.register_fake(
+        "regard::linear_recurrence", compiled_whole("regard::linear_recurrence", forward_fake), lib=library
+    )
     torch.library.register_fake("regard::linear_recurrence_backward", backward_fake, lib=library)
     torch.library.register_autograd("regard::linear_recurrence", backward, setup_context=setup_context, lib=library)
     decompose(torch.ops.regard.linear_recurrence.default, forward_fake, _by_torch)
