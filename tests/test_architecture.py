@@ -14,7 +14,7 @@ from regard.kernels import nan_safety
 # From top to bottom. A module may import what stands below its own line, and other modules of its own package; the
 # packages of one line do not know each other. A new module has to be given its place here.
 LAYERS = (
-    ("regard.cli",),
+    ("regard_command",),
     ("regard.doctor",),
     ("regard.serving",),
     ("regard.explorer",),
@@ -55,7 +55,7 @@ LAYERS = (
 
 # A page of `regard-doctor --html` is drawn by the library, where it is installed: asked for by that option alone.
 OF_THE_LIBRARY = {
-    ("regard_doctor.command", "regard.cli.options"),
+    ("regard_doctor.command", "regard_command.options"),
     ("regard_doctor.command", "regard.doctor.diagnosis_page"),
 }
 
@@ -91,7 +91,9 @@ def module_name(path: Path) -> str:
 
 
 FILES = {
-    module_name(path): path for folder in (ROOT, ROOT.parent / "regard_doctor") for path in sorted(folder.rglob("*.py"))
+    module_name(path): path
+    for package in ("regard_command", "regard", "regard_doctor")
+    for path in sorted((ROOT.parent / package).rglob("*.py"))
 }
 PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 
@@ -121,7 +123,7 @@ def imports(module: str, source: str) -> list[tuple[str, bool]]:
         (target, node in unexecuted)
         for node in nodes(source)
         for target in targets(module, node)
-        if target.split(".")[0] in ("regard", "regard_doctor")
+        if target.split(".")[0] in ("regard_command", "regard", "regard_doctor")
     ]
 
 
@@ -377,7 +379,7 @@ def test_every_exception_is_needed():
         ("regard.kernels.made_up", "from regard.kernels import choose", "a kernel knows"),
         ("regard.kernels.base", "from .reference import ReferenceKernel", "a kernel knows"),
         ("regard.made_up", "", "is in no line of LAYERS"),
-        ("regard.cli", "import regard.made_up", "is in no line of LAYERS"),
+        ("regard_command", "import regard.made_up", "is in no line of LAYERS"),
         ("regard.core.grid", "if TYPE_CHECKING:\n    from ..masks import Mask", "not in TYPES_ONLY"),
     ],
 )
@@ -390,7 +392,7 @@ def test_the_checker_finds_a_wrong_import(module, source, fault):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("regard.cli", "import regard\nfrom regard.translation import demo"),
+        ("regard_command", "import regard\nfrom regard.translation import demo"),
         ("regard.masks.made_up", "from .base import Mask\nfrom ..errors import MaskError"),
         ("regard.kernels", "from .reference import ReferenceKernel"),
         ("regard.kernels.made_up", "from .base import Kernel\nfrom ..core.problem import Problem"),

@@ -151,7 +151,7 @@ for name in {modules!r}:
     printed([sys.executable], program)
 
 
-COMMAND = "import sys; sys.argv = ['regard', 'demo']; from regard.cli import main; sys.exit(main())"
+COMMAND = "import sys; sys.argv = ['regard', 'demo']; from regard_command import main; sys.exit(main())"
 
 
 @pytest.mark.parametrize(

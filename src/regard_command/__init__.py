@@ -1,4 +1,4 @@
-"""The console script `regard`: chooses how OpenMP threads wait, then runs `regard.cli.main`.
+"""The console script `regard`: chooses how OpenMP threads wait, then runs `regard_command.main`.
 
 A package of its own, because `import regard` loads torch, and OpenMP reads its settings once, when it is loaded.
 """
@@ -9,12 +9,16 @@ import os
 import sys
 from importlib.util import find_spec
 
+from regard_command.missing_extra import naming_the_extra
+
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Environment variables of the OpenMP runtimes that say whether waiting threads spin or sleep."""
 
 
 def main() -> None:
-    """Run the command in `sys.argv`, with OpenMP threads that sleep while they wait for each other.
+    """Run the command in `sys.argv`, with OpenMP threads that sleep while they wait for each other, and exit.
+
+    With 0 when all went well, 2 for what the user can mend, 130 for Ctrl-C, 143 for a training that SIGTERM ended.
 
     By default they spin. Where another process occupies a core, a thread that spins keeps the one that it waits for
     from running, and training or translating takes ten times as long. A user's own setting of one of `WAITING` wins.
@@ -27,6 +31,10 @@ def main() -> None:
     command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     if command != "bench" and not any(name in os.environ for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    from regard.cli import main as run
-
-    run()
+    try:
+        with naming_the_extra():
+            from regard_command.app import app
+    except ValueError as error:  # MissingExtra, of Typer itself
+        sys.stderr.write(f"regard: {error}\n")
+        sys.exit(2)
+    app()

@@ -149,15 +149,15 @@ def _with_library() -> Iterator[None]:
 
 def _check_page(page: Path, read: list[Path]) -> None:
     with _with_library():
-        from regard.cli.options import check_page_file
+        from regard_command.options import check_page_file
 
         check_page_file(page, read)
 
 
 def _save_page(path: Path, findings: list[CodeFinding], about: dict[str, Any]) -> None:
     with _with_library():
-        from regard.cli.options import save_page
         from regard.doctor import diagnosis_page
+        from regard_command.options import save_page
 
         save_page(diagnosis_page(findings, **about), path)
 

@@ -1,6 +1,6 @@
 import re
 
-from regard.cli import align
+from regard_command import align
 
 
 def test_words_are_linked_in_pharaoh_format(regard, run, corpus):

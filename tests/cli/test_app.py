@@ -5,8 +5,8 @@ import sys
 import pytest
 
 import regard as package
-from regard.cli.missing_extra import EXTRAS, naming_the_extra
 from regard.errors import CheckpointError, MissingExtra
+from regard_command.missing_extra import EXTRAS, naming_the_extra
 
 COMMANDS = ("demo", "train", "test", "translate", "align", "average", "bench", "explore", "export")
 
@@ -31,7 +31,7 @@ def test_the_version_is_printed(regard):
 
 def test_help_loads_none_of_what_the_commands_need(warm_python):
     program = (
-        "import json, sys; from regard.cli import main\n"
+        "import json, sys; from regard_command import main\n"
         "sys.argv = ['regard', 'train', '--help']\n"
         "try:\n    main()\nexcept SystemExit:\n    print(json.dumps(sorted(sys.modules)))"
     )

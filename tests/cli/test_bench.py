@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from regard import masks, native
-from regard.cli import kernel_choices, kernel_tables
 from regard.kernels import KERNELS, Result
 from regard.kernels.planning import calibration, rates
 from regard.kernels.planning.rates import FlashRates, Rates, cache_file, save_rates
 from regard.kernels.reference import ReferenceKernel
+from regard_command import kernel_choices, kernel_tables
 
 FLASH = FlashRates(flops=6e10, pairs=1e9, packed=2e9, streamed=3e9, backward=2.5)
 MEASURED = Rates(4e10, 5e9, {"torch": {"float32": FLASH}, "cpu": {"float32": FLASH}}, moved=2e10, fresh=3e9, call=4e-6)

@@ -13,7 +13,7 @@ import regard_command
 
 LOADING = """
 import os, sys
-sys.argv = ["regard", "train"]
+sys.argv = ["regard", "train", "missing.yaml"]
 import regard_command
 class Finder:
     @staticmethod
@@ -43,8 +43,27 @@ def test_a_setting_of_the_user_wins(name, value):
     assert printed(LOADING, **{name: value}) == (value if name == "OMP_WAIT_POLICY" else "None")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["steps", "--example", "list"],
+        ["translate", "--help"],
+        ["steps", "--sheet", "a.html", "b"],
+    ],
+)
+def test_what_computes_nothing_loads_no_torch(arguments):
+    program = (
+        f"import sys; sys.argv = ['regard', *{arguments!r}]; import regard_command\n"
+        "try:\n    regard_command.main()\nfinally:\n    print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
 def test_the_benchmark_measures_what_other_processes_have():
-    assert printed(LOADING.replace('"train"', '"bench"')) == "None"
+    assert printed(LOADING.replace('"train", "missing.yaml"', '"bench"')) == "None"
 
 
 def test_importing_the_library_touches_no_setting(warm_python):

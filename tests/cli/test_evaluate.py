@@ -4,7 +4,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from regard.cli.app import app
+from regard_command.app import app
 
 
 def test_the_test_set_is_translated_and_scored(regard, run, corpus):

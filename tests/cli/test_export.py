@@ -3,8 +3,8 @@ import re
 import typer
 from typer.testing import CliRunner
 
-from regard.cli.saved_runs import export
 from regard.errors import CheckpointError
+from regard_command.saved_runs import export
 
 APP = typer.Typer()
 APP.command("export")(export)

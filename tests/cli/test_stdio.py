@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from regard.cli.stdio import CHUNK_BYTES, arriving_lines
-from regard.errors import CorpusError
+from regard_command.command_error import CommandError
+from regard_command.stdio import CHUNK_BYTES, arriving_lines
 
 
 def test_whatever_has_arrived_is_given_at_once():
@@ -40,7 +40,7 @@ def test_characters_that_are_cut_by_a_chunk_are_read():
 def test_what_is_not_utf_8_is_named_after_the_lines_before_it():
     lines = arriving_lines(io.BytesIO("grün\nblau\n".encode() + "grün\n".encode("latin-1") + b"rot\n"))
     assert next(lines) == ["grün", "blau"]
-    with pytest.raises(CorpusError, match=r"standard input, line 3: byte 0xfc at position 3 is not UTF-8 .* iconv"):
+    with pytest.raises(CommandError, match=r"standard input, line 3: byte 0xfc at position 3 is not UTF-8 .* iconv"):
         next(lines)
 
 
@@ -48,5 +48,5 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(monkeypatch
     monkeypatch.setattr("regard.translation.corpus.LONGEST_LINE", 1000)
     lines = arriving_lines(io.BytesIO(b"one\n" + b"0" * 100_000))
     assert next(lines) == ["one"]
-    with pytest.raises(CorpusError, match=r"standard input, line 2 has more than 1,000 bytes"):
+    with pytest.raises(CommandError, match=r"standard input, line 2 has more than 1,000 bytes"):
         next(lines)

@@ -32,7 +32,7 @@ def test_without_a_folder_the_run_is_kept_by_its_name(regard, corpus, tmp_path, 
 @pytest.mark.slow
 def test_one_of_two_processes_speaks_for_both(corpus, tmp_path):
     script, folder = tmp_path / "command.py", tmp_path / "run"
-    script.write_text("from regard.cli import main; main()")  # each process starts the command by its file
+    script.write_text("from regard_command import main; main()")  # each process starts the command by its file
     two = ["training.max_epochs=1", "training.devices=2", "training.strategy=ddp", "training.accelerator=cpu"]
     overrides = [word for override in two for word in ("--set", override)]
     done = subprocess.run(

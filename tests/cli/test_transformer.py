@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from regard.cli.app import app
+from regard_command.app import app
 
 OPTIONS = [
     "vocabulary={kind: words, size: 40, shared: true}",

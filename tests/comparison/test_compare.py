@@ -180,7 +180,7 @@ def test_gradients_need_projections(recipe, tmp_path):
 def test_a_comparison_that_is_killed_goes_on_from_its_finished_runs(recipe_file, tmp_path):
     folder = tmp_path / "comparison"
     command = [
-        sys.executable, "-c", "from regard.cli import main; main()",
+        sys.executable, "-c", "from regard_command import main; main()",
         "compare", recipe_file, "--vary", "score=dot,general", "--folder", folder,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

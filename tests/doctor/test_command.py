@@ -6,8 +6,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from regard.cli.app import app
 from regard.doctor import RULES
+from regard_command.app import app
 from regard_doctor.code_explanation import explanation
 from regard_doctor.run_explanations import EXPLANATIONS
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from regard.cli.app import app
 from regard.doctor import diagnose, diagnosis_page, examination_page, examine
 from regard.doctor.code_excerpt import (
     MOST_CHARACTERS,
@@ -24,6 +23,7 @@ from regard.doctor.findings_page import linked
 from regard.doctor.zoo import ZooEntry, ZooReport
 from regard.doctor.zoo_page import zoo_page
 from regard.explorer.static_page import content_policy
+from regard_command.app import app
 from regard_doctor.run_explanations import EXPLANATIONS
 
 PLANTED = Path(__file__).parent / "planted"

@@ -10,8 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import regard
-from regard.cli.app import app
 from regard.doctor import RuleSelection, diagnose
+from regard_command.app import app
 from regard_doctor.fixing import fixed_source
 
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"

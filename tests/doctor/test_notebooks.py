@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from regard.cli.app import app
 from regard.doctor import diagnosis_page
+from regard_command.app import app
 from regard_doctor import Severity, diagnose_file
 from regard_doctor.notebook_source import notebook_source
 

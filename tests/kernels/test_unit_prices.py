@@ -8,11 +8,11 @@ import torch
 
 import regard
 from regard import masks
-from regard.cli import unit_fit
-from regard.cli.kernel_choices import Choice, GridProblem
 from regard.kernels.planning.choice import kernels_of
 from regard.kernels.planning.rates import predicted_seconds
 from regard.kernels.planning.unit_prices import at_another_price, held_prices, price
+from regard_command import unit_fit
+from regard_command.kernel_choices import Choice, GridProblem
 
 COMMANDS = (
     "regard bench --units",

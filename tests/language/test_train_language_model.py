@@ -12,7 +12,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard.cli.app import app
 from regard.errors import CheckpointError, ConfigurationError
 from regard.language import train_language_model as module
 from regard.language.language_experiment import LanguageExperiment
@@ -20,6 +19,7 @@ from regard.language.long_text import LongText
 from regard.language.sequence_training import sequence_loss
 from regard.language.train_language_model import train_language_model
 from regard.models import LanguageModel
+from regard_command.app import app
 
 TEXT = "".join(f"{number} times {number} is {number**2}.\n" for number in range(300))
 SECTIONS = {

@@ -9,13 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard.cli.app import app
 from regard.errors import CheckpointError, ConfigurationError, MissingExtra
 from regard.translation.build_model import build_model
 from regard.translation.run_folder import ENGLISH_FRENCH, KOREAN_ENGLISH
 from regard.translation.settings import SearchSettings, TransformerSettings
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
+from regard_command.app import app
 
 LINES = [
     "I am tired.",

@@ -14,8 +14,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import MarianMTModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from regard.cli.app import app
 from regard.translation.translator import Translator
+from regard_command.app import app
 
 
 @pytest.fixture(scope="module")

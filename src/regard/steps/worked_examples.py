@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -58,6 +60,9 @@ class WorkedExample:
     make: Callable[[], Walkthrough]
 
 
+TITLES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""The title of each example by language; in a file, so that a command lists them without loading torch."""
+
 EXAMPLES: dict[str, WorkedExample] = {}
 """The worked examples by name, in the order in which the mechanisms were published."""
 
@@ -81,11 +86,11 @@ def worked_example(name: str) -> Walkthrough:
     return replace(example.make(), title=example.title)
 
 
-def _example(name: str, en: str, ko: str) -> Callable[[Callable[[], Walkthrough]], Callable[[], Walkthrough]]:
-    """Register a function as the example of that name and title."""
+def _example(name: str) -> Callable[[Callable[[], Walkthrough]], Callable[[], Walkthrough]]:
+    """Register a function as the example of that name."""
 
     def register(make: Callable[[], Walkthrough]) -> Callable[[], Walkthrough]:
-        EXAMPLES[name] = WorkedExample(Wording(en, ko), make)
+        EXAMPLES[name] = WorkedExample(Wording(**TITLES[name]), make)
         return make
 
     return register
@@ -204,14 +209,14 @@ def _local_step(window: recurrent.MonotonicWindow | recurrent.PredictiveWindow) 
     return replace(steps, tables=(*steps.tables[:3], *weights, *steps.tables[3:]))
 
 
-@_example("bahdanau", "Additive attention (Bahdanau et al. 2015)", "바다나우 어텐션: 덧셈(additive) 스코어")
+@_example("bahdanau")
 def _bahdanau() -> Walkthrough:
     score = scores.Additive(2, 2, 2)
     _fill(score, query_weight=[[1, 0], [0, 1]], key_weight=[[1, 0], [1, -1]], weight=[1, 2])
     return _after_bahdanau(_decoder_step(score))
 
 
-@_example("coverage", "Coverage in an additive score (See et al. 2017)", "덧셈 스코어의 커버리지")
+@_example("coverage")
 def _coverage() -> Walkthrough:
     score = scores.Additive(2, 2, 2)
     _fill(score, query_weight=[[1, 0], [0, 1]], key_weight=[[1, 0], [1, -1]], weight=[1, 2])
@@ -228,34 +233,32 @@ def _coverage() -> Walkthrough:
     return replace(steps, tables=(*steps.tables[:at], coverage, *steps.tables[at:]))
 
 
-@_example("luong-dot", "Dot attention (Luong et al. 2015)", "루옹 어텐션: 내적(dot) 스코어")
+@_example("luong-dot")
 def _luong_dot() -> Walkthrough:
     return _after_luong(_decoder_step(scores.Dot()))
 
 
-@_example("luong-general", "General attention (Luong et al. 2015)", "루옹 어텐션: general 스코어")
+@_example("luong-general")
 def _luong_general() -> Walkthrough:
     return _decoder_step(_fill(scores.General(2, 2), weight=[[1, 1], [0, 2]]))
 
 
-@_example("luong-concat", "Concat attention (Luong et al. 2015)", "루옹 어텐션: concat 스코어")
+@_example("luong-concat")
 def _luong_concat() -> Walkthrough:
     return _decoder_step(_fill(scores.Concat(2, 2, 2), matrix=[[1, 0, 1, 0], [0, 1, 0, -1]], weight=[2, 1]))
 
 
-@_example("luong-location", "Location attention (Luong et al. 2015)", "루옹 어텐션: 위치(location) 스코어")
+@_example("luong-location")
 def _luong_location() -> Walkthrough:
     return _decoder_step(_fill(scores.Location(2, 3), weight=[[2, 0], [1, 1], [0, 3]]))
 
 
-@_example("local-m", "Local attention around the target's own position (Luong et al. 2015)", "지역(local-m) 어텐션: 창")
+@_example("local-m")
 def _local_m() -> Walkthrough:
     return _local_step(recurrent.MonotonicWindow(radius=1))
 
 
-@_example(
-    "local-p", "Local attention around a predicted position (Luong et al. 2015)", "지역(local-p) 어텐션: 가우시안"
-)
+@_example("local-p")
 def _local_p() -> Walkthrough:
     window = recurrent.PredictiveWindow(2, radius=1)
     _fill(window.hidden, weight=[[0, 1], [0, 2]])
@@ -263,14 +266,14 @@ def _local_p() -> Walkthrough:
     return _local_step(window)
 
 
-@_example("scaled-dot-product", "Scaled dot-product attention (Vaswani et al. 2017)", "스케일드 닷 프로덕트 어텐션")
+@_example("scaled-dot-product")
 def _scaled_dot_product() -> Walkthrough:
     query = _matrix(((2, 0, 0, 0), (1, 1, 1, 1), (0, 2, 0, 2))).float()
     key = _matrix(((1, 0, 0, 1), (0, 1, 0, 1), (1, 1, 2, 0))).float()
     return walkthrough(query, key, _matrix(VALUES))
 
 
-@_example("saturation", "Without 1/√d the softmax saturates", "√d로 나누지 않으면 소프트맥스가 포화한다")
+@_example("saturation")
 def _saturation() -> Walkthrough:
     query = torch.tensor([[2.0, 2.0, 2.0, 2.0]])
     key = _matrix(((1, 1, 1, 1), (1, 1, 1, 0), (0, 1, 1, 0))).float()
@@ -278,7 +281,7 @@ def _saturation() -> Walkthrough:
     return walkthrough(query, key, _matrix(VALUES), scale=1.0).compared(before)
 
 
-@_example("projections", "Queries, keys and values from projections", "질의, 키, 값: 입력에 가중치 행렬을 곱해 얻는다")
+@_example("projections")
 def _projections() -> Walkthrough:
     query = ((2, 0, 0, 0), (0, 2, 1, 0), (2, 1, 0, 0), (0, 0, 0, 0))
     key = ((0, 2, 0, 0), (2, 0, 0, 0), (0, 0, 2, 0), (0, 0, 0, 2))
@@ -287,13 +290,13 @@ def _projections() -> Walkthrough:
     return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
 
 
-@_example("self-attention", "Self-attention of one head", "셀프 어텐션")
+@_example("self-attention")
 def _self_attention() -> Walkthrough:
     words = _matrix(SENTENCE)
     return walkthrough(words, words, words, queries=WORDS, keys=WORDS)
 
 
-@_example("cross-attention", "Cross-attention: queries of one sequence, keys and values of another", "크로스 어텐션")
+@_example("cross-attention")
 def _cross_attention() -> Walkthrough:
     query = ((2, 0, 0, 0), (0, 2, 0, 0), (0, 0, 2, 0), (0, 1, 0, 0))
     key = ((2, 0, 0, 0), (0, 2, 0, 0), (0, 0, 2, 0))
@@ -302,7 +305,7 @@ def _cross_attention() -> Walkthrough:
     return layer_walkthrough(layer, _matrix((french,)), _matrix((english,)), queries=("le", "chat"), keys=WORDS)
 
 
-@_example("multi-head", "Multi-head attention with two heads", "멀티 헤드 어텐션: 헤드 둘")
+@_example("multi-head")
 def _multi_head() -> Walkthrough:
     query = ((2, 0, 0, 1), (0, 1, 2, 0), (2, 0, 2, 0), (0, 0, 0, 0))
     key = ((0, 2, 0, 1), (2, 0, 0, 0), (0, 0, 2, 0), (0, 0, 0, 0))
@@ -312,60 +315,56 @@ def _multi_head() -> Walkthrough:
     return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
 
 
-@_example("causal-mask", "Causal mask: no word attends to a later one", "인과(causal) 마스크: 뒤의 단어는 보지 않는다")
+@_example("causal-mask")
 def _causal_mask() -> Walkthrough:
     return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=masks.causal())
 
 
-@_example("padding-mask", "Padding mask: the last key is no word", "패딩 마스크: 마지막 키는 단어가 아니다")
+@_example("padding-mask")
 def _padding_mask() -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     return walkthrough(*tensors, score=scores.Dot(), mask=masks.padding(lengths=[2]))
 
 
-@_example("prefix-mask", "Prefix mask: all see the first two words", "접두(prefix) 마스크: 처음 두 단어는 모두가 본다")
+@_example("prefix-mask")
 def _prefix_mask() -> Walkthrough:
     mask = masks.causal() | masks.prefix(2)
     return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask)
 
 
-@_example("document-mask", "Document mask: two texts in one sequence", "문서 마스크: 한 시퀀스에 든 두 글")
+@_example("document-mask")
 def _document_mask() -> Walkthrough:
     mask = masks.causal() & masks.documents([0, 0, 1])
     return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask)
 
 
-@_example("window-mask", "Sliding window of two positions", "슬라이딩 윈도 마스크")
+@_example("window-mask")
 def _window_mask() -> Walkthrough:
     mask = masks.causal() & masks.window(before=1)
     return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask)
 
 
-@_example("strided-mask", "Strided mask: a window and every third (Child et al. 2019)", "보폭(strided) 마스크")
+@_example("strided-mask")
 def _strided_mask() -> Walkthrough:
     return _six_words(masks.causal() & (masks.window(before=1) | masks.strided(3)))
 
 
-@_example("fixed-mask", "Fixed mask: blocks and their last words (Child et al. 2019)", "고정(fixed) 마스크")
+@_example("fixed-mask")
 def _fixed_mask() -> Walkthrough:
     return _six_words(masks.causal() & masks.fixed(3, 1))
 
 
-@_example("dilated-mask", "Dilated window (Beltagy et al. 2020)", "팽창(dilated) 윈도 마스크")
+@_example("dilated-mask")
 def _dilated_mask() -> Walkthrough:
     return _six_words(masks.dilated(1, 2, after=1))
 
 
-@_example("global-tokens", "Window and a global token (Beltagy et al. 2020)", "윈도와 전역(global) 토큰")
+@_example("global-tokens")
 def _global_tokens() -> Walkthrough:
     return _six_words(masks.window(before=1, after=1) | masks.global_tokens([0]))
 
 
-@_example(
-    "absolute-positions",
-    "Positions added to the embeddings: a quarter turn for each (Vaswani et al. 2017)",
-    "임베딩에 더하는 위치: 한 위치에 90도씩",
-)
+@_example("absolute-positions")
 def _absolute_positions() -> Walkthrough:
     words, names = _matrix(((2.0, 0.0), (0.0, 2.0), (2.0, 0.0))), ("the 1", "cat 2", "the 3")
     positions = _matrix(((0.0, 1.0), (1.0, 0.0), (0.0, -1.0)))  # sine and cosine of 0, 90 and 180 degrees
@@ -381,21 +380,21 @@ def _absolute_positions() -> Walkthrough:
     return replace(steps, tables=(*tables, *steps.tables))
 
 
-@_example("alibi", "ALiBi: a penalty for distance (Press et al. 2022)", "ALiBi: 거리에 비례하는 편향")
+@_example("alibi")
 def _alibi() -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     bias = biases.alibi(torch.tensor([1.0]))
     return walkthrough(*tensors, score=scores.Dot(), mask=masks.causal(), bias=bias)
 
 
-@_example("relative-bias", "Relative position bias (Shaw et al. 2018, Raffel et al. 2020)", "상대 위치 편향")
+@_example("relative-bias")
 def _relative_bias() -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     bias = biases.clipped(torch.tensor([[-1.0, 0.0, 2.0]]), before=1, after=1)
     return walkthrough(*tensors, score=scores.Dot(), bias=bias)
 
 
-@_example("rotary", "Rotary positions: a quarter turn for each position (Su et al. 2021)", "회전(rotary) 위치: 90도씩")
+@_example("rotary")
 def _rotary() -> Walkthrough:
     turn = Rotation(torch.tensor([[1.0], [0.0], [-1.0]]), torch.tensor([[0.0], [1.0], [0.0]]), "interleaved")
     query, key = _matrix(((1.0, 0.0),) * 3), _matrix(((1.0, 0.0), (1.0, 0.0), (2.0, 0.0)))
@@ -411,9 +410,7 @@ def _rotary() -> Walkthrough:
     return replace(steps, tables=(*before, *after, *steps.tables[2:]))
 
 
-@_example(
-    "grouped-query", "Grouped-query attention: four heads, two key heads (Ainslie et al. 2023)", "그룹 질의 어텐션"
-)
+@_example("grouped-query")
 def _grouped_query() -> Walkthrough:
     query = ((1, 0, 1, -1), (0, 1, 1, 0), (1, 0, 0, 1), (0, -1, 0, 0))
     key, value = ((0, 1), (2, 0), (0, 2), (0, 0)), ((1, 2), (3, 0), (0, 1), (1, 1))
@@ -422,14 +419,14 @@ def _grouped_query() -> Walkthrough:
     return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
 
 
-@_example("multi-query", "Multi-query attention: two heads, one key head (Shazeer 2019)", "멀티 쿼리 어텐션")
+@_example("multi-query")
 def _multi_query() -> Walkthrough:
     query, key, value = ((1, 0), (0, 1), (1, 0), (0, -1)), ((0,), (2,), (0,), (0,)), ((1,), (3,), (0,), (1,))
     layer = _whole_layer(2, query, key, value, ((1, 0, 1, 0), (0, 1, 0, 1)), key_heads=1)
     return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
 
 
-@_example("cache", "A cache: a decoding step computes one row", "캐시: 디코딩 한 단계는 한 행만 계산한다")
+@_example("cache")
 def _cache() -> Walkthrough:
     query, key, value = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     with torch.no_grad():
@@ -443,13 +440,13 @@ def _cache() -> Walkthrough:
     return replace(steps, tables=(*cached, *steps.tables))
 
 
-@_example("attention-sink", "An attention sink takes weight (Xiao et al. 2024)", "어텐션 싱크")
+@_example("attention-sink")
 def _attention_sink() -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     return walkthrough(*tensors, score=scores.Dot(), sinks=torch.tensor([1.0]))
 
 
-@_example("flash", "Flash attention: two tiles of keys, one softmax (Dao et al. 2022)", "플래시 어텐션: 타일 둘")
+@_example("flash")
 def _flash() -> Walkthrough:
     key = _matrix(((1.0, 2.0), (0.0, 0.0), (2.0, 0.0), (1.0, 1.0)))
     return online_walkthrough(_matrix(((1.0, 0.0), (0.0, 1.0))), key, _matrix((*VALUES, (2.0, 2.0))), width=2)
@@ -461,48 +458,44 @@ def _three_words(normalizer: Normalizer, mask: masks.Mask | None = None) -> Walk
     return walkthrough(*tensors, score=scores.Dot(), mask=mask, normalizer=normalizer)
 
 
-@_example("sparsemax", "Sparsemax: weights of exactly 0 (Martins and Astudillo 2016)", "스파스맥스: 정확히 0인 가중치")
+@_example("sparsemax")
 def _sparsemax() -> Walkthrough:
     return _three_words(normalizers.Sparsemax())
 
 
-@_example("top-scores", "Softmax over the two largest scores (Zhao et al. 2019)", "가장 큰 점수 둘의 소프트맥스")
+@_example("top-scores")
 def _top_scores() -> Walkthrough:
     return _three_words(normalizers.TopScores(2))
 
 
-@_example("softmax1", "Softmax off by one: a row may attend to nothing (Miller 2023)", "분모에 1을 더한 소프트맥스")
+@_example("softmax1")
 def _softmax1() -> Walkthrough:
     return _three_words(normalizers.Softmax1())
 
 
-@_example("sigmoid", "Sigmoid attention: each score alone (Ramapuram et al. 2024)", "시그모이드 어텐션: 점수마다 따로")
+@_example("sigmoid")
 def _sigmoid() -> Walkthrough:
     return _three_words(normalizers.Sigmoid(-1.0))
 
 
-@_example(
-    "stick-breaking",
-    "Stick-breaking: the nearest words take first (Tan et al. 2024)",
-    "막대 쪼개기: 가까운 단어가 먼저 가져간다",
-)
+@_example("stick-breaking")
 def _stick_breaking() -> Walkthrough:
     return _three_words(normalizers.StickBreaking(), masks.causal())
 
 
-@_example("chosen-keys", "Chosen keys: two for each query (DeepSeek-V3.2 2025)", "고른 키: 쿼리마다 둘")
+@_example("chosen-keys")
 def _chosen_keys() -> Walkthrough:
     return _six_words(masks.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 4], [2, 5]])))
 
 
-@_example("linear", "Linear attention (Katharopoulos et al. 2020)", "선형 어텐션")
+@_example("linear")
 def _linear() -> Walkthrough:
     tensors = _matrix(QUERIES), _matrix(KEYS), _matrix(VALUES)
     steps = linear_walkthrough(*tensors, feature_map=linear.Relu(), causal=True)
     return replace(steps, tables=(*steps.tables, *state_tables(*tensors, feature_map=linear.Relu())))
 
 
-@_example("linear-decay", "Linear attention whose state is halved at each step (Sun et al. 2023)", "선형 어텐션: 감쇠")
+@_example("linear-decay")
 def _linear_decay() -> Walkthrough:
     value = _matrix(((4.0, 0.0), (0.0, 4.0), (2.0, 2.0)))
     decay = torch.full((3,), 0.5).log()
@@ -510,22 +503,20 @@ def _linear_decay() -> Walkthrough:
     return state_walkthrough(key, key, value, feature_map=identity, normalize=False, scale=1.0, decay=decay)
 
 
-@_example(
-    "delta-rule", "Delta rule: a value replaces that of its key (Yang et al. 2024)", "델타 규칙: 키의 값을 바꾼다"
-)
+@_example("delta-rule")
 def _delta_rule() -> Walkthrough:
     key, query = _matrix(((1.0, 0.0), (0.0, 1.0), (1.0, 0.0))), _matrix(((1.0, 0.0), (1.0, 0.0), (1.0, 0.0)))
     options: LinearOptions = {"feature_map": linear.Identity(), "normalize": False, "scale": 1.0, "beta": torch.ones(3)}
     return state_walkthrough(query, key, _matrix(VALUES), **options)
 
 
-@_example("performer", "Performer: two random features (Choromanski et al. 2021)", "퍼포머: 무작위 특징 둘")
+@_example("performer")
 def _performer() -> Walkthrough:
     features = linear.FavorPlus(1, 2, matrix=torch.tensor([[1.0], [-1.0]]))
     return favor_walkthrough(_matrix(((0.0,), (1.0,))), _matrix(((0.0,), (1.0,), (-1.0,))), _matrix(VALUES), features)
 
 
-@_example("linformer", "Linformer: two mixtures of four keys (Wang et al. 2020)", "린포머: 키 넷을 둘로 섞는다")
+@_example("linformer")
 def _linformer() -> Walkthrough:
     projection = LengthProjection(max_length=4, rank=2)
     with torch.no_grad():
@@ -535,7 +526,7 @@ def _linformer() -> Walkthrough:
     return mixture_walkthrough(query, key, _matrix((*VALUES[:2], (3.0, 1.0), (1.0, 1.0))), projection)
 
 
-@_example("ring", "Ring attention: the second of two processes (Liu et al. 2023)", "링 어텐션: 두 프로세스 중 둘째")
+@_example("ring")
 def _ring() -> Walkthrough:
     query = _matrix(((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.0)))
     key = _matrix(((1.0, 2.0), (0.0, 0.0), (2.0, 0.0), (1.0, 1.0)))

@@ -6,28 +6,29 @@ that help is there at once.
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-import regard
-from regard.cli.advise import advise
-from regard.cli.align import align
-from regard.cli.bench import bench
-from regard.cli.compare import compare
-from regard.cli.demo import demo
-from regard.cli.doctor import MISTAKES, doctor
-from regard.cli.evaluate import evaluate
-from regard.cli.examine import examine
-from regard.cli.explore import explore
-from regard.cli.missing_extra import naming_the_extra
-from regard.cli.saved_runs import average, export
-from regard.cli.serve import serve_model
-from regard.cli.steps import steps
-from regard.cli.train import train
-from regard.cli.translate import translate
-from regard.errors import RegardError
+from regard_command.advise import advise
+from regard_command.align import align
+from regard_command.bench import bench
+from regard_command.command_error import CommandError
+from regard_command.compare import compare
+from regard_command.demo import demo
+from regard_command.doctor import MISTAKES, doctor
+from regard_command.evaluate import evaluate
+from regard_command.examine import examine
+from regard_command.explore import explore
+from regard_command.missing_extra import naming_the_extra
+from regard_command.saved_runs import average, export
+from regard_command.serve import serve_model
+from regard_command.steps import steps
+from regard_command.train import train
+from regard_command.translate import translate
 
 
 class Commands(TyperGroup):
@@ -38,11 +39,17 @@ class Commands(TyperGroup):
         try:
             with naming_the_extra():
                 return super().invoke(ctx)
-        except (RegardError, *MISTAKES) as error:
-            if ctx.params["debug"]:
+        except ValueError as error:
+            if ctx.params["debug"] or not isinstance(error, _mistakes()):
                 raise
             typer.echo(f"regard: {error}", err=True)
             raise typer.Exit(2) from error
+
+
+def _mistakes() -> tuple[type[ValueError], ...]:
+    """The errors that say what a user can mend: those of the library can only come from where it is loaded."""
+    library = sys.modules.get("regard.errors")
+    return CommandError, *MISTAKES, *((library.RegardError,) if library else ())
 
 
 # Plain text, not boxes: messages stay whole lines, which can be searched for and piped.
@@ -57,7 +64,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"regard {regard.__version__}")
+        typer.echo(f"regard {version('regard')}")
         raise typer.Exit
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.stdio import emit
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.stdio import emit
 
 
 def advise(
@@ -49,7 +49,7 @@ def advise(
     positions, cache and kernel. --table compares the rules of textbooks with predictions for this machine instead.
     """
     if output not in ("text", "json"):
-        raise ConfigurationError(f"there is no format {output!r}: text or json")
+        raise CommandError(f"there is no format {output!r}: text or json")
     as_json = output == "json"
     if table:
         _print_rules(as_json)
@@ -80,11 +80,11 @@ def _number(name: str, text: str) -> int:
     if short := re.fullmatch(r"\s*(\d+)([km])i?\s*", text, re.IGNORECASE):
         power = 1 if short[2].lower() == "k" else 2
         decimal, binary = (int(short[1]) * step**power for step in (1000, 1024))
-        raise ConfigurationError(f"{name} is {text!r}: write the number out, {decimal} or {binary}")
+        raise CommandError(f"{name} is {text!r}: write the number out, {decimal} or {binary}")
     try:
         return int(re.sub(r"(?<=\d)[,_](?=\d)", "", text))
     except ValueError:
-        raise ConfigurationError(f"{name} needs a whole number, such as 131072; it is {text!r}") from None
+        raise CommandError(f"{name} needs a whole number, such as 131072; it is {text!r}") from None
 
 
 def _print_rules(as_json: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.options import Checkpoint, Which
-from regard.cli.stdio import emit
+from regard_command.options import Checkpoint, Which
+from regard_command.stdio import emit
 
 
 def average(

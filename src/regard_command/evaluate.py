@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import BatchSize, Checkpoint, Device, LanguageCodes, Overrides, Which, languages_of
-from regard.cli.stdio import emit
-from regard.errors import ConfigurationError, require
+from regard_command.command_error import CommandError
+from regard_command.options import BatchSize, Checkpoint, Device, LanguageCodes, Overrides, Which, languages_of
+from regard_command.stdio import emit
 
 if TYPE_CHECKING:
     from regard.translation.corpus import ParallelText
@@ -75,7 +75,7 @@ def evaluate(
         text, search = _text(experiment, source, target), experiment.search
         name = f"the experiment {experiment.name!r}"
     if text is None:
-        raise ConfigurationError(f"{name} has no data.test; name two files with --source and --target")
+        raise CommandError(f"{name} has no data.test; name two files with --source and --target")
     if text.dropped_empty:
         typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
     start = time.perf_counter()
@@ -96,7 +96,7 @@ def _check_pretrained(tokenised: bool, overrides: list[str]) -> None:
     """Refuse, of a model of transformers, options that change an experiment or read it."""
     if overrides or tokenised:
         wrong = f"--set {overrides[0]}" if overrides else "--tokenised"
-        raise ConfigurationError(f"{wrong} is of an experiment, and a model of transformers has none: leave it out")
+        raise CommandError(f"{wrong} is of an experiment, and a model of transformers has none: leave it out")
 
 
 def _scores(
@@ -122,7 +122,7 @@ def _experiment(path: Path, overrides: list[str]) -> Experiment:
         if key.split(".")[0] not in ("data", "search") or key.startswith("data.split")
     ]
     if settled:
-        raise ConfigurationError(
+        raise CommandError(
             f"--set {settled[0]}: the training has settled this; now only keys of data and search can be set, "
             "and the split of the data cannot"
         )
@@ -131,9 +131,11 @@ def _experiment(path: Path, overrides: list[str]) -> Experiment:
 
 def _language(experiment: Experiment) -> str:
     """The language of Moses tokenisation, checked before anything is translated."""
+    from regard.errors import require
+
     require("sacremoses", extra="moses")
     if experiment.data.target_language is None:
-        raise ConfigurationError(
+        raise CommandError(
             "--tokenised: each language has tokens of its own, and the experiment does not say which it is; name it, "
             "for instance --set data.target_language=de"
         )
@@ -156,5 +158,5 @@ def _named_text(source: Path | None, target: Path | None) -> ParallelText | None
         return ParallelText.read(TextFiles(source=source.absolute(), target=target.absolute()))
     if source or target:
         given, missing = ("--source", "--target") if source else ("--target", "--source")
-        raise ConfigurationError(f"{given} needs {missing} beside it: line i of one translates line i of the other")
+        raise CommandError(f"{given} needs {missing} beside it: line i of one translates line i of the other")
     return None

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.options import Overrides
-from regard.cli.stdio import emit
-from regard.cli.train import default_folder
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.options import Overrides
+from regard_command.stdio import emit
+from regard_command.train import default_folder
 
 
 def compare(
@@ -60,7 +60,7 @@ def compare(
         for text in vary:
             name, values = parse_vary(text)
             if name in options["vary"]:
-                raise ConfigurationError(f"--vary {name} is there twice; name all its values at once: {name}=A,B")
+                raise CommandError(f"--vary {name} is there twice; name all its values at once: {name}=A,B")
             options["vary"][name] = values
     if seeds is not None:
         options["seeds"] = _numbers(seeds)
@@ -75,7 +75,7 @@ def compare(
         )
         raise
     if len(report.refused) == len(report.variants):
-        raise ConfigurationError(
+        raise CommandError(
             "no variant can be trained: " + "; ".join(f"{one.name}: {one.reason}" for one in report.refused)
         )
     emit([str(report)])
@@ -89,6 +89,6 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(one) for one in text.split(",")]
     except ValueError:
-        raise ConfigurationError(
+        raise CommandError(
             f"--seeds: has {text!r}; it needs whole numbers with commas between, such as 1,2,3"
         ) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
 
 if TYPE_CHECKING:
     from regard.explorer.static_page import StaticPage
@@ -63,7 +63,7 @@ def languages_of(text: str | None) -> tuple[str | None, str | None]:
     """The codes of `--languages`, source and target; None of one that is not named.
 
     Raises:
-        ConfigurationError: it is not SOURCE:TARGET.
+        CommandError: it is not SOURCE:TARGET.
 
     >>> languages_of("eng_Latn:fra_Latn"), languages_of(":fr"), languages_of(None)
     (('eng_Latn', 'fra_Latn'), (None, 'fr'), (None, None))
@@ -72,7 +72,7 @@ def languages_of(text: str | None) -> tuple[str | None, str | None]:
         return None, None
     source, colon, target = text.partition(":")
     if not colon or not (source or target):
-        raise ConfigurationError(
+        raise CommandError(
             f"--languages {text!r} needs a colon between source and target, as eng_Latn:fra_Latn, or :fr"
         )
     return source or None, target or None
@@ -82,14 +82,14 @@ def check_page_file(page: Path, read: Collection[Path] = ()) -> None:
     """Refuse a file for a page before the work for it is done: one that is read, or that cannot be written.
 
     Raises:
-        ConfigurationError: the file is one of `read`, Python source, a folder, or in no folder.
+        CommandError: the file is one of `read`, Python source, a folder, or in no folder.
     """
     if page.suffix in (".py", ".pyi") or page.resolve() in {path.resolve() for path in read}:
-        raise ConfigurationError(f"--html {page} would write the page over source code: give it a name of its own")
+        raise CommandError(f"--html {page} would write the page over source code: give it a name of its own")
     if os.path.isdir(page):  # False where Path.is_dir raises, as for a name that is too long
-        raise ConfigurationError(f"--html {page} is a folder: name a file in it, such as {page / 'report.html'}")
+        raise CommandError(f"--html {page} is a folder: name a file in it, such as {page / 'report.html'}")
     if not os.path.isdir(page.parent):
-        raise ConfigurationError(f"--html {page}: the folder {page.parent} does not exist; make it first")
+        raise CommandError(f"--html {page}: the folder {page.parent} does not exist; make it first")
 
 
 def save_page(page: StaticPage, path: Path) -> None:

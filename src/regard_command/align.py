@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import BatchSize, Checkpoint, Device, Head, LanguageCodes, Layer, Which, languages_of
-from regard.cli.stdio import emit
-from regard.errors import CorpusError
+from regard_command.command_error import CommandError
+from regard_command.options import BatchSize, Checkpoint, Device, Head, LanguageCodes, Layer, Which, languages_of
+from regard_command.stdio import emit
 
 PAIRS_AT_ONCE = 1024
 """Links are printed after so many pairs."""
@@ -40,7 +40,7 @@ def align(
     translator = Translator.load(checkpoint, which, device, languages_of(languages))
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
-        raise CorpusError(
+        raise CommandError(
             f"the sides do not line up: {source} has {len(sources):,} lines and {target} has {len(targets):,}; "
             "line i of one needs to translate line i of the other"
         )

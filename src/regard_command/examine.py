@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import PageFile, check_page_file, save_page
-from regard.cli.stdio import emit
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.options import PageFile, check_page_file, save_page
+from regard_command.stdio import emit
 
 
 def examine(
@@ -47,14 +47,14 @@ def examine(
     random configuration; a file is run, and NAME called without arguments.
     """
     if output not in ("text", "json"):
-        raise ConfigurationError(f"there is no format {output!r}: text or json")
+        raise CommandError(f"there is no format {output!r}: text or json")
     if html is not None:
         check_page_file(html)
     if zoo:
         _examine_zoo(only, workers, seconds, results, table, output, html)
         return
     if model is None:
-        raise ConfigurationError("examine needs a model: a folder, a class of transformers, FILE.py:NAME, or --zoo")
+        raise CommandError("examine needs a model: a folder, a class of transformers, FILE.py:NAME, or --zoo")
     import torch
 
     from regard.doctor import CHECKS, Severity

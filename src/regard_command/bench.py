@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.stdio import emit
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.stdio import emit
 
 if TYPE_CHECKING:
-    from regard.cli.kernel_tables import ProblemTimings
     from regard.kernels.planning.rates import FlashRates, Rates
+    from regard_command.kernel_tables import ProblemTimings
 
 
 def bench(
@@ -52,7 +52,7 @@ def bench(
     commands = {"--agreement": agreement, "--calibrate": calibrate, "--choices": choices, "--units": units}
     asked = [name for name, is_asked in commands.items() if is_asked]
     if len(asked) > 1:
-        raise ConfigurationError(f"{' and '.join(asked)} are {len(asked)} commands: leave all but one out")
+        raise CommandError(f"{' and '.join(asked)} are {len(asked)} commands: leave all but one out")
     if agreement:
         _compare(device, cases)
     elif choices:
@@ -66,7 +66,7 @@ def bench(
 
 
 def _compare(name: str, most: int) -> None:
-    from regard.cli.kernel_tables import checked_device, measured_agreements
+    from regard_command.kernel_tables import checked_device, measured_agreements
 
     device, faults = checked_device(name), []
     emit([f"{'kernel':<12} {'cases':>5} {'error / budget':>15}  worst case"])
@@ -80,9 +80,9 @@ def _compare(name: str, most: int) -> None:
 
 
 def _calibrate(name: str) -> None:
-    from regard.cli.kernel_tables import checked_device
     from regard.kernels.planning.calibration import measure
     from regard.kernels.planning.rates import cache_file, make_folder, save_rates
+    from regard_command.kernel_tables import checked_device
 
     device = checked_device(name).type
     path = cache_file(device)
@@ -94,10 +94,9 @@ def _calibrate(name: str) -> None:
 
 
 def _show_choices(part: str, seed: int) -> None:
-    from regard.cli.kernel_choices import GOAL, WITHIN, grid, measured_choices, part_of
+    from regard import native
     from regard.kernels.planning.rates import rates_in_use
-
-    from .. import native
+    from regard_command.kernel_choices import GOAL, WITHIN, grid, measured_choices, part_of
 
     problems = part_of(grid(seed), part)
     emit([rates_in_use().origin, f"native code: {native.variant_in_use() or 'none'}", ""])
@@ -112,9 +111,9 @@ def _show_choices(part: str, seed: int) -> None:
 
 
 def _show_units(part: str, seed: int) -> None:
-    from regard.cli.kernel_choices import grid, measured_choices, part_of
-    from regard.cli.unit_fit import fitted_prices
     from regard.kernels.planning.rates import rates_in_use
+    from regard_command.kernel_choices import grid, measured_choices, part_of
+    from regard_command.unit_fit import fitted_prices
 
     emit([rates_in_use().origin, "", f"{'price':<32} {'in use':>10} {'fitted':>10} {'factor':>7} {'measurements':>13}"])
     for row in fitted_prices(list(measured_choices(part_of(grid(seed), part)))):
@@ -123,8 +122,8 @@ def _show_units(part: str, seed: int) -> None:
 
 
 def _show() -> None:
-    from regard.cli.kernel_tables import measured_timings
     from regard.kernels.planning.rates import rates_in_use
+    from regard_command.kernel_tables import measured_timings
 
     used = rates_in_use()
     emit([used.origin, *_lines(used.rates), ""])

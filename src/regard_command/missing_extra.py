@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from regard.errors import require
-
 EXTRAS = {
     "anywidget": "notebook",
     "babel": "demo",
@@ -44,5 +42,7 @@ def naming_the_extra() -> Iterator[None]:
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package in EXTRAS:
+            from regard.errors import require
+
             require(package, extra=EXTRAS[package])
         raise

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from regard.cli.options import LanguageCodes, Which, check_page_file, languages_of, save_page
-from regard.cli.stdio import emit
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.options import LanguageCodes, Which, check_page_file, languages_of, save_page
+from regard_command.stdio import emit
 
 if TYPE_CHECKING:
     from regard.steps import Walkthrough
@@ -125,24 +125,24 @@ def _check(
     """Refuse options that contradict each other."""
     asked = [name for name, value in {"SENTENCE": sentence, "--example": example, "--sheet": sheet}.items() if value]
     if len(asked) > 1 or not (asked or serve):
-        raise ConfigurationError(
+        raise CommandError(
             f"{' and '.join(asked) or 'nothing'} was given; it needs one of a sentence, --example NAME and --sheet FILE"
         )
     if serve and html is not None:
-        raise ConfigurationError("--serve shows the page and --html writes it: leave one of them out")
+        raise CommandError("--serve shows the page and --html writes it: leave one of them out")
     if sheet is not None and (serve or html is not None):
         wrong = "--serve" if serve else "--html"
-        raise ConfigurationError(f"--sheet writes a sheet for paper, which is no page of {wrong}: leave {wrong} out")
+        raise CommandError(f"--sheet writes a sheet for paper, which is no page of {wrong}: leave {wrong} out")
     if not serve and (port is not None or no_open):
         wrong = "--port" if port is not None else "--no-open"
-        raise ConfigurationError(f"{wrong} is about a server, and nothing is served: add --serve, or leave {wrong} out")
+        raise CommandError(f"{wrong} is about a server, and nothing is served: add --serve, or leave {wrong} out")
 
 
 def _mechanism(sentence: str, score: str | None, checkpoint: Path | None, head: int | None) -> str:
     """The name of the mechanism: that of --score, or one whose translator reads the sentence.
 
     Raises:
-        ConfigurationError: --score beside --checkpoint, --head of all heads, or a translator that does not read the
+        CommandError: --score beside --checkpoint, --head of all heads, or a translator that does not read the
             sentence.
     """
     from regard.steps.installed_mechanisms import MECHANISMS, choose_mechanism
@@ -150,14 +150,14 @@ def _mechanism(sentence: str, score: str | None, checkpoint: Path | None, head: 
 
     if checkpoint is not None:
         if score is not None:
-            raise ConfigurationError(
+            raise CommandError(
                 "--score chooses among the translators that regard comes with, and --checkpoint names another: leave "
                 "one of them out, or ask --what-if score=NAME"
             )
         return CHECKPOINT
     chosen = choose_mechanism(sentence, score)
     if chosen.all_heads and head is not None:
-        raise ConfigurationError(
+        raise CommandError(
             f"--score {score} prints all heads, and --head {head} names one: leave --head out, or take --score "
             "scaled_dot"
         )
@@ -188,8 +188,8 @@ def _write_page(live: LiveSteps, request: StepRequest, language: str, path: Path
 
 def _serve(live: LiveSteps, request: StepRequest, language: str, port: int | None, no_open: bool) -> None:
     """Serve the live page until Ctrl-C."""
-    from regard.cli.explore import serve
     from regard.explorer.steps_server import StepsServer
+    from regard_command.explore import serve
 
     live.answer(request)  # what is wrong with it is said here, and the page opens at once
     serve(StepsServer(live, port or 0, opening=request, language=language), no_open)
@@ -201,11 +201,20 @@ def _next_word(label: str, shown: Walkthrough) -> str:
 
 
 def _example(name: str, language: str, output: str) -> list[str]:
-    from regard.steps import EXAMPLES, worked_example
-
     if name == "list":
-        return [f"{one}: {example.title.text(language)}" for one, example in EXAMPLES.items()]
+        return [f"{one}: {title[language]}" for one, title in _example_titles().items()]
+
+    from regard.steps import worked_example
+
     return [_formatted(worked_example(name), language, output)]
+
+
+def _example_titles() -> dict[str, dict[str, str]]:
+    """The titles of the worked examples by language, from their file: importing regard would load torch for them."""
+    import json
+
+    file = Path(__file__).parents[1] / "regard" / "steps" / "worked_examples.json"
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _formatted(shown: Walkthrough, language: str, output: str) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.stdio import emit
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.stdio import emit
 
 
 def serve_model(
@@ -44,7 +44,7 @@ def serve_model(
     """
     source, dash, target = languages.partition("-")
     if not (source and dash and target):
-        raise ConfigurationError(f"--languages is {languages!r}; it needs two codes with a hyphen, such as en-fr")
+        raise CommandError(f"--languages is {languages!r}; it needs two codes with a hyphen, such as en-fr")
     from regard.serving import ModelServer, ServedModel, ServingLimits
 
     limits = ServingLimits(queue=queue, seconds=seconds, tokens=tokens)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
 from typing import Literal, cast
 
-from regard.errors import CorpusError
+from regard_command.command_error import CommandError
 
 CHUNK_BYTES = 1 << 14
 """As much as is read at once where more has arrived: some hundreds of sentences."""
@@ -31,7 +31,7 @@ def arriving_lines(
     --errors pass it.
 
     Raises:
-        CorpusError: a line is not UTF-8 (`errors` "strict"), or longer than any text has; the lines before it are
+        CommandError: a line is not UTF-8 (`errors` "strict"), or longer than any text has; the lines before it are
             yielded first.
 
     >>> import io
@@ -53,7 +53,7 @@ def arriving_lines(
                 if errors == "strict":
                     yield lines
                     mend = ", or leave such lines out with --errors skip" if warn else ""
-                    raise CorpusError(f"{problem}; convert the text to UTF-8, for instance with iconv{mend}") from None
+                    raise CommandError(f"{problem}; convert the text to UTF-8, for instance with iconv{mend}") from None
                 replaced = errors == "replace"
                 lines.append(raw.removesuffix(b"\r").decode("utf-8", "replace") if replaced else "")
                 what = "replaced by \ufffd" if replaced else "the line is left out, and its translation is empty"
@@ -73,7 +73,7 @@ def _arriving_bytes(stream: BufferedIOBase) -> Iterator[list[bytes]]:
             yield whole
             number += len(whole)
         if len(unfinished) > LONGEST_LINE:
-            raise CorpusError(
+            raise CommandError(
                 f"standard input, line {number} has more than {LONGEST_LINE:,} bytes; text needs to have a sentence in "
                 "each line"
             )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import Overrides
-from regard.cli.stdio import emit
-from regard.errors import ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.options import Overrides
+from regard_command.stdio import emit
 
 if TYPE_CHECKING:
     from regard.language.language_experiment import LanguageExperiment
@@ -90,10 +90,10 @@ def default_folder(name: str, parent: str) -> Path:
     """PARENT/NAME, for a name that stays within the parent.
 
     Raises:
-        ConfigurationError: the name leads elsewhere.
+        CommandError: the name leads elsewhere.
     """
     if not name.isprintable() or name in (".", "..") or any(sign in name for sign in "/\\"):
-        raise ConfigurationError(
+        raise CommandError(
             f"name: has {name!r}, which cannot be the name of a folder in {parent}; write a name without slashes and "
             "control characters, or choose the folder of the run with --folder"
         )

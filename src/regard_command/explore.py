@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 import typer
 
-from regard.cli.options import LanguageCodes, Which, languages_of
-from regard.cli.stdio import arriving_lines, emit, standard_input
-from regard.errors import AtlasError, ConfigurationError
+from regard_command.command_error import CommandError
+from regard_command.options import LanguageCodes, Which, languages_of
+from regard_command.stdio import arriving_lines, emit, standard_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def explore(
     _check_parts(model, first, window, html or save)
     chosen = _ChosenTranslator(checkpoint, which, languages) if translate else None
     if languages is not None and chosen is None:
-        raise ConfigurationError("--languages chooses those of a translator, and none was asked for: add --translate")
+        raise CommandError("--languages chooses those of a translator, and none was asked for: add --translate")
     if model is not None:
         atlases, rerun, effects = _read_by_model(model, _said(given, text), first, window)
     else:
@@ -145,7 +145,7 @@ def _read_by_model(model: Path, said: str, first: int | None, window: int | None
     if window is not None:
         parts = reader.windows(said, window)
         if len(parts) > MOST_WINDOWS:
-            raise ConfigurationError(
+            raise CommandError(
                 f"the text has {len(parts):,} windows of {window} tokens, and at most {MOST_WINDOWS} are recorded: "
                 "give longer ones, or a shorter text"
             )
@@ -219,52 +219,52 @@ def _check(
 ) -> None:
     """Refuse options that contradict each other."""
     if translate and (model or text):
-        raise ConfigurationError("--translate and --model record two different things: leave one of them out")
+        raise CommandError("--translate and --model record two different things: leave one of them out")
     if checkpoint is not None and not translate:
-        raise ConfigurationError("--checkpoint chooses a translator, and none was asked for: add --translate")
+        raise CommandError("--checkpoint chooses a translator, and none was asked for: add --translate")
     _check_model(what, model, text)
     if not (translate or model or what):
-        raise AtlasError(
+        raise CommandError(
             'there is nothing to explore: give the file of an atlas, or --model FOLDER "a sentence", or --translate'
         )
     if save is not None and not (translate or model):
-        raise ConfigurationError(f"--save keeps what is recorded, and {what[0]} is an atlas already: leave --save out")
+        raise CommandError(f"--save keeps what is recorded, and {what[0]} is an atlas already: leave --save out")
     if html is not None and (port is not None or no_open):
         wrong = "--port" if port is not None else "--no-open"
-        raise ConfigurationError(f"--html writes a file and serves nothing: leave {wrong} out, or leave --html out")
+        raise CommandError(f"--html writes a file and serves nothing: leave {wrong} out, or leave --html out")
     _check_several(what, translate, html)
     if not (translate or model):
         _check_sentences(what)
     if html is not None and html in (save, *([] if translate or model else map(Path, what))):
-        raise ConfigurationError(f"--html {html} would write the page over the atlas: give it a name of its own")
+        raise CommandError(f"--html {html} would write the page over the atlas: give it a name of its own")
 
 
 def _check_model(what: list[str], model: Path | None, text: Path | None) -> None:
     """Refuse a model without a text, a text without a model, and two texts for one model."""
     if model is None and text is not None:
-        raise ConfigurationError("--text is there without a model that reads it: add --model FOLDER")
+        raise CommandError("--text is there without a model that reads it: add --model FOLDER")
     if model is None:
         return
     if text is None and not what:
-        raise ConfigurationError(
+        raise CommandError(
             "--model is there without a text: give a sentence in quotes, or add --text FILE, or --text - for "
             "standard input"
         )
     if text is not None and what:
-        raise ConfigurationError(f"--model reads one text, and there are {what[0][:40]!r} and --text: leave one out")
+        raise CommandError(f"--model reads one text, and there are {what[0][:40]!r} and --text: leave one out")
     if len(what) > 1:
-        raise ConfigurationError(f"--model takes one sentence, and there are {len(what)}: put it into quotes")
+        raise CommandError(f"--model takes one sentence, and there are {len(what)}: put it into quotes")
 
 
 def _check_parts(model: Path | None, first: int | None, window: int | None, file: Path | None) -> None:
     """Refuse --first and --window where there is no text to cut, and several atlases for one file."""
     for name, given in (("--first", first), ("--window", window)):
         if given is not None and model is None:
-            raise ConfigurationError(f"{name} cuts the text that a model reads, and there is none: add --model FOLDER")
+            raise CommandError(f"{name} cuts the text that a model reads, and there is none: add --model FOLDER")
     if first is not None and window is not None:
-        raise ConfigurationError("--first reads one part of the text and --window all: leave one of them out")
+        raise CommandError("--first reads one part of the text and --window all: leave one of them out")
     if window is not None and file is not None:
-        raise ConfigurationError(
+        raise CommandError(
             f"--window makes an atlas of each part, and {file} has room for one: take --first, or leave --html and "
             "--save out"
         )
@@ -274,7 +274,7 @@ def _check_sentences(what: list[str]) -> None:
     """Refuse a sentence in place of an atlas: it has spaces, and is no file."""
     for given in what:
         if " " in given and not Path(given).exists():
-            raise ConfigurationError(
+            raise CommandError(
                 f"there is no atlas {given!r}; to look at the translation of a sentence, add --translate, and at "
                 "what a model of your own attends to in it, --model FOLDER"
             )
@@ -283,9 +283,9 @@ def _check_sentences(what: list[str]) -> None:
 def _check_several(what: list[str], translate: bool, html: Path | None) -> None:
     """Refuse more sentences or atlases than can be shown."""
     if translate and len(what) > 1:
-        raise ConfigurationError(f"--translate takes one sentence, and there are {len(what)}: put it into quotes")
+        raise CommandError(f"--translate takes one sentence, and there are {len(what)}: put it into quotes")
     twice = next((path for path in what if what.count(path) > 1), None)
     if twice is not None:
-        raise ConfigurationError(f"the atlas {twice} is there more than once: leave it out but once")
+        raise CommandError(f"the atlas {twice} is there more than once: leave it out but once")
     if html is not None and len(what) > 1:
-        raise ConfigurationError(f"--html writes a page of one atlas, and there are {len(what)}: write one at a time")
+        raise CommandError(f"--html writes a page of one atlas, and there are {len(what)}: write one at a time")
