@@ -8,6 +8,7 @@ from regard import masks, scores
 from regard.errors import ConfigurationError
 from regard.linear import FavorPlus
 from regard.steps import EXAMPLES, worked_example
+from regard.steps.worked_examples import TITLES
 
 E, T = math.e, math.tanh
 
@@ -18,6 +19,10 @@ def _covered() -> list[float]:
     first = [math.exp(math.tanh(a) + 2 * math.tanh(b)) for a, b in sums]
     shares = [one / sum(first) for one in first]
     return [math.tanh(a - of) + 2 * math.tanh(b - 2 * of) for (a, b), of in zip(sums, shares, strict=True)]
+
+
+def test_each_title_of_the_file_is_of_an_example_and_in_its_place():
+    assert list(TITLES) == list(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
