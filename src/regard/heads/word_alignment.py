@@ -158,11 +158,19 @@ def mutual_links(
     sources, targets = list(range(between.shape[1])), list(range(between.shape[0]))
     back = {(source, target) for target, source in word_links(between.T, targets, sources)}
     found = forth & back
-    return sorted(_grow_diag(found, forth | back) if grow else found)
+    return sorted(grow_diag(found, forth | back) if grow else found)
 
 
-def _grow_diag(found: set[Link], union: set[Link]) -> set[Link]:
-    """Add neighbours from `union` that link a word without a link, until there are none."""
+def grow_diag(found: Collection[Link], union: Collection[Link]) -> set[Link]:
+    """Add to the links of both directions those of one, `union`, that stand beside one and link a word without any.
+
+    Beside is horizontally, vertically or diagonally; until there are none.
+
+    Source: Koehn et al. 2005, Edinburgh System Description for the 2005 IWSLT Speech Translation Evaluation.
+
+    >>> sorted(grow_diag({(0, 0)}, {(0, 0), (1, 1), (0, 1), (3, 3)}))
+    [(0, 0), (0, 1), (1, 1)]
+    """
     found = set(found)
     sources, targets = ({link[side] for link in found} for side in (0, 1))
     before = -1
