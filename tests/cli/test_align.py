@@ -1,4 +1,9 @@
+import json
+import random
 import re
+import shutil
+
+import pytest
 
 from regard_command import align
 
@@ -37,3 +42,88 @@ def test_a_missing_file_is_named(regard, run, corpus):
     assert result.exit_code == 2
     assert "there is no file" in result.stderr
     assert "did you mean 'test.digits'?" in result.stderr
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Two files of sentences whose words are turned round, and the gold links of all."""
+    random.seed(3)
+    lines = [[str(random.randint(0, 30)) for _ in range(random.randint(1, 6))] for _ in range(400)]
+    (tmp_path / "source").write_text("".join(f"{' '.join(f's{word}' for word in line)}\n" for line in lines))
+    (tmp_path / "target").write_text("".join(f"{' '.join(f't{word}' for word in line[::-1])}\n" for line in lines))
+    gold = [" ".join(f"{place}-{len(line) - 1 - place}" for place in range(len(line))) for line in lines]
+    (tmp_path / "gold").write_text("\n".join(gold) + "\n")
+    return tmp_path
+
+
+def test_links_are_learned_from_the_text_alone(regard, text):
+    result = regard("align", "--source", text / "source", "--target", text / "target", "--gold", text / "gold")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 400
+    rate, diagonal = map(float, re.findall(r"([\d.]+)%", result.stderr))
+    assert rate < 5
+    assert diagonal > 50
+
+
+def test_more_text_is_learned_from_and_not_printed(regard, text):
+    for side in ("source", "target"):
+        lines = (text / side).read_text().splitlines(keepends=True)
+        (text / f"{side}.few").write_text("".join(lines[:3]))
+    few = "align", "--source", text / "source.few", "--target", text / "target.few"
+    result = regard(*few, "--also", text / "source", text / "target")
+    gold = (text / "gold").read_text().splitlines()[:3]
+    assert [set(line.split()) for line in result.stdout.splitlines()] == [set(line.split()) for line in gold]
+
+
+def test_the_heads_that_link_as_the_text_does_are_kept_and_used(regard, run, corpus, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(run, model)
+    files = "--source", corpus / "test.digits", "--target", corpus / "test.words"
+    before = regard("align", "--checkpoint", model, *files)
+    chosen = regard("align", "--checkpoint", model, *files, "--choose")
+    assert chosen.exit_code == 0
+    assert chosen.stdout == ""
+    assert re.search(r"at the step that says a word: alignment error rate [\d.]+% .* kept in", chosen.stderr)
+    kept = json.loads((model / "alignment.json").read_text())
+    assert (kept["layer"], kept["head"], kept["step"]) == (None, None, "says")  # of a recurrent translator
+    assert regard("align", "--checkpoint", model, *files).stdout == before.stdout
+    (model / "alignment.json").write_text(json.dumps(kept | {"step": "reads"}))
+    assert regard("align", "--checkpoint", model, *files).stdout != before.stdout
+    (model / "alignment.json").write_text("{")
+    damaged = regard("align", "--checkpoint", model, *files)
+    assert damaged.exit_code == 2
+    assert "alignment.json is no choice of an attention" in damaged.stderr
+
+
+def test_both_directions_are_joined(regard, run, corpus):
+    files = "--source", corpus / "test.digits", "--target", corpus / "test.words"
+    forth = regard("align", "--checkpoint", run, *files).stdout.splitlines()
+    swapped = "--source", corpus / "test.words", "--target", corpus / "test.digits"
+    back = regard("align", "--checkpoint", run, *swapped).stdout.splitlines()
+    both = regard("align", "--checkpoint", run, "--reverse", run, *files)
+    assert both.exit_code == 0
+    for one, other, joined in zip(forth, back, both.stdout.splitlines(), strict=True):
+        turned = {"-".join(link.split("-")[::-1]) for link in other.split()}
+        assert turned & set(one.split()) <= set(joined.split()) <= turned | set(one.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--choose"], "--choose is about the attention of a translator: add --checkpoint FOLDER"),
+        (["--layer", "0"], "--layer is about the attention of a translator"),
+        (["--checkpoint", "x", "--also", "a", "b"], "a translator has learned: leave it out"),
+        (["--checkpoint", "x", "--choose", "--head", "1"], "by itself: leave --head out"),
+    ],
+)
+def test_options_without_effect_are_refused(regard, text, options, message):
+    result = regard("align", "--source", text / "source", "--target", text / "target", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_gold_of_other_pairs_is_refused(regard, text):
+    (text / "gold").write_text("0-0\n")
+    result = regard("align", "--source", text / "source", "--target", text / "target", "--gold", text / "gold")
+    assert result.exit_code == 2
+    assert "has the links of 1 pairs, and there are 400" in result.stderr

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.errors import ConfigurationError, CorpusError
+from regard.translation.alignment_choice import one_map
 from regard.translation.bleu import exact_match
 from regard.translation.corpus import ParallelText
 from regard.translation.experiment import Experiment
@@ -38,7 +39,7 @@ from regard.translation.run_folder import ENGLISH_FRENCH, LANGUAGES
 from regard.translation.settings import SearchSettings
 from regard.translation.terminal import alignment_table
 from regard.translation.training import train
-from regard.translation.translator import Translator, one_map
+from regard.translation.translator import Translator
 from regard.utils.atomic_files import atomic_write
 
 LOCALES = (

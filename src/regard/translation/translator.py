@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.errors import ConfigurationError, CorpusError, DeviceError
 from regard.heads.word_alignment import Link, word_links
 from regard.plots import heatmap
+from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, best_choice, one_map
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
@@ -111,7 +112,7 @@ class Translator:
     Made with `load` from the folder of a training run, or from the parts. The model is put into eval mode.
 
     longest_trained: how many tokens the longest sentences had that the model was trained on, at most; None where that
-    is not known.
+    is not known. alignment: whose weights `align` reads, where that was chosen.
     """
 
     def __init__(
@@ -122,12 +123,14 @@ class Translator:
         search: SearchSettings,
         *,
         longest_trained: int | None = None,
+        alignment: AlignmentChoice | None = None,
     ) -> None:
         self.model = model.eval()
         self.source_vocabulary = source_vocabulary
         self.target_vocabulary = target_vocabulary
         self.search = search
         self.longest_trained = longest_trained
+        self.alignment = alignment
 
     @classmethod
     def load(
@@ -160,7 +163,14 @@ class Translator:
         source, target = run.vocabularies()
         model = build_model(experiment.model, len(source), len(target))
         longest = restore(model, weights).get(LONGEST_SOURCE, experiment.data.max_length)
-        return cls(model.to(_device(device)), source, target, experiment.search, longest_trained=longest)
+        return cls(
+            model.to(_device(device)),
+            source,
+            target,
+            experiment.search,
+            longest_trained=longest,
+            alignment=AlignmentChoice.load(run.path),
+        )
 
     @classmethod
     def from_huggingface(
@@ -198,7 +208,13 @@ class Translator:
             VocabularyError: a vocabulary is missing, damaged, of a kind that is not read, or too large for the model.
         """
         read = read_pretrained(Path(folder), languages, ignore)
-        return cls(read.model.to(_device(device)), read.source_vocabulary, read.target_vocabulary, read.search)
+        return cls(
+            read.model.to(_device(device)),
+            read.source_vocabulary,
+            read.target_vocabulary,
+            read.search,
+            alignment=AlignmentChoice.load(Path(folder)),
+        )
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
         """Write the translator as the folder of a `MarianMTModel`, which transformers loads with equal logits.
@@ -294,7 +310,6 @@ class Translator:
             spinning.check()
         return found
 
-    @torch.no_grad()
     def align(
         self,
         source_lines: Sequence[str],
@@ -307,14 +322,63 @@ class Translator:
     ) -> list[AlignedPair]:
         """Attention weights of the model on known translations (forced decoding), and the word links that follow.
 
-        The weights of a token are those of the step that says it, and have no row for END. A pair with an empty side
-        has no links. Of several layers and heads the weights are those of the chosen ones, counted from 0, and the mean
-        over all where none is chosen.
+        Of several layers and heads the weights are those of the chosen ones, counted from 0, or their mean. Where none
+        is chosen they are those of `alignment`, which `choose_alignment` has found; without it the mean over all, of
+        the step that says each token. There is no row for END. A pair with an empty side has no links.
 
         Raises:
             ConfigurationError: there is no such layer or head.
             CorpusError: the sides differ in length, or a source has more tokens than the model allows.
         """
+        chosen = AlignmentChoice(layer, head)
+        if layer is None and head is None and self.alignment is not None:
+            chosen = self.alignment
+        pairs: list[AlignedPair | None] = [None] * len(source_lines)
+        for row, source, target, seen in self._observed(source_lines, target_lines, batch_size, first_line):
+            weights = one_map(seen.rows(chosen.step), chosen.layer, chosen.head).clone()
+            pairs[row] = AlignedPair(
+                source_tokens=tuple(self.source_vocabulary.tokens(source)),
+                target_tokens=tuple(self.target_vocabulary.tokens(target)),
+                weights=weights,
+                links=tuple(word_links(weights, seen.source_words, seen.target_words)),
+            )
+        return [pair or self._of_no_source(line) for pair, line in zip(pairs, target_lines, strict=True)]
+
+    def _of_no_source(self, target_line: str) -> AlignedPair:
+        """A target whose source is empty: no step has anything to look at."""
+        tokens = self.target_vocabulary.tokens(self.target_vocabulary.encode(target_line))
+        return AlignedPair((), tuple(tokens), torch.zeros(len(tokens), 0), ())
+
+    def choose_alignment(
+        self,
+        source_lines: Sequence[str],
+        target_lines: Sequence[str],
+        links: Sequence[Collection[Link]],
+        *,
+        batch_size: int = 64,
+    ) -> AlignmentChoice:
+        """Find the head, or mean of heads, whose links are nearest to given ones, and keep it as `alignment`.
+
+        The links of each pair may be those of `align_words`, which learns them from the text alone. Tried are every
+        head, the mean of every layer and the mean of all, at the step that says a word and at that which reads it.
+        `AlignmentChoice.save(folder)` keeps the choice with a model, and `load` reads it.
+
+        Raises:
+            CorpusError: the sides or the links differ in length, or a source has more tokens than the model allows.
+        """
+        if len(links) != len(source_lines):
+            raise CorpusError(
+                f"there are {len(source_lines):,} pairs and links of {len(links):,}: each pair needs its own"
+            )
+        observed = self._observed(source_lines, target_lines, batch_size, 1)
+        self.alignment = best_choice((seen, frozenset(links[row])) for row, _, _, seen in observed)
+        return self.alignment
+
+    @torch.no_grad()
+    def _observed(
+        self, source_lines: Sequence[str], target_lines: Sequence[str], batch_size: int, first_line: int
+    ) -> Iterator[tuple[int, list[int], list[int], ObservedPair]]:
+        """The number of each pair, its ids, and the weights of all steps; pairs of like length one after the other."""
         if len(source_lines) != len(target_lines):
             raise CorpusError(
                 f"the sides do not line up: there are {len(source_lines):,} source lines and {len(target_lines):,} "
@@ -323,13 +387,14 @@ class Translator:
         sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
         targets = self.target_vocabulary.encode_batch(target_lines)
         text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
-        weights = [torch.zeros(len(target), len(source)) for source, target in zip(sources, targets, strict=True)]
         for rows in _batches_by_length(sources, batch_size):
             batch = collate(text, np.array(rows), self.target_vocabulary.special).to(self._device)
-            seen = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
-            for row, one in zip(rows, seen, strict=True):
-                weights[row] = one_map(one[: len(targets[row]), ..., : len(sources[row])], layer, head).clone()
-        return [self._aligned_pair(*pair) for pair in zip(sources, targets, weights, strict=True)]
+            weights = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
+            for row, one in zip(rows, weights, strict=True):
+                source, target = sources[row], targets[row]
+                seen = one[: len(target) + 1, ..., : len(source)]
+                words = self.source_vocabulary.words(source), self.target_vocabulary.words(target)
+                yield row, source, target, ObservedPair(seen, *words)
 
     @property
     def _device(self) -> torch.device:
@@ -391,15 +456,6 @@ class Translator:
             weights=hypothesis.weights,
             self_weights=hypothesis.self_weights,
             finished=hypothesis.finished,
-        )
-
-    def _aligned_pair(self, source: list[int], target: list[int], weights: Tensor) -> AlignedPair:
-        words = self.source_vocabulary.words(source), self.target_vocabulary.words(target)
-        return AlignedPair(
-            source_tokens=tuple(self.source_vocabulary.tokens(source)),
-            target_tokens=tuple(self.target_vocabulary.tokens(target)),
-            weights=weights,
-            links=tuple(word_links(weights, *words)),
         )
 
 
@@ -505,32 +561,3 @@ def _batches_by_length(sources: list[list[int]], batch_size: int) -> Iterator[li
     rows = sorted((row for row, ids in enumerate(sources) if ids), key=lambda row: -len(sources[row]))
     for start in range(0, len(rows), batch_size):
         yield rows[start : start + batch_size]
-
-
-def one_map(weights: Tensor, layer: int | None = None, head: int | None = None) -> Tensor:
-    """Weights [T, layers, heads, S] as one map [T, S]: of a layer and head, or the mean over those that are not chosen.
-
-    Layers and heads count from 0. Weights that are [T, S] already stay as they are. By default it is the mean over all
-    heads of all layers: a distribution that no single head need have, and that needs no choice.
-
-    Raises:
-        ConfigurationError: there is no such layer or head, or nothing was observed.
-
-    >>> import torch
-    >>> weights = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])  # one token, one layer, two heads, two source tokens
-    >>> one_map(weights), one_map(weights, head=1)
-    (tensor([[0.5000, 0.5000]]), tensor([[0., 1.]]))
-    """
-    if weights.ndim == 2 and layer is None and head is None:
-        return weights
-    if 0 in weights.shape[1:-1]:
-        raise ConfigurationError("there are no weights to show: the translation was made with observe=False")
-    sizes = (
-        {"layer": 0, "head": 0} if weights.ndim == 2 else dict(zip(("layer", "head"), weights.shape[1:3], strict=True))
-    )
-    for (name, size), chosen in zip(sizes.items(), (layer, head), strict=True):
-        if chosen is not None and not 0 <= chosen < size:
-            has = f"has {size} {name}s, 0 to {size - 1}" if size else f"has one map of weights and no {name}s"
-            raise ConfigurationError(f"there is no {name} {chosen}: the model {has}")
-    weights = weights.mean(1) if layer is None else weights[:, layer]  # [T, heads, S]
-    return weights.mean(1) if head is None else weights[:, head]
