@@ -6,8 +6,9 @@ from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, b
 
 
 def pair(size, layer, head, shift):
-    """A pair of `size` words turned round, which one head links, `shift` steps late, among random ones; its links."""
-    weights = torch.rand(size + 1, 2, 3, size).softmax(-1)
+    """A pair of `size` words turned round, which one head links, `shift` steps late, and others straight; its links."""
+    straight = torch.arange(size + 1).clamp(max=size - 1)
+    weights = torch.nn.functional.one_hot(straight, size).float()[:, None, None].repeat(1, 2, 3, 1)
     links = frozenset((size - 1 - row, row) for row in range(size))
     for source, target in links:
         weights[target + shift, layer, head] = torch.nn.functional.one_hot(torch.tensor(source), size).float()
