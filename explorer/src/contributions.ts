@@ -2,7 +2,7 @@
 
 import { type Meta, type Reduce, type Region, type Source } from "./types.ts";
 
-export const CONTRIBUTION = "contribution ‖α·v·W_o‖";
+export const FORMULA = "‖α·v·W_o‖";
 export const CONTRIBUTION_MEANING =
   "contribution ‖α·v·W_o‖: the weight α of a key times the length of its value v after the output projection W_o of the " +
   "head, which is the length of what the key adds to the output (Kobayashi et al. 2020). In the unit of the model's states; " +

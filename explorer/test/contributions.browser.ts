@@ -21,13 +21,13 @@ test("contributions are chosen where weights are, with their definition", async 
   const { maps } = bench.served.atlas("small");
   const weight = await page.locator(".kept .kept-value").textContent();
   assert.equal(weight, figure(Math.fround(maps[0].weight(2, 40, 37))));
-  assert.match((await shows(page).locator("..").getAttribute("title")) ?? "", /^contribution ‖α·v·W_o‖: the weight α of a key times the length of its value v after the output projection/);
+  assert.match((await shows(page).getAttribute("title")) ?? "", /^contribution ‖α·v·W_o‖: the weight α of a key times the length of its value v after the output projection/);
   await shows(page).focus();
   await shows(page).selectOption("contribution");
   await settled(page);
   assert.match(await hashOf(page), /measure=contribution/);
   assert.equal(await page.locator(".kept .kept-value").textContent(), figure(contribution(maps[0], 2, 40, 37)));
-  assert.equal(await page.locator(".bar .meaning").textContent(), "length of what the key adds to the output");
+  assert.equal(await page.locator(".bar .meaning").textContent(), "‖α·v·W_o‖, the length of what the key adds to the output");
   assert.ok((await words(page)).some((text) => text.endsWith("·  ‖α·v·W_o‖")), "the legend says it");
   assert.match((await page.locator(".plot").getAttribute("aria-label")) ?? "", /heat map, (max of 2 × 2 cells|exact contributions)/);
   assert.equal(await page.evaluate(() => (document.activeElement as HTMLElement).dataset.control), "measure", "the focus stays");
@@ -104,7 +104,7 @@ test("where an atlas has no norms they are not offered, and the page says why", 
   const option = shows(page).locator("option[value=contribution]");
   assert.equal(await option.isDisabled(), true);
   assert.equal(await option.textContent(), "contribution: no norms of values are in this record: record the model itself");
-  assert.match((await shows(page).locator("..").getAttribute("title")) ?? "", /^Contributions cannot be shown: no norms/);
+  assert.match((await shows(page).getAttribute("title")) ?? "", /^Contributions cannot be shown: no norms/);
   assert.match((await page.locator(".faults").textContent()) ?? "", /measure=contribution/);
   await page.locator(".plot").focus();
   await page.keyboard.press("i");

@@ -15,8 +15,8 @@ import { EffectTable } from "./effect_table.ts";
 const REST = 250;
 
 /** Why there is no button. */
-const NO_MODEL = "Switching off needs the model, and this page has a record alone: regard explore --model FOLDER “a sentence” has both.";
-const OTHER_MODEL = "Switching off is for models that read one text, and for translators: this model reads one text and writes another.";
+const NO_MODEL = "This page has a record alone. regard explore --model FOLDER “a sentence” has both.";
+const OTHER_MODEL = "It is for models that read one text, and for translators; this model reads one text and writes another.";
 
 export class EffectsPanel {
   /** Opens and closes the panel; of a record without its model it says why there is none. */
@@ -47,7 +47,7 @@ export class EffectsPanel {
           class: "opener",
           set: { title: "what changes without a head, a layer, a token or a link (z)", "aria-controls": "regard-effects" },
         })
-      : make("span", { class: "muted opener" }, runsAgain ? OTHER_MODEL : NO_MODEL);
+      : make("details", { class: "muted opener" }, make("summary", {}, runsAgain ? "No switching off" : "Switching off needs the model"), runsAgain ? OTHER_MODEL : NO_MODEL);
     this.reference.addEventListener("input", () => {
       store.choices.reference = this.reference.value;
       this.update();

@@ -1,7 +1,7 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
 import { type Link, links, rowsOfInfinity, type Selection, share } from "../bipartite.ts";
-import { CONTRIBUTION } from "../contributions.ts";
+import { FORMULA } from "../contributions.ts";
 import { type Context, headName, headTitle, present, shownHead, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { csvOf } from "../exports.ts";
@@ -310,7 +310,7 @@ export class LinesView implements ViewPart {
           if (this.context.state().gold) shapes.push(...goldCurves(goldMarks(field.map), place));
           if (matched) shapes.push(...linkCurves(matched.marks, place));
           const part = (100 * share(weights, rows, columns)).toFixed(0);
-          const inside = this.context.meta.quantity ? CONTRIBUTION : `${part} % of the weight of these queries lies in this window`;
+          const inside = this.context.meta.quantity ? `contribution ${FORMULA}` : `${part} % of the weight of these queries lies in this window`;
           const broken = rowsOfInfinity(weights, columns);
           const nan = broken ? ` · ${whole(broken)} of these queries attend to NaN and have no lines` : "";
           const outside = this.outside(need, field, region);
