@@ -208,10 +208,10 @@ export class Explorer {
     const warning = broken ? make("p", { class: "part broken", set: { role: "alert" } }, broken) : undefined;
     this.leftOut = new LeftOut();
     this.kept = new KeptBar(this.context);
-    const { atlases, rerun, effects } = this.collection;
+    const { atlases, rerun, effects, noEffects } = this.collection;
     const earlier = rerun && atlases.length > 1 ? atlases[atlas ? 0 : 1].name : "";
     this.effects.show(effects, atlases[atlas].name, earlier);
-    this.switching = new EffectsPanel(this.context, this.effects, rerun !== undefined);
+    this.switching = new EffectsPanel(this.context, this.effects, noEffects);
     const row = make("section", { class: "kept-row", set: { "aria-label": "what is kept and switched off" } }, this.kept.element, this.switching.opener);
     replace(this.below, warning, told, this.leftOut.element, this.beam.element, row, this.switching.element);
     const loaders = new Set([this.context.loader, ...(this.other ? [this.other.loader] : [])]);

@@ -128,6 +128,8 @@ export interface Collection {
   readonly cancels?: boolean;
   /** The model whose heads can be switched off, where it is here. */
   readonly effects?: EffectService;
+  /** Why there is none, where there is a model. */
+  readonly noEffects?: string;
 }
 
 /** Rows row0 .. row1 - 1 and columns column0 .. column1 - 1. */

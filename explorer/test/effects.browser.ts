@@ -91,6 +91,18 @@ test("layers, tokens and links are what is shown and kept; what is not kept is n
   quiet();
 });
 
+test("words are switched off with all of their tokens", async () => {
+  // The third source word, "sleeps", is of two tokens; a translator's own layer reads it.
+  const { page, quiet } = await open(bench, "translates/#view=head&map=1&head=0&words=1&at=,3");
+  const told: { terms: unknown; token: unknown }[] = [];
+  page.on("request", (request) => request.url().endsWith("/effects") && told.push(request.postDataJSON()));
+  await choose(page, "token");
+  assert.equal(await choice(page, "Switch off").locator("option:checked").textContent(), "token “sleeps” in decoder.0.cross_attention");
+  await run(page);
+  assert.deepEqual(told.map(({ terms, token }) => [terms, token]), [[{ module: "decoder.0.cross_attention", heads: null, queries: null, keys: [3, 4] }, null]]);
+  quiet();
+});
+
 test("all heads, one by one: progress, a ranked table, and an order of the heads", async () => {
   const { page, quiet } = await open(bench, "live/#at=2,1");
   await choose(page, "all");
@@ -174,7 +186,7 @@ test("a patch says which tokens are aligned and which are not; a mean needs its 
   await run(page);
   assert.equal(
     await newest(page).locator("p.muted").textContent(),
-    "1 tokens of the two texts are aligned; left as they are, since the other text does not have them: 1 “was”, 2 “late”, 3 “.”; not put in, since this text does not have them: 1 of the other text.",
+    "1 token of the two texts aligned; left as they are, since the other text does not have them: 1 “was”, 2 “late”, 3 “.”; not put in, since this text does not have them: 1 “rained” of the other text.",
   );
   assert.deepEqual(errors, []);
   await page.getByRole("textbox", { name: "the other text" }).fill("fail");

@@ -16,7 +16,6 @@ const REST = 250;
 
 /** Why there is no button. */
 const NO_MODEL = "This page has a record alone. regard explore --model FOLDER “a sentence” has both.";
-const OTHER_MODEL = "It is for models that read one text, and for translators; this model reads one text and writes another.";
 
 export class EffectsPanel {
   /** Opens and closes the panel; of a record without its model it says why there is none. */
@@ -39,7 +38,7 @@ export class EffectsPanel {
   constructor(
     private readonly context: Context,
     private readonly store: EffectStore,
-    runsAgain: boolean,
+    why = NO_MODEL,
   ) {
     this.table = new EffectTable(context);
     this.opener = store.model
@@ -47,7 +46,7 @@ export class EffectsPanel {
           class: "opener",
           set: { title: "what changes without a head, a layer, a token or a link (z)", "aria-controls": "regard-effects" },
         })
-      : make("details", { class: "muted opener" }, make("summary", {}, runsAgain ? "No switching off" : "Switching off needs the model"), runsAgain ? OTHER_MODEL : NO_MODEL);
+      : make("details", { class: "muted opener" }, make("summary", {}, why === NO_MODEL ? "Switching off needs the model" : "Why no switching off"), why);
     this.reference.addEventListener("input", () => {
       store.choices.reference = this.reference.value;
       this.update();

@@ -25,8 +25,11 @@ export async function served(base: string, text = "", ready?: Listed, before?: L
     const settings = { method: "POST", body: text, signal, referrerPolicy: "same-origin" } as const;
     return served(base, text, (await (await asked(new URL("rerun", base), settings)).json()) as Listed, shown[0]);
   };
-  return { atlases, rerun, cancels: true, effects };
+  return { atlases, rerun, cancels: true, effects, noEffects: OTHER_MODEL };
 }
+
+/** Why a model that reads other texts may have no heads to switch off. */
+const OTHER_MODEL = "It is for models that read one text, and for translators; this model reads one text and writes another.";
 
 /** One atlas. */
 export class HttpSource implements Source {
