@@ -1,5 +1,6 @@
 /** The context of an atlas: source, caches, view state and palette, shared by all views. */
 
+import type { EffectStore } from "./effects/effect_store.ts";
 import { type Kept, keptIn, keptWithin } from "./kept.ts";
 import type { Loader, Need } from "./loader.ts";
 import { type Means, members } from "./means.ts";
@@ -28,6 +29,12 @@ export interface Context {
   readonly atlas: { number: number; label: string };
   /** The context of the atlas that this one is compared with. */
   beside(): Context | undefined;
+  /** Another atlas whose heads can be asked how much they changed since, and what that is called. */
+  before(): { source: Source; label: string } | undefined;
+  /** What was measured with heads switched off. */
+  readonly effects: EffectStore;
+  /** Why contributions cannot be shown, in words; "" where they can. */
+  contributionFault(): string;
   /** "webgl" or "canvas" to insist, "auto" to let the machine decide. */
   readonly renderer: string;
   state(): State;

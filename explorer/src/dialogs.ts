@@ -27,6 +27,8 @@ const KEYS: [string, string][] = [
   ["w", "words or their tokens"],
   ["[ ]", "previous, next translation of the beam"],
   ["s", "next scale: linear, square root, logarithm"],
+  ["i", "weights or contributions"],
+  ["z", "switch off a head, a layer, a token or a link"],
   ["r", "pooled by max or mean"],
   ["n", "divide each row by its greatest weight"],
   ["x", "clip the greatest hundredth"],

@@ -34,6 +34,7 @@ export function button(label: string, press: () => void, settings: Settings = {}
 export interface Choice {
   value: string;
   label: string;
+  disabled?: boolean;
 }
 
 /** A select with its label; a `bare` one shows no label to the eye, only to readers. */
@@ -45,7 +46,7 @@ export function select(
   bare = false,
 ): HTMLLabelElement {
   const box = make("select", { on: { change: () => change(box.value) } });
-  for (const choice of choices) box.append(make("option", { set: { value: choice.value } }, choice.label));
+  for (const choice of choices) box.append(make("option", { set: { value: choice.value, disabled: choice.disabled } }, choice.label));
   box.value = value;
   if (bare) box.title = label;
   return make("label", { class: bare ? "field bare" : "field" }, make("span", {}, label), box);

@@ -1,12 +1,15 @@
 /** The explorer in an element: its state, its views, and what connects them. */
 
 import { Beam } from "./beam.ts";
-import { among, atlasKey, carried, compared, type Metas, metasOf, ofText } from "./atlases.ts";
+import { among, atlasKey, carried, compared, type Metas, metasOf, neighbour, ofText } from "./atlases.ts";
 import { addressFaults, faultWords } from "./address_faults.ts";
 import type { Context, ViewPart } from "./context.ts";
 import { makeContext, type Shared } from "./make_context.ts";
+import { contributionFault, contributions } from "./contributions.ts";
 import { openHelp } from "./dialogs.ts";
 import { make, replace } from "./dom.ts";
+import { EffectStore } from "./effects/effect_store.ts";
+import { EffectsPanel } from "./effects/effects_panel.ts";
 import { type Kind, saveView } from "./exports.ts";
 import { GoTo } from "./goto.ts";
 import { Header } from "./header.ts";
@@ -21,7 +24,7 @@ import type { Panel } from "./panel.ts";
 import { brokenWords, partWords } from "./notices.ts";
 import { CollectionBar, shortLabels } from "./collection_bar.ts";
 import { browserScheme, type Scheme } from "./scheme.ts";
-import { isStep, MOST_READ, openingState, type State, type View, within } from "./state.ts";
+import { decode, isStep, MOST_READ, openingState, type State, type View, within } from "./state.ts";
 import type { Meta, Collection } from "./types.ts";
 import { CompareView } from "./views/compare.ts";
 import { GridView } from "./views/grid.ts";
@@ -77,6 +80,10 @@ export class Explorer {
   private beam!: Beam;
   private leftOut!: LeftOut;
   private kept!: KeptBar;
+  private readonly effects = new EffectStore();
+  private switching!: EffectsPanel;
+  /** Why contributions cannot be shown; "" where they can. */
+  private fault = "";
   /** Of the sources themselves; the contexts' are by words where these are chosen. */
   private metas!: Metas;
   private now: State;
@@ -99,6 +106,9 @@ export class Explorer {
     this.sharing = options.sharing ?? "";
     this.shared = {
       beside: () => this.other,
+      before: () => this.before(),
+      effects: this.effects,
+      contributionFault: () => this.fault,
       renderer: options.renderer ?? "auto",
       state: () => this.now,
       update: (patch) => this.update(patch),
@@ -141,8 +151,7 @@ export class Explorer {
 
   /** Another state as a whole, as from a permalink; listeners are not told. */
   restore(given: State): void {
-    const merged = this.now.words;
-    const { text } = this.now;
+    const { text, words, measure } = this.now;
     const state = among(ofText(given, this.collection), this.collection.atlases.length);
     if (state.text !== text && this.follow(state)) return;
     if (state.atlas !== this.now.atlas || state.against !== this.now.against) {
@@ -151,7 +160,7 @@ export class Explorer {
       return;
     }
     this.now = { ...within(state, this.context.meta), text };
-    if (this.now.words !== merged) {
+    if (this.now.words !== words || this.now.measure !== measure) {
       this.stop();
       this.start(this.metas);
     }
@@ -161,19 +170,24 @@ export class Explorer {
 
   /** Says what an address names that is not here. */
   checkAddress(hash: string): void {
-    this.faults.textContent = faultWords(addressFaults(hash, this.context.meta, this.collection.atlases.length));
+    const faults = addressFaults(hash, this.context.meta, this.collection.atlases.length);
+    if (this.fault && decode(hash).measure === "contribution") faults.push("measure=contribution");
+    this.faults.textContent = faultWords(faults);
     this.faults.hidden = !this.faults.textContent;
   }
 
   destroy(): void {
     this.stop();
     this.bar.destroy();
+    this.effects.destroy();
     this.unwatch();
     this.element.remove();
   }
 
   private start(metas: Metas): void {
     this.metas = metas;
+    this.fault = this.faultOfContributions(metas);
+    if (this.fault) this.now = { ...this.now, measure: "weight" };
     const { atlas, against } = this.now;
     this.context = this.connect(metas.shown, atlas);
     if (against === atlas) this.other = this.context;
@@ -194,9 +208,15 @@ export class Explorer {
     const warning = broken ? make("p", { class: "part broken", set: { role: "alert" } }, broken) : undefined;
     this.leftOut = new LeftOut();
     this.kept = new KeptBar(this.context);
-    replace(this.below, warning, told, this.leftOut.element, this.beam.element, this.kept.element);
+    const { atlases, rerun, effects, noEffects } = this.collection;
+    const earlier = rerun && atlases.length > 1 ? atlases[atlas ? 0 : 1].name : "";
+    this.effects.show(effects, atlases[atlas].name, earlier);
+    this.switching = new EffectsPanel(this.context, this.effects, noEffects);
+    const row = make("section", { class: "kept-row", set: { "aria-label": "what is kept and switched off" } }, this.kept.element, this.switching.opener);
+    replace(this.below, warning, told, this.leftOut.element, this.beam.element, row, this.switching.element);
     const loaders = new Set([this.context.loader, ...(this.other ? [this.other.loader] : [])]);
     const unlisten = [...loaders].map((loader) => loader.listen(() => this.arrived()));
+    unlisten.push(this.effects.listen(() => this.view.redraw()));
     this.unlisten = () => unlisten.forEach((end) => end());
     this.applyTheme();
     this.shown = this.now.view;
@@ -228,6 +248,7 @@ export class Explorer {
 
   private stop(): void {
     this.unlisten();
+    this.switching.destroy();
     this.view.destroy();
     this.context.loader.clear();
     this.other?.loader.clear();
@@ -297,14 +318,33 @@ export class Explorer {
 
   private connect(given: Meta, atlas: number): Context {
     const own = this.collection.atlases[atlas].source;
-    const { source, meta } = this.now.words ? byWords(own, given) : { source: own, meta: given };
+    const measured = this.now.measure === "contribution" ? contributions(own, given) : { source: own, meta: given };
+    const { source, meta } = this.now.words ? byWords(measured.source, measured.meta) : measured;
     const label = shortLabels(this.collection)[atlas];
     const tokenMaps = this.now.words ? given.maps : undefined;
     return makeContext(source, meta, { number: atlas, label }, this.shared, tokenMaps);
   }
 
+  /** Of both atlases where two are shown. */
+  private faultOfContributions({ shown, other }: Metas): string {
+    const { atlas, against } = this.now;
+    const { atlases } = this.collection;
+    const second = other && against !== undefined ? contributionFault(atlases[against].source, other) : "";
+    return contributionFault(atlases[atlas].source, shown) || second;
+  }
+
+  /** The atlas that changes are told since: the one that is compared with, else the one before in the list. */
+  private before(): ReturnType<Context["before"]> {
+    const { atlases, rerun } = this.collection;
+    const { atlas, against, words } = this.now;
+    const other = against !== undefined && against !== atlas ? against : neighbour(atlases.length, atlas);
+    if (other === undefined || words || !atlases[atlas].source.compares?.(atlases[other].source)) return undefined;
+    return { source: atlases[other].source, label: rerun ? "the text before" : shortLabels(this.collection)[other] };
+  }
+
   private update(patch: Partial<State>): void {
     if (patch.words !== undefined && patch.words !== this.now.words) return this.merge(patch);
+    if (patch.measure !== undefined && patch.measure !== this.now.measure) return this.measure(patch);
     const before = this.now;
     this.now = within({ ...before, ...patch }, this.context.meta);
     const shape = this.context.meta.maps[this.now.map];
@@ -323,11 +363,23 @@ export class Explorer {
   /** All maps anew, by words or by tokens; the chosen cell goes along, and so does the focus. */
   private merge(patch: Partial<State>): void {
     const before = this.now;
-    const focused = (document.activeElement as HTMLElement | null)?.dataset.control;
     const at = otherKept(this.metas.shown.maps[before.map], before.at, patch.words === true);
+    this.anew({ ...before, ...patch, at, frame: undefined, window: [0, 0] });
+  }
+
+  /** All maps anew, by weights or by contributions; the place in them stays. */
+  private measure(patch: Partial<State>): void {
+    if (!this.fault) this.anew({ ...this.now, ...patch });
+  }
+
+  private anew(state: State): void {
+    const before = this.now;
+    const focused = (document.activeElement as HTMLElement | null)?.dataset.control;
+    const scrolled = this.view.element.scrollTop;
     this.stop();
-    this.now = { ...before, ...patch, at, frame: undefined, window: [0, 0] };
+    this.now = state;
     this.start(this.metas);
+    this.view.element.scrollTop = scrolled;
     if (focused) this.element.querySelector<HTMLElement>(`[data-control="${CSS.escape(focused)}"]`)?.focus();
     this.tell(isStep(before, this.now));
   }
@@ -353,6 +405,7 @@ export class Explorer {
     const byWord = words && view !== "grid" && view !== "table" && this.metas.shown.maps[map] !== this.context.meta.maps[map];
     this.leftOut.update(this.collection.atlases[atlas].source, this.metas.shown.maps[map], map, byWord);
     this.kept.update();
+    this.switching.update();
     this.view.update();
   }
 
@@ -360,6 +413,7 @@ export class Explorer {
     const error = this.context.loader.error || this.other?.loader.error;
     if (error) this.status.textContent = `The source says: ${error}`;
     this.kept.update();
+    this.switching.update();
     this.view.redraw();
   }
 
@@ -391,6 +445,7 @@ export class Explorer {
   private ownKey(key: string): boolean {
     if (key === "?") openHelp(this.element, this.sharing);
     else if (key === "e") return this.bar.edit();
+    else if (key === "z") return this.switching.toggle();
     else if (key === "g" || key === "/") this.goTo();
     else return false;
     return true;

@@ -60,7 +60,7 @@ export class Hover {
   /** Part of each look of the panel: asks for what the words need; `pooled` says what is shown in place of weights. */
   look(need: Need, pooled: string | undefined): void {
     const field = this.field();
-    const one = (this.context.meta.exact ?? "exact weights").replace("weights", "weight");
+    const one = (this.context.meta.exact ?? "exact weights").replace(/(weight|contribution)s/, "$1");
     if (this.cell) {
       const peek: Need = (key) => this.context.loader.peek(key);
       const told = describe(this.context, field, this.cell, this.rested ? need : peek, need);

@@ -67,6 +67,11 @@ function textOf(map: AttentionMap, side: Side): string {
   return text === undefined ? `length ${side === "query" ? map.queries : map.keys}` : `text ${text}`;
 }
 
+/** One side as a server takes it: "7.8"; "-" for all. */
+export function sideText(indices: readonly number[]): string {
+  return indices.join(".") || "-";
+}
+
 /** As in an address: "4,7" a pair, "4," a query, ",7.8" two keys. */
 export function keptText(kept: Kept): string {
   return isNothing(kept) ? "" : `${kept.query.join(".")},${kept.key.join(".")}`;

@@ -5,7 +5,7 @@ import { button, make, replace } from "./dom.ts";
 import { isNothing, type Kept, keptText, NOTHING, sameKept, SIDES, toggled } from "./kept.ts";
 import { keptMeaning, keptValue } from "./kept_values.ts";
 import type { Need } from "./loader.ts";
-import { KEPT_WEIGHT } from "./ordering.ts";
+import { KEPT_ORDERS } from "./ordering.ts";
 import { showsOneHead } from "./state.ts";
 import { figure, visible, whole } from "./text.ts";
 import type { Side } from "./types.ts";
@@ -34,24 +34,24 @@ export class KeptBar {
   }
 
   private build(need: Need): void {
-    const { at, map, view } = this.context.state();
+    const { at, map, view, measure } = this.context.state();
     const head = shownHead(this.context);
     const tokens = SIDES.flatMap((side) => at[side].map((index) => this.token(need, map, side, index)));
     const value = this.value(need, { map, head }, at);
     const note = this.note && sameKept(this.note.kept, at) ? this.note.words : "";
-    const made = JSON.stringify([keptText(at), map, view, tokens.map(({ words }) => words), value, note]);
+    const made = JSON.stringify([keptText(at), map, view, measure, tokens.map(({ words }) => words), value, note]);
     if (made === this.built) return;
     this.built = made;
     if (isNothing(at)) return replace(this.element, make("span", { class: "muted", set: { role: "status" } }, note || HINT));
     const focused = this.element.contains(document.activeElement);
-    const heads = button("Order heads by it", () => this.context.update({ view: "grid", order: `-${KEPT_WEIGHT}` }), {
-      set: { title: keptMeaning(at) },
+    const heads = button("Order heads by it", () => this.context.update({ view: "grid", order: `-${KEPT_ORDERS[measure]}` }), {
+      set: { title: keptMeaning(at, measure) },
     });
     replace(
       this.element,
       make("strong", {}, "Kept"),
       ...tokens.map((token) => this.chip(token)),
-      value && make("span", { class: "kept-value", set: { title: keptMeaning(at) } }, value),
+      value && make("span", { class: "kept-value", set: { title: keptMeaning(at, measure) } }, value),
       heads,
       button("Let go", () => this.context.update({ at: NOTHING }), { set: { title: "keep nothing (Backspace)" } }),
       note && make("span", { class: "muted", set: { role: "status" } }, note),
@@ -77,10 +77,10 @@ export class KeptBar {
   /** What the head that is shown has of it. */
   private value(need: Need, head: { map: number; head: number }, at: Kept): string {
     if (isNothing(at) || !showsOneHead(this.context.state())) return "";
-    const value = keptValue(need, this.context, head, at);
+    const value = keptValue(need, this.context, head, { kept: at });
     if (value === undefined) return "…";
     if (value === Infinity) return "NaN";
-    return Number.isNaN(value) ? "no weight" : figure(value);
+    return Number.isNaN(value) ? `no ${this.context.state().measure}` : figure(value);
   }
 }
 

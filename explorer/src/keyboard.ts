@@ -7,6 +7,7 @@ import { METHODS } from "./links.ts";
 import type { Panel } from "./panel.ts";
 import { ofHypothesis, pinned, showsOneHead, type State, type View } from "./state.ts";
 import type { Meta } from "./types.ts";
+import { shown } from "./views/measures.ts";
 import { hasWords } from "./words.ts";
 
 /** The change of the state that a key asks for. */
@@ -15,6 +16,7 @@ export function keyChange(key: string, state: State, meta: Meta): Partial<State>
   if (Object.hasOwn(views, key)) return { view: views[key] };
   if (key === "Backspace" || key === "Delete") return { at: NOTHING };
   if (key === "s") return { scale: after(SCALES, state.scale) };
+  if (key === "i") return shown(state, state.measure === "weight" ? "contribution" : "weight");
   if (key === "r") return { reduce: state.reduce === "max" ? "mean" : "max" };
   if (key === "n") return { normalise: !state.normalise };
   if (key === "x") return { clip: !state.clip };

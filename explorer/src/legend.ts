@@ -1,5 +1,6 @@
 /** The colour bar with its numbers. */
 
+import { FORMULA } from "./contributions.ts";
 import { DECADES, table } from "./colour.ts";
 import type { Palette } from "./palette.ts";
 import { type Shape, textWidth } from "./shapes.ts";
@@ -48,7 +49,7 @@ export function legendShapes(legend: Legend, state: State, palette: Palette): Sh
   const shapes: Shape[] = [{ ...style, x: 0, text: least }];
   const start = 8 + wide(least);
   const [scale, sign] = SCALE_WORDS[state.scale];
-  const long = `${most}  ·  ${scale}`;
+  const long = `${most}  ·  ${scale}${state.measure === "contribution" ? `  ·  ${FORMULA}` : ""}`;
   const words = start + LEAST_WIDTH + 8 + wide(long) <= room ? long : most + sign;
   const width = Math.max(Math.min(WIDTH, room - start - 8 - wide(words)), LEAST_WIDTH);
   shapes.push({ kind: "image", image: bar(state.colours, signed), x: start, y: 0, width, height: HEIGHT });

@@ -12,7 +12,7 @@ import type { AttentionMap, Meta, Source } from "./types.ts";
 const DERIVED_BYTES = 24e6;
 
 /** What is the same for all atlases of an explorer. */
-export type Shared = Pick<Context, "beside" | "renderer" | "state" | "update" | "palette" | "announce">;
+export type Shared = Pick<Context, "beside" | "before" | "effects" | "contributionFault" | "renderer" | "state" | "update" | "palette" | "announce">;
 
 /** `tokenMaps`: the maps by tokens, where those of `meta` are between words. */
 export function makeContext(

@@ -36,7 +36,8 @@ export function roleOrder(name: string): string {
 
 /** An order for people: "entropy", "score of sink". */
 export function orderWords(name: string): string {
-  if (name === KEPT_WEIGHT) return "weight of what is kept";
+  const kept = keptOrder(name);
+  if (kept) return KEPT_WORDS[kept];
   return name.startsWith(ROLE) ? `score of ${name.slice(ROLE.length)}` : name.replace(/_/g, " ");
 }
 
@@ -51,13 +52,28 @@ function scoreOf(map: AttentionMap, head: number, name: string): number {
   return rolesOf(map, head).find((role) => role.name === name)?.score ?? NaN;
 }
 
-/** Before the names of orders by what is kept. */
-const KEPT = "kept:";
-export const KEPT_WEIGHT = `${KEPT}weight`;
+/** What heads are ranked by of what is kept. */
+export type KeptOrder = "weight" | "contribution" | "change" | "effect";
 
-/** Whether heads are put in an order by what is kept. */
-export function isKeptOrder(order: string): boolean {
-  return order.replace(/^-/, "").startsWith(KEPT);
+/** The orders by what is kept, by their names in addresses. */
+export const KEPT_ORDERS: Readonly<Record<KeptOrder, string>> = {
+  weight: "kept:weight",
+  contribution: "kept:contribution",
+  change: "kept:change",
+  effect: "kept:effect",
+};
+
+const KEPT_WORDS: Readonly<Record<KeptOrder, string>> = {
+  weight: "weight of what is kept",
+  contribution: "contribution of what is kept",
+  change: "change of what is kept",
+  effect: "effect of switching off",
+};
+
+/** By what of what is kept an order is; undefined for any other order. */
+export function keptOrder(order: string): KeptOrder | undefined {
+  const name = order.replace(/^-/, "");
+  return (Object.keys(KEPT_ORDERS) as KeptOrder[]).find((by) => KEPT_ORDERS[by] === name);
 }
 
 export interface Condition {
@@ -99,7 +115,7 @@ function sorted(found: Head[], meta: Meta, order: string, kept: (head: Head) => 
   if (order === "layer" || order === SIMILAR) return found;
   const falling = order.startsWith("-");
   const name = falling ? order.slice(1) : order;
-  const value = (at: Head) => (isKeptOrder(order) ? kept(at) : valueOf(meta.maps[at.map], at.head, name));
+  const value = (at: Head) => (keptOrder(order) ? kept(at) : valueOf(meta.maps[at.map], at.head, name));
   // Heads without a value come last, whichever the direction.
   return found
     .map((head) => ({ head, value: value(head) }))

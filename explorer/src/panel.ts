@@ -318,7 +318,9 @@ export class Panel {
   }
 
   private level(): string {
-    return words(this.field.map, this.shown, this.context.state().reduce, this.context.meta.exact);
+    const { exact, quantity } = this.context.meta;
+    // Levels of contributions are computed when they are asked for, and not kept in few digits.
+    return words(this.field.map, this.shown, this.context.state().reduce, exact, quantity && exact);
   }
 
   /** For those who cannot see the picture; after the shapes, which know the weight of what is kept. */

@@ -83,11 +83,11 @@ export function tileRegion(map: AttentionMap, tile: TileIndex): Region {
 }
 
 /** What single weights are called, "exact weights", or "max of 98 × 98 cells". */
-export function words(map: AttentionMap, choice: Choice, reduce: Reduce, exact = "exact weights"): string {
+export function words(map: AttentionMap, choice: Choice, reduce: Reduce, exact = "exact weights", rounded = "weights, rounded"): string {
   const [rows, columns] = choice.level === EXACT ? [choice.factor, choice.factor] : (map.cells[choice.level] ?? [1, 1]);
   if (choice.level === EXACT && rows === 1) return exact;
   // A level of single weights is kept in few digits.
-  if (rows === 1 && columns === 1) return "weights, rounded";
+  if (rows === 1 && columns === 1) return rounded;
   return `${reduce} of ${rows} × ${columns} cells`;
 }
 

@@ -64,7 +64,7 @@ export async function regionCsv(context: Context, field: HeadField, seen: Region
 }
 
 /**
- * For NumPy: weights, NaN where a pair does not exist and infinity where a query attends to NaN, the numbers of queries
+ * For NumPy: weights or contributions, NaN where a pair does not exist and infinity where a query attends to NaN, the numbers of queries
  * and keys, and their tokens.
  */
 export async function regionNpz(
@@ -78,7 +78,7 @@ export async function regionNpz(
     data: Int32Array.from({ length: count }, (_, i) => start + i),
   });
   return npzOf({
-    weights: { shape: [queries.length, keys.length], data: weights },
+    [`${context.state().measure}s`]: { shape: [queries.length, keys.length], data: weights },
     queries: from(region.row0, queries.length),
     keys: from(region.column0, keys.length),
     query_tokens: queries,

@@ -5,13 +5,14 @@ import { counterpart, hypothesesOf } from "./hypotheses.ts";
 import { type Kept, keptText, keptWithin, NOTHING, readKept } from "./kept.ts";
 import { METHODS, type Method } from "./links.ts";
 import { canAverage, type Mean, MEANS } from "./means.ts";
-import type { Meta, Reduce, Side } from "./types.ts";
+import type { Measure, Meta, Reduce, Side } from "./types.ts";
 import type { Frame } from "./viewport.ts";
 
 export const VIEWS = ["grid", "head", "lines", "text", "compare", "table"] as const;
 export const THEMES = ["auto", "light", "dark"] as const;
 /** What a row of a translation is called: the token that is said there, or the one that was read before it. */
 export const ROWS = ["said", "read"] as const;
+export const MEASURES: readonly Measure[] = ["weight", "contribution"];
 export const REDUCES: readonly Reduce[] = ["max", "mean"];
 export const MOST_PINS = 6;
 export const MOST_TEXT = 200;
@@ -33,6 +34,8 @@ export interface State {
   frame?: Frame;
   /** What is kept, in every view: tokens or a pair of them. */
   at: Kept;
+  /** What the colours and lines stand for. */
+  measure: Measure;
   scale: Scale;
   reduce: Reduce;
   normalise: boolean;
@@ -81,6 +84,7 @@ export const DEFAULT: State = {
   rows: "said",
   frame: undefined,
   at: NOTHING,
+  measure: "weight",
   scale: "sqrt",
   reduce: "max",
   normalise: false,
@@ -157,6 +161,7 @@ function read(state: State, name: string, text: string): void {
   if (name === "view") state.view = one(VIEWS, DEFAULT.view);
   else if (name === "mean") state.mean = one(MEANS, "");
   else if (name === "rows") state.rows = one(ROWS, DEFAULT.rows);
+  else if (name === "measure") state.measure = one(MEASURES, DEFAULT.measure);
   else if (name === "scale") state.scale = one(SCALES, DEFAULT.scale);
   else if (name === "reduce") state.reduce = one(REDUCES, DEFAULT.reduce);
   else if (name === "colours") state.colours = one(COLOUR_MAPS, DEFAULT.colours);

@@ -1,5 +1,8 @@
 /** Types of maps and metadata, and the interface of a data source. */
 
+import type { EffectService } from "./effects/effect_types.ts";
+import type { Kept } from "./kept.ts";
+
 export type Reduce = "max" | "mean";
 export type Side = "query" | "key";
 
@@ -48,6 +51,8 @@ export interface AttentionMap {
   words?: [query: readonly number[] | null, key: readonly number[] | null];
   /** The numbers of the texts that queries and keys are of: equal numbers, equal tokens. */
   texts?: [query: number, key: number];
+  /** Whether there are norms of what the keys' values are after the output projection. */
+  norms?: boolean;
   gold?: Gold;
 }
 
@@ -59,6 +64,8 @@ export interface Meta {
   profiles?: string[];
   /** Where all weights are served, in words; for a page that holds only a part of them. */
   all?: string;
+  /** What the numbers are, where they are no weights. */
+  quantity?: "contribution";
   /** What single weights are called; "exact weights" where absent, else such as "weights to within 0.4 %". */
   exact?: string;
   /** The lists of numbers that a source's own meta data names by their places here, in the `words` of maps. */
@@ -87,6 +94,26 @@ export interface Source {
   overview?(map: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array>;
   /** Whether it can give this level (or EXACT); a source without the method gives all. */
   offers?(map: number, head: number, level: number): boolean;
+  /** Of each key of a head, ‖v W‖: what its value is after the output projection. */
+  norms?(map: number, head: number, signal?: AbortSignal): Promise<Float32Array>;
+  /** As `pooled`, of contributions. */
+  pooledContributions?(map: number, head: number, level: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array>;
+  /** For each head of a map the mean over the kept queries of the sum over the kept keys; as Python's `rank_heads`. */
+  kept?(map: number, kept: Kept, by: Measure, signal?: AbortSignal): Promise<Float32Array>;
+  /** How much each head that reads the same tokens has more of what is kept than in another source. */
+  changes?(other: Source, map: number, kept: Kept, signal?: AbortSignal): Promise<HeadValue[]>;
+  /** Whether `changes` can be asked of it. */
+  compares?(other: Source): boolean;
+}
+
+/** What the numbers of a map are. */
+export type Measure = "weight" | "contribution";
+
+/** The number of one head; null where it is none. */
+export interface HeadValue {
+  map: number;
+  head: number;
+  value: number | null;
 }
 
 /** One atlas or several, by their names, such as the steps of a training. */
@@ -99,6 +126,10 @@ export interface Collection {
   rerun?(text: string, signal: AbortSignal): Promise<Collection>;
   /** Whether aborting `rerun` ends the run. */
   readonly cancels?: boolean;
+  /** The model whose heads can be switched off, where it is here. */
+  readonly effects?: EffectService;
+  /** Why there is none, where there is a model. */
+  readonly noEffects?: string;
 }
 
 /** Rows row0 .. row1 - 1 and columns column0 .. column1 - 1. */

@@ -57,6 +57,10 @@ export function byWords(source: Source, meta: Meta): { source: Source; meta: Met
       merged.has(map) ? merged.profile(map, head, which) : source.profile(map, head, which, signal),
     offers: (map: number, head: number, level: number) => (merged.has(map) ? true : offers(map, head, level)),
     overview: undefined,
+    // These are asked by tokens.
+    kept: undefined,
+    changes: undefined,
+    norms: undefined,
   };
   return { source: Object.assign(Object.create(source) as Source, asked), meta: { ...meta, maps, exact: `${meta.exact ?? "exact weights"} of words`, overview: false } };
 }

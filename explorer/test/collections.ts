@@ -1,5 +1,6 @@
 /** Several synthetic atlases under one address, and a model that reads other texts. */
 
+import { withNorms } from "./measures.ts";
 import { short, type SyntheticAtlas } from "./synthetic.ts";
 
 export interface Named {
@@ -31,5 +32,5 @@ function reading(words: string[], turn: number): SyntheticAtlas {
     weight: (head: number, row: number, column: number) => map.weight((head + turn) % 4, row, column),
     pooled: (head: number, ...rest: [number, "max" | "mean"]) => map.pooled((head + turn) % 4, ...rest),
   }));
-  return { meta: { ...atlas.meta, title: words.join(" ") }, maps };
+  return withNorms({ meta: { ...atlas.meta, title: words.join(" ") }, maps });
 }

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import type { Page } from "playwright-core";
 import { type Bench, hashOf, open, start } from "./harness.ts";
+import { keptOfHead } from "./measures.ts";
 import { staticPage } from "./static.ts";
 
 let bench: Bench;
@@ -77,6 +78,11 @@ async function widget(page: Page, settings: { state: string; rerun: number; hide
           else if (method === "weights") {
             const region = { row0: rows[0], row1: rows[1], column0: columns[0], column1: columns[1] };
             result = await source.weights(map, head, region);
+          } else if (!(method in order)) {
+            // As Python has them: asked of the server, each atlas being the one that is there.
+            const query = Object.entries({ ...named, ...("other" in named ? { other: 0 } : {}) }).filter(([name]) => name !== "atlas");
+            const response = await fetch(`0/${method}?${new URLSearchParams(query.map(([name, value]) => [name, String(value)]))}`);
+            result = method === "changes" ? await response.json() : new Float32Array(await response.arrayBuffer());
           } else result = await source[method](...order[method].map((name) => named[name]));
           // Behind a byte of something else, as in a message of many buffers.
           if (result instanceof Float32Array) {
@@ -224,6 +230,23 @@ test("another sentence in a notebook", async () => {
   await page.getByText("now − before · h.0 · head 1").waitFor();
   const labels = await page.locator("#cell .chooser option").allTextContents();
   assert.deepEqual(labels, ["now · It was <i>tired</i>.", "before · first"]);
+  quiet();
+});
+
+test("contributions and orders by what is kept in a notebook, and why nothing is switched off", async () => {
+  const { page, quiet } = await open(bench, "small/");
+  await widget(page, { state: "at=9,4&order=-kept:contribution&measure=contribution", rerun: 1000 });
+  await page.waitForFunction(() => document.querySelectorAll("#cell .thumb .kept-value:not([hidden])").length === 8);
+  const { maps } = bench.served.atlas("small");
+  const values = maps.flatMap((map) => [0, 1, 2, 3].map((head) => keptOfHead(map, head, [9], [4], "contribution"))).sort((a, b) => b - a);
+  const shown = await page.locator("#cell .thumb .kept-value").allTextContents();
+  shown.forEach((text, at) => assert.ok(Math.abs(Number(text.split(" ")[0]) - values[at]) < 6e-4, `${text}, ${values[at]}`));
+  assert.equal(await page.locator("#cell .opener summary").textContent(), "Why no switching off");
+  await page.locator("#cell .rerun textarea").fill("other");
+  await page.locator("#cell .rerun textarea").press("Enter");
+  await page.getByText("Compare with before").waitFor();
+  await page.locator("#cell select[data-control=order]").selectOption("-kept:change");
+  await page.waitForFunction(() => document.querySelector("#cell .count")?.textContent?.includes("less that of the text before"));
   quiet();
 });
 

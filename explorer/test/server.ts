@@ -9,6 +9,8 @@ import { join } from "node:path";
 import type { AddressInfo } from "node:net";
 import type { Reduce, Side } from "../src/types.ts";
 import { MOST_BYTES, type Named, read, steps } from "./collections.ts";
+import { answerEffects, KINDS, listedEffects } from "./effects.ts";
+import { changes, keptValues, norms, pooledContributions, withNorms } from "./measures.ts";
 import { forced, translation } from "./translation.ts";
 import { broken, cross, hostile, long, profileOf, short, special, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
@@ -18,7 +20,7 @@ export const POLICY =
 
 const MAKERS: Record<string, () => SyntheticAtlas> = {
   short: () => short(12, 12, 512),
-  small: () => short(2, 4, 96),
+  small: () => withNorms(short(2, 4, 96)),
   long: () => long(100_000),
   cross,
   hostile,
@@ -31,6 +33,8 @@ const MAKERS: Record<string, () => SyntheticAtlas> = {
 const COLLECTIONS: Record<string, () => Named[]> = {
   steps: () => steps(4),
   live: () => [read("it was late .")],
+  predicts: () => [read("it was late .")],
+  translates: () => [{ name: "the cat is there", atlas: translation() }],
 };
 
 /** As many atlases of runs stay. */
@@ -44,6 +48,8 @@ export interface Served {
   /** Every request that came. */
   asked: string[];
   atlas(name: string): SyntheticAtlas;
+  /** One of several. */
+  atlasOf(name: string, at: number): SyntheticAtlas;
   /** What waits to be done by the model; `undefined` lets it be done at once. */
   hold: Promise<void> | undefined;
 }
@@ -65,9 +71,10 @@ class Kept {
     if (!there) this.next += 1;
   }
 
-  listed(rerun: boolean): unknown {
+  listed(name: string): unknown {
     const atlases = this.entries.map(({ number, name }) => ({ number, name }));
-    return { atlases, rerun: rerun ? MOST_BYTES : 0 };
+    const effects = Object.hasOwn(KINDS, name) ? listedEffects(name, this.entries[0].atlas) : null;
+    return { atlases, rerun: name === "live" ? MOST_BYTES : 0, effects };
   }
 }
 
@@ -83,7 +90,10 @@ export async function serve(web: string, port = 0, delay = 0): Promise<Served> {
   const server: Server = createServer((request, response) => {
     asked.push(request.url ?? "");
     try {
-      if (request.method === "POST") void rerun(request, response, kept, served);
+      const [, name, what] = (request.url ?? "").split("/");
+      if (request.method === "POST" && Object.hasOwn(KINDS, name) && what.startsWith("effects"))
+        void answerEffects(name, what === "effects_cost", request, response, kept(name).entries[0].atlas, () => served.hold);
+      else if (request.method === "POST") void rerun(request, response, kept, served);
       else answer(request, response, web, kept, delay);
     } catch (error) {
       response.writeHead(400, { "content-type": "application/json" }).end(JSON.stringify({ error: String(error) }));
@@ -92,7 +102,8 @@ export async function serve(web: string, port = 0, delay = 0): Promise<Served> {
   await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
   const { port: bound } = server.address() as AddressInfo;
   const atlas = (name: string) => kept(name).entries[0].atlas;
-  const served: Served = { address: `http://127.0.0.1:${bound}`, server, asked, atlas, hold: undefined };
+  const atlasOf = (name: string, at: number) => kept(name).entries[at].atlas;
+  const served: Served = { address: `http://127.0.0.1:${bound}`, server, asked, atlas, atlasOf, hold: undefined };
   return served;
 }
 
@@ -111,7 +122,7 @@ async function rerun(
   if (!own || request.headers["content-type"] !== "text/plain;charset=UTF-8") return void tell(403, { error: "no" });
   if (text.includes("fail")) return void tell(400, { error: "the model cannot <b>read</b> this" });
   kept("live").add(read(text));
-  tell(200, kept("live").listed(true));
+  tell(200, kept("live").listed("live"));
 }
 
 function answer(
@@ -137,7 +148,7 @@ function answer(
   }
   const entry = kept(name).entries.find(({ number }) => String(number) === first);
   if (first !== "atlases" && !entry) throw new Error("this atlas is not kept any more");
-  const body = entry ? data(entry.atlas, what, url.searchParams) : kept(name).listed(name === "live");
+  const body = entry ? data(entry.atlas, what, url.searchParams, (number) => kept(name).entries.find((other) => other.number === number)?.atlas) : kept(name).listed(name);
   const send = () => {
     if (body instanceof Float32Array)
       response.writeHead(200, { ...headers, "content-type": "application/octet-stream" }).end(Buffer.from(body.buffer));
@@ -147,8 +158,13 @@ function answer(
   else send();
 }
 
-function data(atlas: SyntheticAtlas, what: string, query: URLSearchParams): unknown {
+function data(atlas: SyntheticAtlas, what: string, query: URLSearchParams, other: (number: number) => SyntheticAtlas | undefined): unknown {
   if (what === "meta") return atlas.meta;
+  if (what === "changes") {
+    const before = other(Number(query.get("other")));
+    if (!before) throw new Error("there is no such atlas here to compare with");
+    return changes(atlas, before, query);
+  }
   const map = atlas.maps[Number(query.get("map"))];
   const head = Number(query.get("head"));
   const range = (name: string) => (query.get(name) ?? "").split("-").map(Number);
@@ -166,6 +182,9 @@ function data(atlas: SyntheticAtlas, what: string, query: URLSearchParams): unkn
     }
     return all;
   }
+  if (what === "kept") return keptValues(map, query);
+  if (what === "norms") return norms(map, head);
+  if (what === "pooled_contributions") return pooledContributions(map, head, Number(query.get("level")), query.get("reduce") as Reduce);
   if (what === "profile") return profileOf(map, head, query.get("which") ?? "");
   if (what === "weights") {
     const [[row0, row1], [column0, column1]] = [range("rows"), range("columns")];

@@ -55,6 +55,18 @@ def test_words_come_as_results(ask):
     assert ask("atlases")[0]["result"]["atlases"] == [{"number": 0, "name": "it was late"}]
 
 
+def test_heads_are_ranked_and_changes_told(ask):
+    content, buffers = ask("kept", atlas=0, map=0, queries="1", keys="0.1", by="weight")
+    np.testing.assert_allclose(np.frombuffer(buffers[0], "<f4"), [1.0], rtol=1e-3)
+    ask("rerun", text="it is late")
+    content, _ = ask("changes", atlas=1, other=0, map=0, queries="1", keys="0")
+    assert content["result"] == {"heads": [{"map": 0, "head": 0, "value": 0.0}]}
+    assert (
+        "this atlas is not kept any more" in ask("changes", atlas=1, other=9, map=0, queries="1", keys="0")[0]["error"]
+    )
+    assert "has no norms of values" in ask("norms", atlas=1, map=0, head=0)[0]["error"]
+
+
 def test_a_run_gives_a_new_atlas(ask, monkeypatch):
     assert [of["number"] for of in ask("rerun", text="it is very late")[0]["result"]["atlases"]] == [1, 0]
     assert ask("tokens", atlas=1, map=0, side="key", start=2, stop=3)[0]["result"] == ["very"]

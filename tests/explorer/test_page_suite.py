@@ -61,7 +61,11 @@ def test_in_chromium():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "part", ["kept", "meaning", "means", "text", "embedding", "layout", "safety", "collection", "translation"]
+    "part",
+    [
+        *("kept", "contributions", "effects", "meaning", "means", "text"),
+        *("embedding", "layout", "safety", "collection", "translation"),
+    ],
 )
 def test_the_rest_in_chromium(part):
     run_npm("browser", "--", part)

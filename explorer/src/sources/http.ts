@@ -1,6 +1,9 @@
 /** The source of a served page: requests below the page's own address, all by GET but the one that runs a model. */
 
-import { checkedMeta, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
+import { type Kept, sideText } from "../kept.ts";
+import { checkedMeta, type HeadValue, type Measure, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
+import { asked } from "./asked.ts";
+import { HttpEffects } from "./http_effects.ts";
 import { checkLength, type Listed, type ListedAtlas, shownOf } from "./listed.ts";
 
 /**
@@ -12,21 +15,29 @@ export async function served(base: string, text = "", ready?: Listed, before?: L
   const shown = shownOf(listed, text, before);
   const atlases = shown.map(({ number, name }) => ({
     name,
-    source: new HttpSource(new URL(`${number}/`, base).href),
+    source: new HttpSource(new URL(`${number}/`, base).href, number),
   }));
-  if (!listed.rerun) return { atlases };
+  const effects = listed.effects ? new HttpEffects(base, listed.effects) : undefined;
+  if (!listed.rerun) return { atlases, effects };
   const rerun = async (text: string, signal: AbortSignal): Promise<Collection> => {
     checkLength(text, listed.rerun);
     // The origin is sent with it by all browsers only where the page may be named as the referrer, too.
     const settings = { method: "POST", body: text, signal, referrerPolicy: "same-origin" } as const;
     return served(base, text, (await (await asked(new URL("rerun", base), settings)).json()) as Listed, shown[0]);
   };
-  return { atlases, rerun, cancels: true };
+  return { atlases, rerun, cancels: true, effects, noEffects: OTHER_MODEL };
 }
+
+/** Why a model that reads other texts may have no heads to switch off. */
+const OTHER_MODEL = "It is for models that read one text, and for translators; this model reads one text and writes another.";
 
 /** One atlas. */
 export class HttpSource implements Source {
-  constructor(private readonly base: string) {}
+  /** `number`: by which the server calls it. */
+  constructor(
+    private readonly base: string,
+    readonly number = 0,
+  ) {}
 
   async meta(): Promise<Meta> {
     return checkedMeta(await (await this.fetch("meta", {})).json());
@@ -53,6 +64,28 @@ export class HttpSource implements Source {
     return this.floats("profile", { map, head, which }, signal);
   }
 
+  norms(map: number, head: number, signal?: AbortSignal): Promise<Float32Array> {
+    return this.floats("norms", { map, head }, signal);
+  }
+
+  pooledContributions(map: number, head: number, level: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array> {
+    return this.floats("pooled_contributions", { map, head, level, reduce }, signal);
+  }
+
+  kept(map: number, kept: Kept, by: Measure, signal?: AbortSignal): Promise<Float32Array> {
+    return this.floats("kept", { map, queries: sideText(kept.query), keys: sideText(kept.key), by }, signal);
+  }
+
+  compares(other: Source): boolean {
+    return other instanceof HttpSource;
+  }
+
+  async changes(other: Source, map: number, kept: Kept, signal?: AbortSignal): Promise<HeadValue[]> {
+    const { number } = other as HttpSource;
+    const query = { other: number, map, queries: sideText(kept.query), keys: sideText(kept.key) };
+    return ((await (await this.fetch("changes", query, signal)).json()) as { heads: HeadValue[] }).heads;
+  }
+
   private async floats(name: string, query: Query, signal?: AbortSignal): Promise<Float32Array> {
     return new Float32Array(await (await this.fetch(name, query, signal)).arrayBuffer());
   }
@@ -65,12 +98,3 @@ export class HttpSource implements Source {
 }
 
 type Query = Record<string, string | number>;
-
-/** The response, if it is a good one. */
-async function asked(address: URL, settings: RequestInit = {}): Promise<Response> {
-  const response = await fetch(address, { credentials: "omit", referrerPolicy: "no-referrer", ...settings });
-  if (response.ok) return response;
-  const told = (await response.json().catch(() => ({}))) as { error?: unknown };
-  const name = address.pathname.split("/").pop();
-  throw new Error(typeof told.error === "string" ? told.error : `${name}: status ${response.status}`);
-}

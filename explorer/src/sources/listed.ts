@@ -1,11 +1,14 @@
 /** The list of atlases that a server or a notebook offers. */
 
 import { whole } from "../text.ts";
+import type { ListedEffects } from "./http_effects.ts";
 
 export interface Listed {
   atlases: { number: number; name: string }[];
   /** How many bytes a text may have that a model is run on; 0 where none can be run. */
   rerun: number;
+  /** The model whose heads can be switched off; null where there is none. */
+  effects?: ListedEffects | null;
 }
 
 /** An atlas of the list. */

@@ -1,6 +1,7 @@
 /** The source of a notebook: requests and answers as messages, numbers as binary buffers. */
 
-import { checkedMeta, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
+import { type Kept, sideText } from "../kept.ts";
+import { checkedMeta, type HeadValue, type Measure, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
 import { checkLength, type Listed, type ListedAtlas, shownOf } from "./listed.ts";
 
 /**
@@ -69,11 +70,12 @@ export async function told(messages: Messages, text = "", ready?: Listed, before
   const shown = shownOf(listed, text, before);
   const atlases = shown.map(({ number, name }) => ({ name, source: new MessageSource(messages, number) }));
   if (!listed.rerun) return { atlases };
+  const noEffects = "A notebook shows records: regard explore --model FOLDER “a sentence” has the model, too.";
   const rerun = async (text: string): Promise<Collection> => {
     checkLength(text, listed.rerun);
     return told(messages, text, (await messages.ask("rerun", { text })) as Listed, shown[0]);
   };
-  return { atlases, rerun };
+  return { atlases, rerun, noEffects };
 }
 
 /** One atlas. */
@@ -107,6 +109,29 @@ export class MessageSource implements Source {
 
   profile(map: number, head: number, which: string, signal?: AbortSignal): Promise<Float32Array> {
     return this.ask("profile", { map, head, which }, signal) as Promise<Float32Array>;
+  }
+
+  norms(map: number, head: number, signal?: AbortSignal): Promise<Float32Array> {
+    return this.ask("norms", { map, head }, signal) as Promise<Float32Array>;
+  }
+
+  pooledContributions(map: number, head: number, level: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array> {
+    return this.ask("pooled_contributions", { map, head, level, reduce }, signal) as Promise<Float32Array>;
+  }
+
+  kept(map: number, kept: Kept, by: Measure, signal?: AbortSignal): Promise<Float32Array> {
+    const sides = { queries: sideText(kept.query), keys: sideText(kept.key) };
+    return this.ask("kept", { map, ...sides, by }, signal) as Promise<Float32Array>;
+  }
+
+  compares(other: Source): boolean {
+    return other instanceof MessageSource;
+  }
+
+  async changes(other: Source, map: number, kept: Kept, signal?: AbortSignal): Promise<HeadValue[]> {
+    const sides = { queries: sideText(kept.query), keys: sideText(kept.key) };
+    const found = await this.ask("changes", { other: (other as MessageSource).atlas, map, ...sides }, signal);
+    return (found as { heads: HeadValue[] }).heads;
   }
 
   private ask(method: string, args: Arguments, signal?: AbortSignal): Promise<unknown> {

@@ -129,9 +129,10 @@ export class Aside {
       this.list(name, title, make("p", { class: "muted" }, weightWords(Infinity)));
       return;
     }
-    const share = shown.reduce((sum, column) => sum + ranked.weights[column], 0);
+    const all = ranked.order.reduce((sum, column) => sum + ranked.weights[column], 0);
+    const share = shown.reduce((sum, column) => sum + ranked.weights[column], 0) / (this.context.meta.quantity ? all : 1);
     const items = shown.map((column) => this.item(at, row, column, words(column), ranked));
-    const told = `Together ${(100 * share).toFixed(1)} % of what this query gives.`;
+    const told = `Together ${(100 * share).toFixed(1)} % of ${this.context.meta.quantity ? "all contributions to this query" : "what this query gives"}.`;
     this.list(name, title, make("ol", {}, ...items), make("p", { class: "muted" }, told));
   }
 

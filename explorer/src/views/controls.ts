@@ -8,6 +8,7 @@ import type { Panel } from "../panel.ts";
 import { pinned, REDUCES } from "../state.ts";
 import type { Reduce } from "../types.ts";
 import { hasWords } from "../words.ts";
+import { measureControls } from "./measures.ts";
 
 export function heatControls(context: Context, panels: () => Panel[], pin: boolean): HTMLElement[] {
   const state = context.state();
@@ -73,13 +74,14 @@ export function looks(context: Context): HTMLElement[] {
   const scales = SCALES.map((value) => ({ value, label: names[value] }));
   const reduces = REDUCES.map((value) => ({ value, label: value }));
   return [
+    ...measureControls(context),
     select("Scale", scales, state.scale, (scale) => context.update({ scale: scale as (typeof SCALES)[number] })),
     select("Pooled by", reduces, state.reduce, (reduce) => context.update({ reduce: reduce as Reduce })),
     toggle(
       "Row maximum",
       state.normalise,
       () => context.update({ normalise: !context.state().normalise }),
-      "divide each row by its greatest weight (n)",
+      `divide each row by its greatest ${state.measure} (n)`,
     ),
     toggle(
       "Clip 1 %",

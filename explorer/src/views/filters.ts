@@ -3,7 +3,8 @@
 import type { Context } from "../context.ts";
 import { make, select } from "../dom.ts";
 import { metricTitle } from "../meanings.ts";
-import { condition, KEPT_WEIGHT, metricNames, orderWords, roleNames, roleOrder, SIMILAR } from "../ordering.ts";
+import { condition, KEPT_ORDERS, metricNames, orderWords, roleNames, roleOrder, SIMILAR } from "../ordering.ts";
+import { keptOrders } from "../kept_values.ts";
 import { MOST_TEXT } from "../state.ts";
 
 /** `similar`: whether heads that are alike can be put together. */
@@ -13,14 +14,17 @@ export function filters(context: Context, similar = false): HTMLElement[] {
   const metrics = metricNames(meta);
   const roles = roleNames(meta);
   const orders = [{ value: "layer", label: "layer" }];
-  if (similar) orders.push({ value: SIMILAR, label: "similar heads together" });
-  for (const order of [KEPT_WEIGHT, ...metrics, ...roles.map(roleOrder)]) {
+  if (similar && state.measure === "weight") orders.push({ value: SIMILAR, label: "similar heads together" });
+  const kept = keptOrders(context).map((by) => KEPT_ORDERS[by]);
+  for (const order of [...kept, ...metrics, ...roles.map(roleOrder)]) {
     orders.push(
       { value: `-${order}`, label: `${orderWords(order)}, greatest first` },
       { value: order, label: `${orderWords(order)}, least first` },
     );
   }
   const order = select("Order", orders, state.order, (chosen) => context.update({ order: chosen }));
+  const box = order.querySelector("select");
+  if (box) box.dataset.control = "order";
   order.title = metrics.map((name) => `${orderWords(name)}: ${metricTitle(name) ?? ""}`).join("\n");
   const parts: HTMLElement[] = [order];
   if (roles.length) {
@@ -30,6 +34,12 @@ export function filters(context: Context, similar = false): HTMLElement[] {
   if (metrics.length) parts.push(metricBox(context, metrics));
   parts.push(nameBox(context));
   return parts;
+}
+
+/** Shows an order that was chosen elsewhere. */
+export function showOrder(bar: Element, order: string): void {
+  const box = bar.querySelector<HTMLSelectElement>("select[data-control=order]");
+  if (box && box.value !== order) box.value = order;
 }
 
 function metricBox(context: Context, metrics: string[]): HTMLElement {

@@ -6,17 +6,17 @@ import { make, replace } from "../dom.ts";
 import { mapsOf } from "../hypotheses.ts";
 import { MOST_HEADS } from "../clustering.ts";
 import { isNothing, keptText } from "../kept.ts";
-import { keptMeaning, KeptValues, type Ranking } from "../kept_values.ts";
+import { KeptValues, orderMeaning, rankedBy, type Ranking } from "../kept_values.ts";
 import type { Need } from "../loader.ts";
 import { FIRST_LINE } from "../meanings.ts";
-import { type Head, heads, isKeptOrder, orderWords, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
+import { type Head, heads, keptOrder, orderWords, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
 import { bySimilarity, type Ordered } from "../similar.ts";
 import type { Picture } from "../shapes.ts";
 import { pinned, type State } from "../state.ts";
 import { abbreviated, attentionWords, figure, plain, whole } from "../text.ts";
 import { Thumbnail } from "../thumbnail.ts";
 import { looks } from "./controls.ts";
-import { filters } from "./filters.ts";
+import { filters, showOrder } from "./filters.ts";
 import { gridPicture, type PicturedHead } from "./grid_picture.ts";
 
 const MOST_THUMBNAILS = 4096;
@@ -59,6 +59,7 @@ export class GridView implements ViewPart {
 
   update(): void {
     const state = this.context.state();
+    showOrder(this.bar, state.order);
     const looked = JSON.stringify([state.scale, state.reduce, state.normalise, state.clip]);
     if (looked !== this.looked) {
       this.looked = looked;
@@ -145,10 +146,10 @@ export class GridView implements ViewPart {
   }
 
   private build(state: State): void {
-    const byKept = isKeptOrder(state.order);
+    const byKept = keptOrder(state.order) !== undefined;
     const { ranking } = this;
-    const chosen = heads(this.context.meta, this.context.names, state, (head) => ranking?.value(head) ?? NaN);
-    const similar = state.order === SIMILAR;
+    const chosen = heads(this.context.meta, this.context.names, state, (head) => ranking?.size(head) ?? NaN);
+    const similar = state.order === SIMILAR && state.measure === "weight";
     const name = JSON.stringify(chosen);
     if (similar && this.ordered?.name !== name) this.ordered = { name };
     const ordered = similar ? this.ordered?.by : undefined;
@@ -202,10 +203,13 @@ export class GridView implements ViewPart {
 
   /** What the values under the heads are. */
   private keptSaid({ at, order }: State): string {
-    if (isNothing(at)) return isKeptOrder(order) ? " Nothing is kept to order them by: go to a token (g)." : ` ${FIRST_LINE}`;
-    return this.ranking
-      ? ` Under each: ${keptMeaning(at)}, and behind # its rank among ${whole(this.ranking.count)} heads.`
-      : " Asking each head for what is kept …";
+    const by = keptOrder(order);
+    if (by === "effect" && !this.ranking) return " Effects are not measured yet: choose Switch off …, all heads, one by one.";
+    if (isNothing(at) && by !== "effect") return by ? " Nothing is kept to order them by: go to a token (g)." : ` ${FIRST_LINE}`;
+    if (!this.ranking) return " Asking each head for what is kept …";
+    if (this.ranking.fault) return ` No order by ${orderWords(order.replace(/^-/, ""))}: ${this.ranking.fault}.`;
+    const meaning = orderMeaning(this.context, rankedBy(this.context));
+    return ` Under each: ${meaning}, and behind # its rank among ${whole(this.ranking.count)} heads.`;
   }
 
   /** Value and rank of what is kept, under each head. */
@@ -225,13 +229,13 @@ export class GridView implements ViewPart {
 
   /** Follows what is kept; heads in its order are put in place once all are known. */
   private follow(need: Need): void {
-    const ranking = this.kept.look(need);
+    const ranking = this.kept.look(need, rankedBy(this.context));
     if (ranking === this.ranking) return;
     this.ranking = ranking;
     const state = this.context.state();
-    if (isKeptOrder(state.order)) this.build(state);
+    if (keptOrder(state.order) !== undefined) this.build(state);
     this.tell();
-    this.count.textContent = `${(this.count.textContent ?? "").replace(/ (Under each: |Asking each|Each picture).*$/, "")}${this.keptSaid(state)}`;
+    this.count.textContent = `${(this.count.textContent ?? "").replace(/ (Under each: |Asking each|Each picture|Effects are|Nothing is kept|No order by).*$/, "")}${this.keptSaid(state)}`;
   }
 
   private said(count: number): string {
@@ -265,8 +269,8 @@ export class GridView implements ViewPart {
     const order = state.order.replace(/^-/, "");
     const apart = this.apart.get(`${map}/${head}`);
     const value = state.order === SIMILAR ? "" : `${figure(valueOf(of, head, order))} ${orderWords(order)}`;
-    const sortedBy = state.order === "layer" || isKeptOrder(state.order) ? "" : apart === undefined ? value : Number.isNaN(apart) ? "first" : `← ${figure(apart)}`;
-    const name = sortedBy || isKeptOrder(state.order) ? `${abbreviated(this.context.names[map])}·${head}` : String(head);
+    const sortedBy = state.order === "layer" || keptOrder(state.order) !== undefined ? "" : apart === undefined ? value : Number.isNaN(apart) ? "first" : `← ${figure(apart)}`;
+    const name = sortedBy || keptOrder(state.order) !== undefined ? `${abbreviated(this.context.names[map])}·${head}` : String(head);
     const pinned = state.pins.some((pin) => pin[0] === map && pin[1] === head);
     const broken = of.broken?.[head];
     const nan = broken ? `${whole(broken)} of ${whole(of.queries)} queries attend to NaN` : "";

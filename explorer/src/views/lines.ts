@@ -1,7 +1,8 @@
 /** Lines between tokens: queries on the left, keys on the right, a window of each. */
 
-import { type Link, links, rowsOfInfinity, share } from "../bipartite.ts";
-import { type Context, headName, headTitle, shownHead, type ViewPart } from "../context.ts";
+import { type Link, links, rowsOfInfinity, type Selection, share } from "../bipartite.ts";
+import { FORMULA } from "../contributions.ts";
+import { type Context, headName, headTitle, present, shownHead, type ViewPart } from "../context.ts";
 import { make, replace, select, slider } from "../dom.ts";
 import { csvOf } from "../exports.ts";
 import { HeadField } from "../field.ts";
@@ -19,6 +20,7 @@ import { visible, whole } from "../text.ts";
 import { EXACT, type Region, type Side } from "../types.ts";
 import { linkControls, wordToggle } from "./controls.ts";
 import { headControls } from "./heads_shown.ts";
+import { measureControls } from "./measures.ts";
 import { ScoreLine } from "./scores.ts";
 
 const NARROW_LABEL = 96;
@@ -110,10 +112,11 @@ export class LinesView implements ViewPart {
     const { map } = this.context.state();
     const queries = await this.context.tokens.range(map, "query", region.row0, region.row1);
     const keys = await this.context.tokens.range(map, "key", region.column0, region.column1);
-    const lines: (string | number)[][] = [["head", "query", "query token", "key", "key token", "weight"]];
+    const lines: (string | number)[][] = [["head", "query", "query token", "key", "key token", this.context.state().measure]];
     for (const field of this.several()) {
       const weights = await weightsOf(this.context, field, region);
-      for (const { row, column, weight } of links(weights, rows, columns, this.context.state())) {
+      const whole = this.whole(present(this.context.loader), field, weights);
+      for (const { row, column, weight } of links(weights, rows, columns, this.selection(whole))) {
         const name = headName(this.context, field.mapIndex, field.head);
         lines.push([name, region.row0 + row, visible(queries[row]), region.column0 + column, visible(keys[column]), weight]);
       }
@@ -158,7 +161,8 @@ export class LinesView implements ViewPart {
     replace(
       this.bar,
       ...headControls(this.context),
-      slider("Threshold", { min: 0, max: 0.5, step: 0.005, value: state.threshold }, (threshold) =>
+      ...measureControls(this.context),
+      slider(state.measure === "weight" ? "Threshold" : "Threshold, of the greatest", { min: 0, max: 0.5, step: 0.005, value: state.threshold }, (threshold) =>
         this.context.update({ threshold }),
       ),
       slider("Greatest", { min: 1, max: 20, step: 1, value: state.top }, (top) => this.context.update({ top })),
@@ -300,12 +304,13 @@ export class LinesView implements ViewPart {
         const matched = this.matcher.look(need, field);
         this.scores.show(field, matched);
         if (weights) {
-          const found = withKept(links(weights, rows, columns, this.context.state()), weights, columns, region, kept);
+          const selection = this.selection(this.whole(need, field, weights));
+          const found = withKept(links(weights, rows, columns, selection), weights, columns, region, kept);
           shapes.push(...weightCurves(found, place, matched !== undefined));
           if (this.context.state().gold) shapes.push(...goldCurves(goldMarks(field.map), place));
           if (matched) shapes.push(...linkCurves(matched.marks, place));
           const part = (100 * share(weights, rows, columns)).toFixed(0);
-          const inside = `${part} % of the weight of these queries lies in this window`;
+          const inside = this.context.meta.quantity ? `contribution ${FORMULA}` : `${part} % of the weight of these queries lies in this window`;
           const broken = rowsOfInfinity(weights, columns);
           const nan = broken ? ` · ${whole(broken)} of these queries attend to NaN and have no lines` : "";
           const outside = this.outside(need, field, region);
@@ -325,7 +330,8 @@ export class LinesView implements ViewPart {
     const curves = fields.flatMap((field, at) => {
       const weights = field.offers(EXACT) && this.weights(need, field, region);
       if (!weights) return [];
-      const found = withKept(links(weights, rows, columns, this.context.state()), weights, columns, region, place.kept);
+      const selection = this.selection(this.whole(need, field, weights));
+      const found = withKept(links(weights, rows, columns, selection), weights, columns, region, place.kept);
       count += found.length;
       return weightCurves(found, place, false, headStyle(at));
     });
@@ -333,6 +339,19 @@ export class LinesView implements ViewPart {
     this.say(`${whole(count)} lines of ${fields.length} heads · ${regionWords(region)}`);
     const below = TOP + Math.max(rows, columns) * LINE_HEIGHT + LEGEND_LINE / 2;
     return [...curves, ...headLegend(names, left - 40, below, right - left + 80, palette.ink)];
+  }
+
+  /** Which lines are drawn: of contributions those that reach a part of the greatest, since these have no sum. */
+  private selection(whole: number): Selection {
+    const { threshold, top, direction } = this.context.state();
+    return { threshold: threshold * whole, top, direction };
+  }
+
+  /** What the threshold is a part of. */
+  private whole(need: Need, field: HeadField, inSight: Float32Array): number {
+    if (!this.context.meta.quantity) return 1;
+    const most = field.maximum(need, EXACT, { reduce: "max", normalise: false, clip: false });
+    return most ?? inSight.reduce((found, one) => (Number.isFinite(one) && one > found ? one : found), 0);
   }
 
   private weights(need: Need, { mapIndex, head }: HeadField, region: Region): Float32Array | undefined {

@@ -5,13 +5,20 @@ import type { Context, ViewPart } from "../context.ts";
 import { button, make, replace } from "../dom.ts";
 import { csvOf } from "../exports.ts";
 import { isNothing, keptText } from "../kept.ts";
-import { keptMeaning, KeptValues, type Ranking } from "../kept_values.ts";
+import { keptOrders, KeptValues, orderMeaning, type Ranking } from "../kept_values.ts";
 import { metricTitle } from "../meanings.ts";
-import { type Head, heads, KEPT_WEIGHT, metricNames, rolesOf, valueOf } from "../ordering.ts";
+import { type Head, heads, KEPT_ORDERS, type KeptOrder, keptOrder, metricNames, rolesOf, valueOf } from "../ordering.ts";
 import { figure, plain, whole } from "../text.ts";
-import { filters } from "./filters.ts";
+import { filters, showOrder } from "./filters.ts";
 
 const PAGE = 500;
+/** Columns by what is kept. */
+const KEPT_NAMES: Readonly<Record<KeptOrder, string>> = {
+  weight: "kept",
+  contribution: "contribution",
+  change: "change",
+  effect: "effect",
+};
 
 export class TableView implements ViewPart {
   readonly element = make("div", { class: "table-view" });
@@ -19,21 +26,29 @@ export class TableView implements ViewPart {
     class: "table-scroll",
     set: { tabindex: 0, role: "region", "aria-label": "metrics of heads" },
   });
-  private readonly kept: KeptValues;
-  /** The values of all heads by what is kept, once they are known. */
-  private ranking?: Ranking;
+  private readonly bar: HTMLElement;
+  private readonly kept: ReadonlyMap<KeptOrder, KeptValues>;
+  /** The values of all heads by what is kept, for each order that there is; undefined until they are known. */
+  private rankings = new Map<KeptOrder, Ranking | undefined>();
   private shown = PAGE;
   private built = "";
 
   constructor(private readonly context: Context) {
-    this.kept = new KeptValues(context);
-    this.element.append(make("div", { class: "bar" }, ...filters(context)), this.body);
+    this.kept = new Map(keptOrders(context).map((by) => [by, new KeptValues(context)]));
+    this.bar = make("div", { class: "bar" }, ...filters(context));
+    this.element.append(this.bar, this.body);
   }
 
   update(): void {
     const state = this.context.state();
-    this.ranking = this.context.loader.frame(this, (need) => this.kept.look(need));
-    const made = JSON.stringify([keptText(state.at), this.ranking !== undefined, state.order, state.role, state.metric, state.find, state.hypothesis, this.shown, state.map, state.head]);
+    showOrder(this.bar, state.order);
+    this.rankings = this.context.loader.frame(this, (need) => {
+      const found = [...this.kept].map(([by, values]) => [by, values.look(need, by)] as const);
+      // Effects are there once they are measured, and all others where something is kept.
+      return new Map(found.filter(([by, ranking]) => (by === "effect" ? ranking : !isNothing(state.at))));
+    });
+    const known = [...this.rankings].map(([by, ranking]) => [by, ranking?.count, this.meaning(by)]);
+    const made = JSON.stringify([keptText(state.at), known, state.order, state.role, state.metric, state.find, state.hypothesis, this.shown, state.map, state.head]);
     if (made === this.built) return;
     this.built = made;
     this.build();
@@ -49,10 +64,10 @@ export class TableView implements ViewPart {
       const map = this.context.meta.maps[at.map];
       const values = metrics.map((name) => valueOf(map, at.head, name));
       const roles = rolesOf(map, at.head).map((role) => `${role.name} ${figure(role.score)} (n = ${role.n})`);
-      const kept = this.ranking ? [this.ranking.value(at)] : [];
+      const kept = [...this.rankings.values()].map((ranking) => ranking?.value(at) ?? NaN);
       return [plain(map.name, 200), map.call, map.sequence, map.kind, at.head, ...kept, ...values, roles.join("; ")];
     });
-    const kept = this.ranking ? [keptMeaning(this.context.state().at)] : [];
+    const kept = [...this.rankings.keys()].map((by) => this.meaning(by));
     return csvOf([["map", "call", "sequence", "kind", "head", ...kept, ...metrics, "roles"], ...rows]);
   }
 
@@ -61,14 +76,19 @@ export class TableView implements ViewPart {
   }
 
   private found(): Head[] {
-    const value = (head: Head) => this.ranking?.value(head) ?? NaN;
-    return heads(this.context.meta, this.context.names, this.context.state(), value);
+    const state = this.context.state();
+    const by = keptOrder(state.order);
+    const ranking = by && this.rankings.get(by);
+    return heads(this.context.meta, this.context.names, state, (head) => ranking?.size(head) ?? NaN);
+  }
+
+  private meaning(by: KeptOrder): string {
+    return orderMeaning(this.context, by);
   }
 
   private build(): void {
     const metrics = metricNames(this.context.meta);
     const found = this.found();
-    const { at } = this.context.state();
     const table = make(
       "table",
       {},
@@ -82,7 +102,7 @@ export class TableView implements ViewPart {
           this.header("layer", "layer"),
           make("th", { set: { scope: "col" } }, "head"),
           make("th", { set: { scope: "col" } }, "kind"),
-          !isNothing(at) && this.header("kept", KEPT_WEIGHT, keptMeaning(at)),
+          ...[...this.rankings.keys()].map((by) => this.header(KEPT_NAMES[by], KEPT_ORDERS[by], this.meaning(by))),
           ...metrics.map((name) => this.header(name, name, metricTitle(name))),
           make("th", { set: { scope: "col" } }, "roles"),
         ),
@@ -111,7 +131,7 @@ export class TableView implements ViewPart {
 
   private row(at: Head, metrics: string[]): HTMLElement {
     const map = this.context.meta.maps[at.map];
-    const { map: nowMap, head: nowHead, at: kept } = this.context.state();
+    const { map: nowMap, head: nowHead } = this.context.state();
     const roles = rolesOf(map, at.head);
     const open = button(
       String(at.head),
@@ -127,7 +147,7 @@ export class TableView implements ViewPart {
       make("th", { set: { scope: "row", title: plain(map.name, 200) } }, this.context.names[at.map]),
       make("td", {}, open),
       make("td", {}, map.kind),
-      !isNothing(kept) && make("td", { class: "figure" }, this.ranking ? this.ranking.words(at) || "–" : "…"),
+      ...[...this.rankings.values()].map((ranking) => make("td", { class: "figure" }, ranking ? ranking.words(at) || "–" : "…")),
       ...metrics.map((name) => make("td", { class: "figure" }, figure(valueOf(map, at.head, name)))),
       make("td", { class: "roles" }, ...roles.map((role) => make("span", { class: "role" }, roleWords(role)))),
     );

@@ -13,6 +13,7 @@ import { EXACT, type Side } from "../types.ts";
 import { Aside } from "./aside.ts";
 import { wordToggle } from "./controls.ts";
 import { headControls } from "./heads_shown.ts";
+import { measureControls } from "./measures.ts";
 
 /** So many tokens of a text stand in the page at a time. */
 export const TOKENS_SHOWN = 1000;
@@ -72,7 +73,7 @@ export class TextView implements ViewPart {
     const { start, stop } = this.window(side);
     const tokens = await this.context.tokens.range(this.context.state().map, side, start, stop);
     const value = (at: number) => (this.shown?.hidden.has(start + at) && side === "key" ? "hidden" : (this.shown?.values[at] ?? NaN));
-    return csvOf([["index", "token", "weight"], ...tokens.map((token, at) => [start + at, visible(token), value(at)])]);
+    return csvOf([["index", "token", this.context.state().measure], ...tokens.map((token, at) => [start + at, visible(token), value(at)])]);
   }
 
   destroy(): void {
@@ -121,7 +122,9 @@ export class TextView implements ViewPart {
       ...headControls(this.context),
       select("Of what is kept", directions, state.direction, (direction) => this.turned(direction as Side)),
       toggle("Several", this.several, () => this.setSeveral(), "a press keeps a token beside those that are kept, as with Shift"),
-      toggle("Hide sinks", state.hide, () => this.context.update({ hide: !this.context.state().hide }), hidden),
+      // A sink has weight and little contribution; rows of contributions have no sum to divide by.
+      ...(state.measure === "weight" ? [toggle("Hide sinks", state.hide, () => this.context.update({ hide: !this.context.state().hide }), hidden)] : []),
+      ...measureControls(this.context),
       wordToggle(this.context),
       ...this.pages(),
     );
@@ -174,7 +177,7 @@ export class TextView implements ViewPart {
       this.spans.clear();
       replace(this.texts, ...sides.map((side, at) => this.text(side, tokens[at] as string[])));
     }
-    const options = { direction: state.direction, hide: state.hide, window: this.window(this.shadedSide()) };
+    const options = { direction: state.direction, hide: state.hide && state.measure === "weight", window: this.window(this.shadedSide()) };
     this.shown = shading(need, this.context, field, keptOf(this.context, field.mapIndex), options);
     this.shade();
     this.say(field);
@@ -224,7 +227,7 @@ export class TextView implements ViewPart {
   }
 
   private say(field: HeadField): void {
-    const { direction, hide, map } = this.context.state();
+    const { direction, hide, map, measure } = this.context.state();
     const count = keptOf(this.context, map)[direction].length;
     const title = headTitle(this.context, map, field.head);
     let words = `${title}: `;
@@ -233,9 +236,14 @@ export class TextView implements ViewPart {
     else if (!this.shown) words += "…";
     else {
       const kept = count > 1 ? `${whole(count)} kept tokens` : "the kept token";
-      words += direction === "query" ? `shaded by the weight that ${kept} give${count > 1 ? "" : "s"}` : `shaded by the weight on ${kept}`;
+      words +=
+        measure === "contribution"
+          ? `shaded by the contribution ${direction === "query" ? "to" : "of"} ${kept}`
+          : direction === "query"
+            ? `shaded by the weight that ${kept} give${count > 1 ? "" : "s"}`
+            : `shaded by the weight on ${kept}`;
       words += count > 1 ? (direction === "query" ? ", their mean." : ", summed.") : ".";
-      if (hide) words += this.hiddenWords();
+      if (hide && measure === "weight") words += this.hiddenWords();
     }
     if (this.told.textContent !== words) this.told.textContent = words;
   }

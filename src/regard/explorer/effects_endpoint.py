@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ..errors import RegardError
 from ..heads.interventions import ranked_effects
+from .api import shortened
 from .collection import Collection, RunStopped, stoppable
 from .effect_models import EffectModel, EffectRun
 from .effect_request import EffectRequest
@@ -95,6 +96,7 @@ class EffectsEndpoint:
             "pairs": run.alignment.pairs,
             "missing_before": run.alignment.unaligned_before,
             "missing_now": run.alignment.unaligned_now,
+            "missing_tokens": [shortened(run.alignment.before[at]) for at in run.alignment.unaligned_before],
         }
         try:
             yield _line({"before": run.before, "of": len(run.interventions), "alignment": alignment})

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AtlasError, ConfigurationError, MissingExtra, RegardError, require
-from .api import QUERIES, number, read_pairs
+from .api import CHANGES, QUERIES, number, read_pairs
 from .atlas import Atlas, AttentionMap
-from .collection import Collection, Rerun
+from .collection import Collection, CollectionEntry, Rerun
 from .static_page import StaticPage, WebBundle, static_page
 from .view_state import ViewState, opening_permalink
 
@@ -170,14 +170,22 @@ def _result(collection: Collection, message: Any) -> Any:
     if method == "rerun":
         collection.run(_text(arguments))
         return collection.listed()
-    if method not in QUERIES:
-        raise ConfigurationError(f"there is no method {method[:40]!r}; there are atlases, rerun, {', '.join(QUERIES)}")
+    readers = QUERIES | {"changes": CHANGES}
+    if method not in readers:
+        raise ConfigurationError(f"there is no method {method[:40]!r}; there are atlases, rerun, {', '.join(readers)}")
     pairs = {str(name): _parameter_text(value) for name, value in arguments.items()}
-    asked = read_pairs(pairs, {"atlas": number, **QUERIES[method]})
-    entry = collection.entry(asked.pop("atlas"))
+    asked = read_pairs(pairs, {"atlas": number, **readers[method]})
+    entry = _entry(collection, asked.pop("atlas"))
+    if method == "changes":
+        asked["other"] = _entry(collection, asked["other"]).answers
+    return entry.meta if method == "meta" else getattr(entry.answers, method)(**asked)
+
+
+def _entry(collection: Collection, number: int) -> CollectionEntry:
+    entry = collection.entry(number)
     if entry is None:
         raise AtlasError("this atlas is not kept any more, since the model was run again: run the cell again")
-    return entry.meta if method == "meta" else getattr(entry.answers, method)(**asked)
+    return entry
 
 
 def _text(arguments: Mapping[str, Any]) -> str:

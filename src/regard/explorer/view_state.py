@@ -25,6 +25,7 @@ UNQUOTED = "!~*'(),"
 """The characters that JavaScript's encodeURIComponent does not escape, beside letters, digits and "-_."; and commas."""
 
 View = Literal["grid", "head", "lines", "text", "compare", "table"]
+Measure = Literal["weight", "contribution"]
 Scale = Literal["linear", "sqrt", "log"]
 Reduce = Literal["max", "mean"]
 Colours = Literal["viridis", "cividis", "magma"]
@@ -51,6 +52,8 @@ class ViewState:
         frame: (row, column, span) in the middle of the view, and the cells across its shorter side; None: the whole.
         at: what is kept in every view, (query, key): the indices of a pair; None on a side of which nothing is kept, a
             tuple for several tokens. Heads can be put in order by it.
+        measure: what colours and lines stand for: weights, or contributions, which are weights times the norms of the
+            values; an atlas without these norms shows weights.
         scale: of weights to colours.
         reduce: what a pooled cell shows of its weights.
         normalise: each row by its largest.
@@ -94,6 +97,7 @@ class ViewState:
     rows: Rows = "said"
     frame: tuple[float, float, float] | None = None
     at: tuple[Kept, Kept] | None = None
+    measure: Measure = "weight"
     scale: Scale = "sqrt"
     reduce: Reduce = "max"
     normalise: bool = False

@@ -1,0 +1,257 @@
+/** Switches heads, layers, tokens and links off, says what it costs before, and shows what changes. */
+
+import type { Context } from "../context.ts";
+import { button, make, replace, select } from "../dom.ts";
+import type { Need } from "../loader.ts";
+import { KEPT_ORDERS } from "../ordering.ts";
+import { whole } from "../text.ts";
+import { comparedWords, type Offer, offers, requestOf } from "./effect_request.ts";
+import type { EffectStore, Measured, Switched } from "./effect_store.ts";
+import { REPLACEMENTS, type EffectRequest, type ModelKind, type Replacement } from "./effect_types.ts";
+import { alignmentWords, costWords, EFFECT_MEANINGS, effectSentence, outcomeTable, REPLACEMENT_WORDS } from "./effect_words.ts";
+import { EffectTable } from "./effect_table.ts";
+
+/** The cost is asked for once the choices have rested so long. */
+const REST = 250;
+
+/** Why there is no button. */
+const NO_MODEL = "This page has a record alone. regard explore --model FOLDER “a sentence” has both.";
+
+export class EffectsPanel {
+  /** Opens and closes the panel; of a record without its model it says why there is none. */
+  readonly opener: HTMLElement;
+  readonly element = make("section", { class: "effects", set: { "aria-label": "switch off", id: "regard-effects" } });
+  private readonly form = make("div", { class: "bar" });
+  private readonly reference = make("textarea", { set: { rows: 1, "aria-label": "the other text", spellcheck: "false" } });
+  private readonly told = make("p", { class: "told-cost", set: { role: "status" } });
+  private readonly results = make("div", { class: "effect-results" });
+  private readonly table: EffectTable;
+  private readonly tables = new Map<Measured, HTMLElement>();
+  private built = "";
+  private shownResults = "";
+  private priced = "";
+  private isPriced = false;
+  private asking = new AbortController();
+  private timer = 0;
+  private readonly unlisten: () => void;
+
+  constructor(
+    private readonly context: Context,
+    private readonly store: EffectStore,
+    why = NO_MODEL,
+  ) {
+    this.table = new EffectTable(context);
+    this.opener = store.model
+      ? button("Switch off …", () => this.toggle(), {
+          class: "opener",
+          set: { title: "what changes without a head, a layer, a token or a link (z)", "aria-controls": "regard-effects" },
+        })
+      : make("details", { class: "muted opener" }, make("summary", {}, why === NO_MODEL ? "Switching off needs the model" : "Why no switching off"), why);
+    this.reference.addEventListener("input", () => {
+      store.choices.reference = this.reference.value;
+      this.update();
+    });
+    this.element.append(this.form, this.told, this.results);
+    this.unlisten = store.listen(() => this.update());
+  }
+
+  /** Opens the panel, or closes it; false where there is none. */
+  toggle(): boolean {
+    const { choices, model } = this.store;
+    if (!model) return false;
+    choices.open = !choices.open;
+    this.update();
+    if (choices.open) this.form.querySelector<HTMLElement>("select, button")?.focus();
+    else this.opener.focus();
+    return true;
+  }
+
+  /** With every frame: tokens come later. */
+  update(): void {
+    const { model, choices } = this.store;
+    this.element.hidden = !model || !choices.open;
+    if (!model) return;
+    this.opener.setAttribute("aria-expanded", String(choices.open));
+    const { running } = this.store;
+    const progress = running && !choices.open ? ` ${running.effects.length} of ${running.before?.of ?? "…"}` : "";
+    const label = choices.open ? "Switch off" : `Switch off …${progress}`;
+    if (this.opener.textContent !== label) this.opener.textContent = label;
+    if (!choices.open) return;
+    this.context.loader.frame(this, (need) => this.build(need, model.kind));
+  }
+
+  destroy(): void {
+    this.unlisten();
+    this.asking.abort();
+    clearTimeout(this.timer);
+    this.context.loader.release(this);
+  }
+
+  private build(need: Need, kind: ModelKind): void {
+    const all = offers(need, this.context, this.store);
+    const offer = chosen(all, this.store.choices.switched);
+    const compared = comparedWords(need, this.context, kind);
+    const { replace: by } = this.store.choices;
+    const isRunning = this.store.running !== undefined;
+    const made = JSON.stringify([all, offer.switched, by, compared, isRunning]);
+    if (made !== this.built) {
+      this.built = made;
+      this.controls(all, offer, compared, kind, isRunning);
+    }
+    this.price(requestOf(this.context, this.store, offer));
+    this.showResults(need, kind);
+  }
+
+  private controls(all: Offer[], offer: Offer, compared: string, kind: ModelKind, isRunning: boolean): void {
+    const { choices } = this.store;
+    const focused = (document.activeElement as HTMLElement | null)?.dataset.effect;
+    const options = all.map(({ switched, words, fault }) => ({ value: switched, label: fault ? `${words}: ${fault}` : words, disabled: fault !== "" }));
+    const what = select("Switch off", options, offer.switched, (value) => {
+      choices.switched = value as Switched;
+      this.update();
+    });
+    const replacements = REPLACEMENTS.map((value) => {
+      const fault = value === "before" && kind === "translator" ? ": only of models that read one text" : "";
+      return { value, label: REPLACEMENT_WORDS[value] + fault, disabled: fault !== "" };
+    });
+    const by = select("replaced by", replacements, choices.replace, (value) => this.replacedBy(value as Replacement));
+    const run = isRunning
+      ? button("Cancel", () => this.store.cancel(), { set: { "data-effect": "run" } })
+      : button("Switch off and run", () => this.run(), { class: "run", set: { "data-effect": "run", disabled: !this.isPriced } });
+    const needsText = choices.replace === "mean" || choices.replace === "before";
+    const words = choices.replace === "mean" ? "over the text" : "of the text";
+    name(what, "switched");
+    name(by, "replace");
+    this.reference.value = choices.reference;
+    this.reference.dataset.effect = "reference";
+    const text = needsText && make("label", { class: "field reference" }, make("span", {}, words), this.reference);
+    replace(
+      this.form,
+      what,
+      by,
+      text,
+      make("span", { class: "muted", set: { title: EFFECT_MEANINGS[kind] } }, `Compared: ${compared}.`),
+      run,
+    );
+    if (focused) this.form.querySelector<HTMLElement>(`[data-effect="${focused}"]`)?.focus();
+  }
+
+  private replacedBy(value: Replacement): void {
+    const { choices, earlier } = this.store;
+    choices.replace = value;
+    if (value === "before" && !choices.reference) choices.reference = earlier;
+    this.update();
+  }
+
+  /** Asks what the chosen run costs, and lets it run once that is told. */
+  private price(request: EffectRequest | undefined): void {
+    const name = JSON.stringify(request ?? null);
+    if (name === this.priced || this.store.running) return;
+    this.priced = name;
+    this.asking.abort();
+    clearTimeout(this.timer);
+    this.setPriced(false);
+    if (!request) return this.say("Write the other text first.");
+    this.say("Asking what it costs …");
+    const asking = (this.asking = new AbortController());
+    this.timer = window.setTimeout(() => void this.ask(request, asking), REST);
+  }
+
+  private async ask(request: EffectRequest, asking: AbortController): Promise<void> {
+    try {
+      const cost = await this.store.cost(request, asking.signal);
+      if (asking.signal.aborted) return;
+      this.say(costWords(cost));
+      this.setPriced(true);
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      this.say(error instanceof Error ? error.message : String(error), true);
+    }
+  }
+
+  private setPriced(is: boolean): void {
+    this.isPriced = is;
+    const run = this.form.querySelector<HTMLButtonElement>("button.run");
+    if (run) run.disabled = !is;
+  }
+
+  private say(words: string, failed = false): void {
+    this.told.textContent = words;
+    this.told.classList.toggle("failed", failed);
+    this.told.setAttribute("role", failed ? "alert" : "status");
+  }
+
+  private run(): void {
+    const { model, choices } = this.store;
+    if (!model || !this.isPriced) return;
+    const [offer, compared] = this.context.loader.frame(this, (need) => [
+      chosen(offers(need, this.context, this.store), choices.switched),
+      comparedWords(need, this.context, model.kind),
+    ] as const);
+    const request = requestOf(this.context, this.store, offer);
+    if (!request) return;
+    const each = request.terms === null ? "each head alone" : offer.words;
+    const title = `${each}, replaced by ${REPLACEMENT_WORDS[choices.replace]}`;
+    void this.store.run(request, title, compared);
+  }
+
+  private showResults(need: Need, kind: ModelKind): void {
+    const { results } = this.store;
+    const made = JSON.stringify(results.map((one) => [one.title, one.compared, one.state, one.effects.length]));
+    if (made === this.shownResults) return;
+    this.shownResults = made;
+    const token = (index: number) => this.context.tokens.at(need, this.context.state().map, "query", index) ?? "…";
+    for (const one of this.tables.keys()) if (!results.includes(one)) this.tables.delete(one);
+    for (const one of results) {
+      const there = this.tables.get(one) ?? make("article", { class: "effect" });
+      this.tables.set(one, there);
+      if (there.dataset.state !== `${one.state} ${one.effects.length}`) this.fill(there, one, kind, token);
+      there.dataset.state = `${one.state} ${one.effects.length}`;
+    }
+    const all = results.map((one) => this.tables.get(one) as HTMLElement);
+    if (all.some((one, at) => this.results.children[at] !== one) || this.results.children.length !== all.length) replace(this.results, ...all);
+  }
+
+  private fill(article: HTMLElement, one: Measured, kind: ModelKind, token: (index: number) => string): void {
+    const { request, before, effects, state } = one;
+    const focused = article.contains(document.activeElement);
+    const alignment = before?.alignment && make("p", { class: "muted" }, alignmentWords(before.alignment, token));
+    const body = request.terms === null ? this.table.of(one, kind) : single(one, kind);
+    const heading = make("h2", { set: { tabindex: -1 } }, `Without ${one.title}`);
+    replace(article, heading, ...stateWords(one), alignment || undefined, ...body);
+    if (request.terms === null && state === "done") {
+      const order = () => this.context.update({ view: "grid", order: `-${KEPT_ORDERS.effect}` });
+      const sum = `All ${whole(effects.length)} heads are measured.`;
+      article.insertBefore(make("p", {}, sum, " ", button("Order heads by effect", order)), article.children[1] ?? null);
+    }
+    if (focused) (heading as HTMLElement).focus();
+  }
+}
+
+function chosen(all: Offer[], switched: Switched): Offer {
+  return all.find((offer) => offer.switched === switched && !offer.fault) ?? all.find(({ fault }) => !fault) ?? all[all.length - 1];
+}
+
+function name(label: HTMLLabelElement, effect: string): void {
+  const box = label.querySelector("select");
+  if (box) box.dataset.effect = effect;
+}
+
+/** How far a run is. */
+function stateWords({ state, error, before, effects }: Measured): (HTMLElement | undefined)[] {
+  if (state === "running") {
+    const of = before?.of ?? 1;
+    const bar = make("progress", { set: { max: of, value: effects.length, "aria-label": "heads measured" } });
+    return [make("p", { class: "muted" }, bar, ` ${whole(effects.length)} of ${whole(of)}`)];
+  }
+  if (state === "cancelled") return [make("p", { class: "muted", set: { role: "status" } }, `Cancelled after ${whole(effects.length)}.`)];
+  if (state === "failed") return [make("p", { class: "failed", set: { role: "alert" } }, error ?? "it failed")];
+  return [];
+}
+
+function single({ before, effects, compared }: Measured, kind: ModelKind): HTMLElement[] {
+  const [effect] = effects;
+  if (!before || !effect) return [];
+  const sentence = make("p", { class: "moved", set: { role: "status" } }, effectSentence(kind, compared, before.before, effect));
+  return [sentence, outcomeTable(kind, before.before, effect.after)].filter((part) => part !== undefined);
+}
