@@ -30,9 +30,9 @@ def explore(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="ATLAS | SENTENCE",
-            help="File of an atlas, or of several to compare, as of the steps of a training; with --model or "
-            "--translate a sentence (for --translate without one: the first line of standard input).",
+            metavar="ATLAS | FOLDER | SENTENCE",
+            help="File of an atlas, or of several to compare, as of the steps of a training, or their folder; with "
+            "--model or --translate a sentence (for --translate without one: the first line of standard input).",
             show_default=False,
         ),
     ] = None,
@@ -88,6 +88,8 @@ def explore(
     several atlases it leads through them by a slider, and shows what one has more than another.
     """
     given = what or []
+    if not (model or translate):
+        given = [path for each in given for path in _files(each)]
     _check(given, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
     _check_parts(model, first, window, html or save)
     chosen = _ChosenTranslator(checkpoint, which, languages) if translate else None
@@ -175,6 +177,17 @@ def _atlases(what: list[str], chosen: _ChosenTranslator | None) -> Looked:
     said = what[0] if what else next(iter(next(arriving_lines(standard_input()), [])), "")
     rerun = partial(_recorded, partial(atlas_of_translation, translator))
     return {said: rerun(said)}, rerun, TranslatorEffects.of(translator)
+
+
+def _files(given: str) -> list[str]:
+    """The atlases of a folder, by their names; anything else as it is given."""
+    folder = Path(given)
+    if not folder.is_dir():
+        return [given]
+    found = sorted(str(path) for path in folder.glob("*.atlas"))
+    if not found:
+        raise AtlasError(f"the folder {given} has no atlas: the names of their files need to end with .atlas")
+    return found
 
 
 def _named(paths: list[str]) -> dict[str, str]:

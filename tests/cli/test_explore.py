@@ -79,6 +79,21 @@ def test_several_atlases_are_served_by_their_names(warm_shell, atlas, tmp_path):
         assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
 
 
+def test_a_folder_is_the_series_of_its_atlases(warm_shell, atlas, tmp_path):
+    series = tmp_path / "attention"
+    series.mkdir()
+    for step in (2000, 0, 1000):
+        (series / f"step-{step:08}.atlas").write_bytes(atlas.read_bytes())
+    (series / "notes.txt").write_text("no atlas")
+    serving = warm_shell("explore", series, "--no-open")
+    address = serving.hear().decode().strip()
+    with urllib.request.urlopen(address + "atlases") as answer:
+        names = [entry["name"] for entry in json.loads(answer.read())["atlases"]]
+    assert names == ["step-00000000", "step-00001000", "step-00002000"]
+    serving.interrupt()
+    assert serving.end() == (0, b"", b"Ctrl-C ends it.\n")
+
+
 def run_again(address, text):
     headers = {"Origin": address.rsplit("/", 2)[0], "Content-Type": "text/plain;charset=UTF-8"}
     request = urllib.request.Request(address + "rerun", data=text.encode(), headers=headers)
@@ -256,6 +271,7 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
     ("arguments", "message"),
     [
         ([], "there is nothing to explore: give the file of an atlas, or --model"),
+        (["."], "the folder . has no atlas: the names of their files need to end with .atlas"),
         (
             ["a.atlas", "--html", "b.html", "--port", "8000"],
             "--html writes a file and serves nothing: leave --port out",

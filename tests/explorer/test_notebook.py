@@ -13,7 +13,8 @@ from regard.errors import AtlasError, ConfigurationError, MissingExtra
 from regard.explorer import Atlas, ViewState, show
 from regard.explorer import collection as collection_module
 from regard.explorer.collection import Collection
-from regard.explorer.notebook import COLOURS, NO_PAIR, PAPER, FramedPage, LiveWidget, answer, preview_png
+from regard.explorer.notebook import FramedPage, LiveWidget, answer
+from regard.explorer.preview import COLOURS, NO_PAIR, PAPER, preview_png
 from regard.explorer.static_page import WebBundle
 
 

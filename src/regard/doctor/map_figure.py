@@ -90,7 +90,7 @@ def _heat_map(map_: FindingMap) -> str:
 
 
 def _image(part: Matrix, left: int, top: int, width: int, height: int) -> str:
-    from ..explorer.notebook import matrix_png
+    from ..explorer.preview import matrix_png
 
     data = b64encode(matrix_png(part)).decode()
     return (

@@ -17,5 +17,18 @@ from .register import NAME as NAME
 from .register import AttentionSwapReport as AttentionSwapReport
 from .register import register as register
 from .register import swap as swap
+from .word_times import TimedWord as TimedWord
+from .word_times import word_times as word_times
 
-__all__ = ["NAME", "AttentionSwapReport", "LazyMaskTensor", "Views", "observing", "paged", "register", "swap"]
+__all__ = [
+    "NAME",
+    "AttentionSwapReport",
+    "LazyMaskTensor",
+    "TimedWord",
+    "Views",
+    "observing",
+    "paged",
+    "register",
+    "swap",
+    "word_times",
+]

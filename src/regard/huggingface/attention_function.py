@@ -159,7 +159,7 @@ def attend_observed(
     if observer is None and not weights_requested:
         return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
     all_weights = Weights()
-    lenses = () if observer is None else observer.lenses
+    lenses = () if observer is None else observer.lenses(module)
     seen = observe(
         query, key, value, *dict.fromkeys((*lenses, all_weights) if weights_requested else lenses), **options
     )

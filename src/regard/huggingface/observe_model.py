@@ -20,16 +20,20 @@ Views = Mapping[str, list[LensResults]]
 
 
 class ModelObserver:
-    """The lenses to apply to a model, and their results by attention module."""
+    """The lenses of each module, and their results by the module's name. lenses: by name, for those to observe."""
 
-    def __init__(self, model: nn.Module, lenses: tuple[Lens, ...]) -> None:
-        self.lenses = lenses
-        self.names = {module: name for name, module in model.named_modules()}
+    def __init__(self, model: nn.Module, lenses: Mapping[str, tuple[Lens, ...]]) -> None:
+        self.names = {module: name for name, module in model.named_modules() if name in lenses}
+        self._lenses = lenses
         self.views: defaultdict[str, list[LensResults]] = defaultdict(list)
 
     def includes(self, module: nn.Module) -> bool:
-        """Whether the module is part of the observed model."""
+        """Whether the module is observed."""
         return module in self.names
+
+    def lenses(self, module: nn.Module) -> tuple[Lens, ...]:
+        """The lenses of a module that is observed."""
+        return self._lenses[self.names[module]]
 
     def add(self, module: nn.Module, results: LensResults) -> None:
         """Store the results of one call."""
@@ -70,6 +74,13 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
     from .register import check_uses_regard  # which imports the attention function, and that this module
 
     check_uses_regard(model)
+    with observing_modules(model, {name: lenses for name, _ in model.named_modules()}) as views:
+        yield views
+
+
+@contextmanager
+def observing_modules(model: nn.Module, lenses: Mapping[str, tuple[Lens, ...]]) -> Iterator[Views]:
+    """As `observing`, with lenses for some modules alone, by name: the others compute without any."""
     observer = ModelObserver(model, lenses)
     token = _current.set(observer)
     _observers.append(observer)
@@ -81,7 +92,7 @@ def observing(model: nn.Module, *lenses: Lens) -> Iterator[Views]:
 
 
 def active_observer(module: nn.Module) -> ModelObserver | None:
-    """The observer of the model that a module is part of, None outside of `observing`."""
+    """The observer of a module, None where it is not observed."""
     if torch.compiler.is_compiling() and not _observers:
         return None
     observer = _current.get()
