@@ -9,13 +9,12 @@
 torch.Size([1, 2, 5, 5])
 """
 
+from .attention_function import NAME as NAME
 from .mask_tensor import LazyMaskTensor as LazyMaskTensor
 from .observe_model import Views as Views
 from .observe_model import observing as observing
-from .paged_batches import paged as paged
-from .register import NAME as NAME
 from .register import AttentionSwapReport as AttentionSwapReport
 from .register import register as register
 from .register import swap as swap
 
-__all__ = ["NAME", "AttentionSwapReport", "LazyMaskTensor", "Views", "observing", "paged", "register", "swap"]
+__all__ = ["NAME", "AttentionSwapReport", "LazyMaskTensor", "Views", "observing", "register", "swap"]
