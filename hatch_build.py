@@ -3,6 +3,8 @@
 An editable installation gets the variants of native code that this processor runs, a wheel all of its family. With
 REGARD_PLATFORM, such as macosx_11_0_arm64, the wheel is for that system and processor, which $CC compiles for, and is
 not made without native code.
+
+The links of the project are those of the address in REGARD_URL, where it is published; without it there are none.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import platform_tags
 
 NATIVE = "src/regard/backends/cpu"
 SETTING = "REGARD_PLATFORM"
 """The environment variable that names the system and processor of the wheel as its tag does."""
+ADDRESS = "REGARD_URL"
+"""The environment variable with the address of the repository, such as https://host/owner/regard."""
 PROCESSORS = ("x86_64", "amd64", "aarch64", "arm64")
 """The families of processors that have variants of their own, as the ends of tags name them."""
 
@@ -67,6 +72,30 @@ class NativeCode(BuildHookInterface):
     def _say(self, reason: str | None) -> None:
         if reason:
             self.app.display_warning(f"regard is installed without its native code: {reason}")
+
+
+class ProjectLinks(MetadataHookInterface):
+    """Fills in the links of the distribution, which depend on where it is published."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        metadata["urls"] = project_links(os.environ.get(ADDRESS, ""))
+
+
+def project_links(address: str) -> dict[str, str]:
+    """The links below the address of the repository; none without one.
+
+    >>> project_links("https://host/owner/regard/")["Changelog"]
+    'https://host/owner/regard/blob/main/CHANGELOG.md'
+    """
+    if not address:
+        return {}
+    if not address.startswith("https://"):
+        raise ValueError(
+            f"{ADDRESS} is {address!r}; it needs the address of the repository, as https://host/owner/regard"
+        )
+    root = address.rstrip("/")
+    pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": root, **{name: f"{root}/{page}" for name, page in pages.items()}}
 
 
 def load(path: Path) -> ModuleType:

@@ -21,6 +21,8 @@ KEYS, HEADS, KEY_HEADS, DIM, ROUNDS, LAYERS = 16384, 32, 8, 128, 15, 4
 FORMATS = {
     "bfloat16": CacheFormat(None, None),
     "int8": CacheFormat(),
+    "float8, e4m3": CacheFormat(Packing("float8_e4m3fn"), Packing("float8_e4m3fn")),
+    "float8, e5m2": CacheFormat(Packing("float8_e5m2"), Packing("float8_e5m2")),
     "int4": CacheFormat(Packing("int4"), Packing("int4")),
     "int4, keys by channel": CacheFormat(Packing("int4", by_channel=True), Packing("int4")),
     "int4, rotated": CacheFormat(Packing("int4", rotated=True), Packing("int4", rotated=True)),

@@ -29,8 +29,11 @@ from regard.utils.call_site import find_call_site
 MODEL = Path(__file__).parent.parent / "src/regard_models/english_french"
 PAIRS, JOINED, SEED = 256, 150, 5
 INT4, ROTATED = Packing("int4"), Packing("int4", rotated=True)
+E4M3, E5M2 = Packing("float8_e4m3fn"), Packing("float8_e5m2")
 FORMATS = {
     "int8": CacheFormat(),
+    "float8, e4m3": CacheFormat(E4M3, E4M3),
+    "float8, e5m2": CacheFormat(E5M2, E5M2),
     "int4": CacheFormat(INT4, INT4),
     "int4, keys and values rotated": CacheFormat(ROTATED, ROTATED),
     "int4, keys by channel": CacheFormat(Packing("int4", by_channel=True), INT4),

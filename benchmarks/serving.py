@@ -1,4 +1,4 @@
-"""A server beside the library that it serves: sentences and tokens a second, and many requests, some of them hostile.
+"""A server beside the library that it serves: sentences and tokens a second.
 
 Clients are threads of another process, so that the server has its own interpreter.
 """
@@ -6,8 +6,6 @@ Clients are threads of another process, so that the server has its own interpret
 import json
 import multiprocessing
 import random
-import resource
-import socket
 import threading
 import time
 import urllib.error
@@ -20,7 +18,7 @@ from _report import met, table
 
 from regard.models import language_model as lm
 from regard.positions import Rotary
-from regard.serving import ModelServer, ServedModel, ServingLimits
+from regard.serving import ModelServer, ServedModel
 from regard.serving.text_codec import ByteCodec
 from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
@@ -29,7 +27,7 @@ LINES = ["A dog runs in the park.", "Two men are playing guitar on a stage.", "A
 CLIENTS = 32
 
 
-def main(sentences: int = 192, texts: int = 16, new: int = 32, seconds: float = 20.0) -> None:
+def main(sentences: int = 192, texts: int = 16, new: int = 32) -> None:
     print(_timing.machine())
     rows = [translated(sentences), continued(texts, new)]
     table(
@@ -37,7 +35,6 @@ def main(sentences: int = 192, texts: int = 16, new: int = 32, seconds: float = 
         ["model", "a second, library", "a second, served", "share", "goal"],
         rows,
     )
-    under_load(seconds)
 
 
 def served_seconds(server: ModelServer, path: str, bodies: list[dict]) -> float:
@@ -108,53 +105,6 @@ def continued(texts: int, new: int) -> list[str]:
     spent = served_seconds(server, "/v1/completions", bodies)
     rates = texts * new / own, texts * new / spent
     return ["8 layers of 512, tokens", *(f"{rate:.0f}" for rate in rates), f"{own / spent:.0%}", met(own / spent, 0.9)]
-
-
-def hostile(port: int, seconds: float) -> dict[int, int]:
-    """Mixed requests for a while: whole, malformed, too large, and cancelled ones; how many had which status."""
-    end, counts = time.perf_counter() + seconds, dict[int, int]()
-
-    def client(number: int) -> None:
-        draw = random.Random(number)
-        while time.perf_counter() < end:
-            kind, body = draw.randrange(4), {"prompt": "a" * draw.randrange(1, 60), "max_tokens": 4}
-            if kind == 0:
-                with socket.create_connection(("127.0.0.1", port)) as connection:
-                    text = json.dumps(body | {"max_tokens": 500}).encode()
-                    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(text)}\r\n\r\n"
-                    connection.sendall(head.encode() + text)
-                status = 0
-            else:
-                status = ask(port, "/v1/completions", [body, b'{"prompt": ', body | {"max_tokens": 10**6}][kind - 1])
-            counts[status] = counts.get(status, 0) + 1
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(client, range(CLIENTS)))
-    return counts
-
-
-def under_load(seconds: float) -> None:
-    server = ModelServer(
-        ServedModel("bytes", language_model(2, 64), ByteCodec()), limits=ServingLimits(queue=64), pages=128
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        pool.apply(hostile, (server.port, seconds / 4))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        counts = pool.apply(hostile, (server.port, seconds))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    time.sleep(1.0)
-    free, total = server.state.others()["regard_pages_free"], server.state.others()["regard_pages"]
-    server.stop()
-    thread.join()
-    asked = sum(counts.values())
-    told = ", ".join(f"{count} × {status or 'cancelled'}" for status, count in sorted(counts.items()))
-    table(
-        f"{seconds:.0f} s of requests, whole, malformed, too large and cancelled",
-        ["requests a second", "statuses", "memory grew by", "pages free at the end"],
-        [[f"{asked / seconds:.0f}", told, f"{grown / 1024:.1f} MiB", f"{free:.0f} of {total:.0f}"]],
-    )
 
 
 if __name__ == "__main__":

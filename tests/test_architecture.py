@@ -37,7 +37,7 @@ LAYERS = (
     ),
     ("regard.linear",),
     ("regard.attention",),
-    ("regard.jagged", "regard.small_calls"),
+    ("regard.nested", "regard.small_calls"),
     ("regard.kernels",),
     ("regard.native",),
     ("regard.backends.registry",),

@@ -24,7 +24,7 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it loads
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when it loads
 
 
 @pytest.fixture

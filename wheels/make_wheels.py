@@ -24,12 +24,13 @@ MODELS = ROOT / "src" / "regard_models"
 DOCTOR = ROOT / "src" / "regard_doctor"
 
 
-def run(*command: str | Path, **environment: str) -> None:
-    """Run a command; what it says is shown where it fails, and this program ends."""
+def run(*command: str | Path, **environment: str) -> str:
+    """Run a command, and return what it says; where it fails that is shown, and this program ends."""
     told = {**os.environ, **environment}
     done = subprocess.run([str(word) for word in command], env=told, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{shlex.join(str(word) for word in command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def build(source: Path, to: Path, kind: str, **environment: str) -> Path:
@@ -72,14 +73,17 @@ def main() -> None:
             print(f"| {made[-1].name} | {made[-1].stat().st_size / 1e6:.2f} | |")
     if wrong:
         sys.exit("\n".join(wrong))
-    run(sys.executable, "-m", "twine", "check", "--strict", *made)
+    told_of_texts = run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *made)
     # Two packages are meant (W009), and each translator has both its vocabularies, the same or not (W002).
-    run(
+    told_of_files = run(
         Path(sys.executable).with_name("check-wheel-contents"),
         *("--ignore", "W002,W009"),
         *(path for path in made if path.suffix == ".whl"),
     )
-    print(f"\n{len(made)} distributions in {told.to}, none with a fault.")
+    print(f"\n{told_of_texts}\n{told_of_files}")
+    if not os.environ.get("REGARD_URL"):
+        print("Without links of the project: REGARD_URL names the address where it is published.")
+    print(f"{len(made)} distributions in {told.to}, none with a fault.")
 
 
 if __name__ == "__main__":

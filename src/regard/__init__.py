@@ -53,7 +53,7 @@ __all__ = [
     "scores",
 ]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _LAZY_SUBPACKAGES = (
     *("advisor", "approximations", "explorer", "export", "heads", "huggingface", "linear", "models", "nn", "ring"),

@@ -17,7 +17,6 @@ from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .core.torch_modes import functorch_active, generator_restored, is_causal_bias, under_transform
 from .errors import ConfigurationError, MaskError, ShapeError
-from .jagged import attend_jagged
 from .kernels import Plan, Result, choose, readable, zero_nonfinite_inputs
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
 from .kernels.lens_pass import run_reductions, start_lenses
@@ -27,6 +26,7 @@ from .lenses import Lens
 from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
+from .nested import attend_nested
 from .small_calls import repeated_calls
 from .tiles import attended_keys
 from .utils.other_types import name_type
@@ -59,6 +59,8 @@ def attention(
         query (..., heads, M, Dq), key (..., key heads, N, Dk), value (..., key heads, N, Dv); the output is
         (..., heads, M, Dv). Key heads divide query heads, nothing is repeated in memory. Input with three dimensions
         is (batch, length, dim), with two (length, dim): one head. Batch dimensions broadcast; any length may be 0.
+        Nested tensors of torch, jagged or strided, hold sequences of their own lengths; each is computed by itself,
+        with masks and biases by distance.
 
     Args:
         query: (..., heads, M, Dq).
@@ -113,8 +115,8 @@ def attention(
         "key_positions": key_positions,
         "normalizer": normalizer,
     }
-    if getattr(query, "layout", None) is torch.jagged:
-        return attend_jagged(attention, query, key, value, kernel=kernel, **options)
+    if getattr(query, "is_nested", False):
+        return attend_nested(attention, query, key, value, kernel=kernel, **options)
     return run_problem(make_problem(query, key, value, **options), kernel).output
 
 
@@ -310,7 +312,8 @@ def scaled_dot_product_attention(
     torch leaves the case open or refuses it: `is_causal` together with a mask means both, and a row that may attend to
     nothing gives 0.
 
-    Shapes: query (..., heads, M, D), key (..., heads, N, D), value (..., heads, N, Dv).
+    Shapes: query (..., heads, M, D), key (..., heads, N, D), value (..., heads, N, Dv); or nested tensors, jagged or
+    strided, of (batch, heads, length, dim) or (batch, length, dim), without `attn_mask`.
 
     Raises:
         ShapeError: heads differ without `enable_gqa`, or shapes do not fit.
@@ -322,10 +325,10 @@ def scaled_dot_product_attention(
     >>> bool(torch.allclose(ours, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)))
     True
     """
-    if getattr(query, "layout", None) is torch.jagged:
+    if getattr(query, "is_nested", False):
         mask = causal() if is_causal and attn_mask is None else attn_mask
         options: AttentionOptions = {"mask": mask, "scale": scale, "dropout_p": dropout_p}
-        return attend_jagged(attention, query, key, value, from_start=True, **options)
+        return attend_nested(attention, query, key, value, from_start=True, groups=enable_gqa, **options)
     if not type(query) is type(key) is type(value) is Tensor or query.is_nested or key.is_nested or value.is_nested:
         check_tensors(query=query, key=key, value=value)
     if torch.compiler.is_compiling() or not query.shape == key.shape == value.shape:

@@ -9,7 +9,7 @@ rewrites are carried out on LibCST's trees, which keep comments and formatting.
 
 from __future__ import annotations
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 from .diagnosis import RuleSelection, diagnose, diagnose_file, diagnose_files
 from .doctor_error import DoctorError

@@ -95,6 +95,28 @@ def test_without_a_mask_it_is_one_operator():
     assert model.operators == ["Attention"]
 
 
+@pytest.mark.parametrize("opset", [20, 23])
+def test_numbers_that_are_not_finite_in_padding(opset):
+    """Kernels keep them out. A graph does not, which the guide says, and does if the module fills its padding."""
+
+    def padded(q: Tensor, k: Tensor, *, filled: bool) -> Tensor:
+        mask = masks.padding(lengths=torch.tensor(4))
+        if filled:
+            k = k.masked_fill((torch.arange(k.shape[2]) >= 4)[:, None], 0.0)
+        return regard.attention(q, k, k, mask=mask)
+
+    parts = {"as they are": lambda q, k: padded(q, k, filled=False), "filled": lambda q, k: padded(q, k, filled=True)}
+    model = OnnxModel(Together(parts), inputs(2, 5, 7), SHAPES, opset=opset)
+    query, key = inputs(3, 37, 53)
+    expected = regard.attention(query, key[:, :, :4], key[:, :, :4])
+    for nothing in (torch.nan, torch.inf):
+        key[:, :, 4:] = nothing
+        assert_same(padded(query, key, filled=False), expected)
+        as_they_are, filled = model(query, key)
+        assert as_they_are.isnan().all()
+        assert_same(filled, expected)
+
+
 @pytest.mark.slow
 def test_sparsemax():
     """In a graph of its own: the steps to its threshold are many nodes."""

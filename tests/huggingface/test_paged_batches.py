@@ -5,6 +5,7 @@ import torch
 
 import regard.huggingface
 from regard.errors import ConfigurationError
+from regard.huggingface.paged_batches import BATCHED, paged_attention_forward
 
 transformers = pytest.importorskip("transformers")
 
@@ -64,45 +65,59 @@ def test_tokens_are_those_of_each_text_alone(name, prompts, monkeypatch):
         model.generate(torch.tensor([prompt]), generation_config=settings())[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
-    model, calls = small(name, "sdpa" if "gemma2" not in name and "gpt" not in name else "eager"), []
-    before = model.config._attn_implementation
-    real = regard.huggingface.paged_batches.paged_attention_forward
+    regard.huggingface.register()
+    model, calls = small(name, "regard"), []
     monkeypatch.setattr(
         "regard.huggingface.paged_batches.paged_attention_forward",
-        lambda *args, **named: calls.append(1) or real(*args, **named),
+        lambda *args, **named: calls.append(1) or paged_attention_forward(*args, **named),
     )
-    with regard.huggingface.paged(model):
-        assert in_batch(model, prompts) == expected
+    assert in_batch(model, prompts) == expected
     assert len(calls) >= 3 * 12
-    assert model.config._attn_implementation == before
+    assert model.config._attn_implementation == "regard"
+    assert model(torch.tensor([[1, 2]])).logits.shape == (1, 2, 97)
+
+
+@pytest.mark.filterwarnings("ignore:The `paged|` prefix is no longer needed:FutureWarning")
+def test_the_name_with_its_old_prefix(prompts):
+    regard.huggingface.register()
+    named, expected = small("llama", "paged|regard"), in_batch(small("llama", "paged|eager"), prompts)
+    assert named.config._attn_implementation == "regard"
+    assert in_batch(named, prompts) == expected
+    model = small("llama", "sdpa")
+    model.set_attn_implementation("paged|regard")
+    assert in_batch(model, prompts) == expected
+
+
+def test_a_model_that_is_swapped(prompts):
+    model = small("llama", "sdpa")
+    assert not regard.huggingface.swap(model).skipped
+    found = in_batch(model, prompts)
+    model.set_attn_implementation("sdpa")
+    assert in_batch(model, prompts) == found
+    assert not any(module in BATCHED for module in model.modules())
 
 
 def test_other_models_keep_theirs(prompts):
-    ours, theirs = small("llama"), small("llama", "paged|eager")
-    with regard.huggingface.paged(ours):
-        assert in_batch(theirs, prompts) == in_batch(ours, prompts)
-        with regard.huggingface.paged(theirs):
-            assert in_batch(theirs, prompts) == in_batch(ours, prompts)
+    regard.huggingface.register()
+    ours, theirs = small("llama", "regard"), small("llama", "paged|eager")
+    answers = in_batch(ours, prompts)
+    assert {module in BATCHED for module in ours.modules()} == {True}
+    assert in_batch(theirs, prompts) == answers
+    assert {module in BATCHED for module in theirs.modules()} == {False}
+
+
+def test_registering_twice_changes_nothing():
+    regard.huggingface.register()
     functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
-    assert functions["paged|eager"].__module__.startswith("transformers")
+    before = functions["paged|eager"]
+    regard.huggingface.register()
+    assert functions["paged|eager"] is before
 
 
-def test_a_failure_inside_restores_all():
-    model = small("llama", "sdpa")
-    with pytest.raises(ZeroDivisionError), regard.huggingface.paged(model):
-        raise ZeroDivisionError
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_what_has_no_batches():
-    with (
-        pytest.raises(
-            ConfigurationError, match="needs a model of transformers that has generate_batch; this is a Linear"
-        ),
-        regard.huggingface.paged(torch.nn.Linear(2, 2)),
-    ):
-        pass
-    model = small("llama")
-    message = "is for continuous batching, which passes a cache"
-    with regard.huggingface.paged(model), pytest.raises(ConfigurationError, match=message):
+def test_a_call_outside_of_a_batch():
+    regard.huggingface.register()
+    model = small("llama", "regard")
+    in_batch(model, [[1, 2]])
+    model.set_attn_implementation("paged|eager")
+    with pytest.raises(ConfigurationError, match=r"a cache: set_attn_implementation\('regard'\) first"):
         model(torch.tensor([[1, 2]]))

@@ -303,7 +303,7 @@ class TestCompile:
         close(compiled(query, key, value), regard.attention(query, key[..., :6, :], value[..., :6, :]))
 
     @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, when it loads
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")  # torch's own, when it loads
     def test_by_the_default_backend(self):
         given, options = tensors(), CALLS["everything"] | {"dropout_p": 0.0}
 

@@ -218,7 +218,7 @@ def test_more_queries_than_placed_keys():
         regard.attention(*whole(5, 3), mask=masks.causal(), key_positions=torch.arange(3))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 @pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}, {"bias": biases.alibi(2)}, {"softcap": 3.0}])
 def test_a_trace_is_refused_for_it_holds_for_one_length_only(options):
     q = rand(1, 2, 5, 8)

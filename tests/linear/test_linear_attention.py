@@ -572,7 +572,7 @@ def test_documents_are_compiled_around():
     torch.testing.assert_close(compiled(q, k, v, mask=mask), regard.linear_attention(q, k, v, mask=mask))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_jit_trace_is_refused():
     q, k, v = inputs()
     with pytest.raises(ConfigurationError, match=r"torch\.jit\.trace, which would keep the chunks.*torch\.export"):

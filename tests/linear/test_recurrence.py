@@ -203,7 +203,7 @@ def test_second_derivatives_where_one_argument_is_a_function_of_another():
     torch.testing.assert_close(loss(recurrence, x), loss(naive.step_recurrence, x))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it loads
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when it loads
 @pytest.mark.parametrize(("axes", "delta"), [(0, False), (3, True), (4, False), (4, "removal")])
 def test_vmap_and_derivatives_of_torch_func(axes, delta):
     given = arguments(67, axes=axes, delta=delta, initial=True)

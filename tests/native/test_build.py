@@ -282,10 +282,13 @@ class Builder:
 def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The build hook, which keeps nothing; hatchling itself is only there while a wheel is built."""
     interface = ModuleType("hatchling.builders.hooks.plugin.interface")
+    links = ModuleType("hatchling.metadata.plugin.interface")
     tags = ModuleType("packaging.tags")
+    monkeypatch.setattr(links, "MetadataHookInterface", object, raising=False)
     monkeypatch.setattr(interface, "BuildHookInterface", Builder, raising=False)
     monkeypatch.setattr(tags, "platform_tags", lambda: iter(["manylinux_2_36_any", "linux_any"]), raising=False)
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    monkeypatch.setitem(sys.modules, links.__name__, links)
     monkeypatch.setitem(sys.modules, tags.__name__, tags)
     monkeypatch.setitem(sys.modules, "packaging", ModuleType("packaging"))
     module = runpy.run_path(str(ROOT / "hatch_build.py"))
@@ -297,6 +300,22 @@ def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     monkeypatch.setitem(module["NativeCode"].initialize.__globals__, "load", load)
     return module["NativeCode"]()
+
+
+def test_the_links_are_those_of_the_published_address(hook, monkeypatch):
+    links, metadata = hook.initialize.__func__.__globals__["ProjectLinks"](), {}
+    monkeypatch.delenv("REGARD_URL", raising=False)
+    links.update(metadata)
+    assert metadata == {"urls": {}}
+    monkeypatch.setenv("REGARD_URL", "https://host/owner/regard/")
+    links.update(metadata)
+    assert metadata["urls"]["Source"] == "https://host/owner/regard"
+    assert {"Source", "Documentation", "Changelog", "Issues"} == metadata["urls"].keys()
+    monkeypatch.setenv("REGARD_URL", "host/owner")
+    with pytest.raises(
+        ValueError, match=r"^REGARD_URL is 'host/owner'; it needs the address .* https://host/owner/reg"
+    ):
+        links.update(metadata)
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from regard.core.packing import Packing
 
 pytestmark = pytest.mark.usefixtures("built")
 
-BY_TOKEN = [Packing(), Packing("int4"), Packing("int4", rotated=True)]
-BY_CHANNEL = [Packing(by_channel=True), Packing("int4", by_channel=True)]
+FLOATS = [Packing("float8_e4m3fn"), Packing("float8_e5m2")]
+BY_TOKEN = [Packing(), Packing("int4"), Packing("int4", rotated=True), *FLOATS]
+BY_CHANNEL = [Packing(by_channel=True), Packing("int4", by_channel=True), Packing("float8_e5m2", by_channel=True)]
 KINDS = [*itertools.product((KeyCodes, ValueCodes), BY_TOKEN), *itertools.product((KeyCodes,), BY_CHANNEL)]
 
 
@@ -47,3 +48,22 @@ def test_words_and_parameters(variant, dtype, kind, packing):
         assert torch.equal(in_c.parameters, by_formula.parameters)
         a, b = (each.read_codes().flatten(2, 3)[:, :, : sum(parts)] for each in (in_c, by_formula))
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("packing", FLOATS, ids=str)
+@pytest.mark.parametrize("variant", library.variants() or (None,))
+def test_every_float_of_8_bits(variant, packing):
+    """Those of torch, halves between neighbours, which go to the even one, and the float32 numbers beside halves."""
+    every = torch.arange(256, dtype=torch.uint8).view(packing.float_type).float()
+    every = every[every.isfinite()].unique()
+    halves = (every[1:] + every[:-1]) / 2
+    beside = torch.cat([torch.nextafter(halves, halves + side) for side in (-1, 1)])
+    rows = torch.cat([every, halves, beside, torch.tensor([-0.0])])
+    rows = torch.nn.functional.pad(rows, (0, -len(rows) % 7)).unflatten(0, (-1, 7))
+    scaling = torch.full((len(rows), 1), packing.largest)  # whose scale is 1
+    rows = torch.cat([rows, scaling], 1)[None, None]
+    in_c = KeyCodes.allocate(packing, rows, rows.shape[2])
+    with library.using(variant):
+        write_codes(in_c, 0, rows)
+    expected = rows.to(packing.float_type).view(torch.uint8)
+    assert torch.equal(in_c.read_codes().flatten(2, 3)[:, :, : rows.shape[2]], expected)

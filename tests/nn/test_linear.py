@@ -73,7 +73,7 @@ def test_a_bias_alone_has_its_gradient(counted):
     assert torch.equal(layer.bias.grad, torch.full((17,), 3.0))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_a_trace_computes_what_it_is_given(counted):
     layer, x = Linear(24, 17), torch.randn(3, 24)
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_its_state_is_that_of_torchs(counted):
     assert torch.equal(other.weight, layer.weight)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_it_can_be_scripted():
     model, x = torch.nn.Sequential(Linear(5, 3), torch.nn.ReLU()), torch.randn(2, 5)
     assert torch.jit.script(model)(x).equal(model(x))

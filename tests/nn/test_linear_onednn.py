@@ -131,7 +131,7 @@ def test_the_gradient_of_the_weight_has_the_wider_side_as_the_matrix(counted, di
     assert counted[1:] == [(5, 13)]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it loads
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when it loads
 def test_second_and_forward_derivatives(counted):
     x, weight = torch.randn(13, 31, requires_grad=True), torch.randn(17, 31, requires_grad=True)
 
@@ -162,7 +162,7 @@ class Recorded(torch.Tensor):
         return super().__torch_function__(function, *given)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_all_else_is_torchs(counted):
     layer, x = Linear(31, 17), torch.randn(13, 31)

@@ -587,7 +587,7 @@ class TestErrors:
 
 
 class TestScripting:
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
     def test_a_clear_error_alone_and_inside_a_model(self):
         encoder = nn.TransformerEncoderLayer(8, 2, batch_first=True)
         layers = (

@@ -21,6 +21,9 @@ FORMATS = {
     "int8 by channel": CacheFormat(Packing("int8", by_channel=True), Packing("int8")),
     "int4 rotated": CacheFormat(Packing("int4", rotated=True), Packing("int4", rotated=True)),
     "keys int8, values int4": CacheFormat(Packing("int8"), Packing("int4")),
+    "float8": CacheFormat(Packing("float8_e4m3fn"), Packing("float8_e5m2")),
+    "float8 by channel": CacheFormat(Packing("float8_e5m2", by_channel=True), Packing("float8_e4m3fn", rotated=True)),
+    "keys int8, values float8": CacheFormat(Packing("int8"), Packing("float8_e4m3fn")),
     "newest": CacheFormat(Packing("int4"), Packing("int4"), newest=9),
     "as it is": CacheFormat(None, None),
 }
@@ -135,6 +138,9 @@ def test_what_is_read_is_within_half_a_step_of_what_was_stored(name):
         ends = stored.abs().amax(axis, keepdim=True)
         span = stored.amax(axis, keepdim=True) - stored.amin(axis, keepdim=True) + 2**-7 * ends
         step = span * (1 + 2**-7) / (2**packing.bits - 1)
+        if packing.float_type is not None:  # the distance of floats: of a number's own size, or of subnormal ones
+            about = torch.finfo(packing.float_type)
+            step = about.eps * (stored.abs() + about.tiny / about.max * (1 + 2**-7) * ends)
         assert ((stored - again).abs() <= 0.5 * step + 1e-5 * ends).all()
 
 
@@ -304,7 +310,7 @@ def test_layers_decode_with_codes():
 def test_bytes_are_those_of_the_codes():
     keys, values = torch.randn(2, 1, 2, 4096, 128).bfloat16()
     sixteen = filled(KVCache.static(4096), keys, values, (4096,)).nbytes
-    for name, share in (("int8", 132 / 256), ("int4", 68 / 256), ("int4 by channel", 70 / 256)):
+    for name, share in (("int8", 132 / 256), ("float8", 132 / 256), ("int4", 68 / 256), ("int4 by channel", 70 / 256)):
         cache = filled(KVCache.static(4096).packed(FORMATS[name]), keys, values, (4096,))
         assert abs(cache.nbytes - 8 * 4096 - share * (sixteen - 8 * 4096)) < 0.01 * sixteen, name
 
@@ -313,6 +319,15 @@ class TestBadInput:
     def test_codes_that_nothing_reads(self):
         with pytest.raises(ConfigurationError, match=r"cannot be stored as 'int3', which nothing here reads.*'int4'"):
             Packing("int3")
+
+    @pytest.mark.parametrize("cache", [KVCache(), KVCache.static(9).packed(CacheFormat())], ids=["numbers", "codes"])
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+    def test_numbers_that_attention_does_not_read(self, cache, dtype):
+        keys = torch.ones(1, 2, 3, 8).to(dtype)
+        with pytest.raises(
+            DtypeError, match=rf"keys of {dtype}, which attention does not read: append .*float8_e4m3fn"
+        ):
+            cache.append(keys, keys)
 
     def test_a_rotation_by_channel(self):
         with pytest.raises(ConfigurationError, match="either by_channel or rotated"):
@@ -352,7 +367,7 @@ class TestBadInput:
 
     def test_whole_numbers(self):
         with pytest.raises(DtypeError, match="keys are torch.int8; a packed cache needs floating-point numbers"):
-            KVCache().packed(CacheFormat()).append(*torch.ones(2, 1, 1, 1, 8, dtype=torch.int8))
+            CacheFormat().check(*torch.ones(2, 1, 1, 1, 8, dtype=torch.int8))
 
     def test_gradients(self):
         keys = torch.ones(1, 1, 1, 8, requires_grad=True)

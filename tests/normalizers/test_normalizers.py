@@ -128,7 +128,7 @@ def test_gradients_against_differences(normalizer):
     assert torch.autograd.gradgradcheck(attend, leaves)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of forward-mode derivatives
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, of forward-mode derivatives
 @every
 def test_transforms(normalizer):
     query, key, value = (tensor.detach() for tensor in inputs(torch.float32))

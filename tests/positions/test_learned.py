@@ -78,7 +78,7 @@ def test_compiled_and_mapped_code_reads_no_other_row(wrong):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, when it loads
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")  # torch's own, when it loads
 @pytest.mark.parametrize("wrong", [-1, 7])
 def test_code_compiled_by_the_default_backend_reads_no_other_row(wrong):
     torch.compiler.reset()

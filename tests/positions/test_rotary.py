@@ -245,7 +245,7 @@ def test_a_rotation_goes_through_the_door_of_compiled_code():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, when it loads
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")  # torch's own, when it loads
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiled_by_the_default_backend(layout):
     torch.compiler.reset()

@@ -49,7 +49,7 @@ def test_the_same_numbers(layout, shape, dtype, chunked):
 
 
 # torch's own, when it loads its forward derivatives
-forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+forward_mode = pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 
 
 @forward_mode

@@ -27,9 +27,10 @@ def machine(monkeypatch) -> Iterator[Machine]:
         jit_runtime.too_old.cache_clear()
         jit_runtime._usable.cache_clear()
 
-    def look(capability: tuple[int, int], *, triton: bool = True) -> None:
+    def look(capability: tuple[int, int], *, triton: bool = True, driver: bool = True) -> None:
         forget()
         monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: driver)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA T4")
         if not triton:
@@ -63,8 +64,12 @@ def test_a_card_that_has_them(machine):
             {"capability": (9, 0), "triton": False},
             "there is no code in Triton: Triton is not installed; pip install 'regard[triton]' brings it",
         ),
+        (
+            {"capability": (9, 0), "driver": False},
+            "there is no code in Triton: torch finds no NVIDIA card with a driver",
+        ),
     ],
-    ids=["an old card", "no Triton"],
+    ids=["an old card", "no Triton", "no driver"],
 )
 def test_a_machine_without_them(machine, options: dict, reason: str):
     machine(**options)

@@ -78,7 +78,7 @@ class CodeRows(ABC):
         begin, end = first // BLOCK, -(-length // BLOCK)
         part = replace(self, words=self.words[:, :, begin:end], parameters=self.parameters[:, :, begin:end])
         scale, offset = (each.unsqueeze(axis) for each in scale_and_offset(part.parameters))
-        rows = (part.read_codes() * scale + offset).flatten(2, 3)
+        rows = (self.packing.numbers(part.read_codes()) * scale + offset).flatten(2, 3)
         return self.packing.rotate(rows[:, :, first - begin * BLOCK : length - begin * BLOCK])
 
     def with_capacity(self, capacity: int) -> CodeRows:

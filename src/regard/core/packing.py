@@ -1,7 +1,8 @@
 """Numbers stored as codes of 8 or 4 bits: x' = scale · code + offset, with code = round((x - offset) / scale).
 
-These formulas are the reference: whatever reads codes computes with x'. Codes stand in words of 32 bits, as the code in
-C reads them (packed_decode.h).
+A code is a whole number from 0 on, or a float of 8 bits as torch has them, whose offset is 0. These formulas are the
+reference: whatever reads codes computes with x'. Codes stand in words of 32 bits, as the code in C reads them
+(packed_decode.h).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from torch import Tensor
 from ..errors import ConfigurationError, DtypeError, ShapeError, nearest
 from .score_forms import at_least_float32
 
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "float8_e4m3fn": 8, "float8_e5m2": 8}
 """The codes that can be stored, and their bits."""
+FLOATS = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+"""The types of those that are floats."""
 BLOCK = 64
 """Tokens that stand together in memory; those of a block share parameters where these are by channel."""
 WORD = 32
@@ -27,9 +30,11 @@ WORD = 32
 class Packing:
     """How keys, or values, are stored: codes, and what shares a scale and an offset, which are bfloat16.
 
-    code: "int8" or "int4". by_channel: of keys, each dim of 64 tokens shares them, for keys whose dims have ranges of
-    their own, as those of projections with a bias; else each token of each head does. rotated: heads are multiplied by
-    a Hadamard matrix first, so that a few large dims do not widen the range of all; queries are too, or outputs back.
+    code: "int8" or "int4", whole numbers at even distances, or "float8_e4m3fn" or "float8_e5m2", whose distances grow
+    with the number, so that small entries beside large ones keep digits of their own. by_channel: of keys, each dim of
+    64 tokens shares them, for keys whose dims have ranges of their own, as those of projections with a bias; else each
+    token of each head does. rotated: heads are multiplied by a Hadamard matrix first, so that a few large dims do not
+    widen the range of all; queries are too, or outputs back.
 
     A token with NaN or infinity is read as NaN in all its dims; by channel, such an entry is read as an end of the
     range that the other tokens have.
@@ -65,6 +70,16 @@ class Packing:
     def bits(self) -> int:
         """The bits of a code."""
         return BITS[self.code]
+
+    @property
+    def float_type(self) -> torch.dtype | None:
+        """The type of codes that are floats; None of whole numbers."""
+        return FLOATS.get(self.code)
+
+    @property
+    def largest(self) -> float:
+        """The largest code."""
+        return 2.0**self.bits - 1 if self.float_type is None else torch.finfo(self.float_type).max
 
     @property
     def per_word(self) -> int:
@@ -103,14 +118,21 @@ class Packing:
         rows = rows.float()
         axis, parameters = (-2 if self.by_channel else -1), self._parameters(rows)
         scale, offset = (each.unsqueeze(axis) for each in scale_and_offset(parameters))
-        codes = ((rows - offset) / scale).nan_to_num_(0.0).round_().clamp_(0, 2**self.bits - 1)
-        return codes.to(torch.uint8), parameters
+        numbers = ((rows - offset) / scale).nan_to_num_(0.0)
+        if self.float_type is not None:
+            numbers = numbers.clamp_(-self.largest, self.largest)
+            return numbers.to(self.float_type).view(torch.uint8), parameters
+        return numbers.round_().clamp_(0, self.largest).to(torch.uint8), parameters
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """The numbers that codes (uint8) are, before scale and offset."""
+        return codes if self.float_type is None else codes.view(self.float_type).float()
 
     def unpack(self, codes: Tensor, parameters: Tensor) -> Tensor:
         """What codes stand for: scale · code + offset, float32; shapes as `pack` has them."""
         axis = -2 if self.by_channel else -1
         scale, offset = (each.unsqueeze(axis) for each in scale_and_offset(parameters))
-        return codes * scale + offset
+        return self.numbers(codes) * scale + offset
 
     def read(self, rows: Tensor) -> Tensor:
         """What is read of rows (B, H, T, D) that are stored: themselves, but for the error of the codes."""
@@ -127,8 +149,12 @@ class Packing:
         low, high = low.amin(axis), high.amax(axis)
         if self.by_channel:  # without a finite entry
             low, high = low.masked_fill(low > high, 0.0), high.masked_fill(low > high, 0.0)
-        offset = _downwards(low)
-        scale = -_downwards(-(high - offset) / (2**self.bits - 1))
+        if self.float_type is None:
+            offset = _downwards(low)
+            reach = high - offset
+        else:
+            offset, reach = torch.zeros_like(low), torch.maximum(-low, high)
+        scale = -_downwards(-reach / self.largest)
         known = scale.isfinite() & offset.isfinite()
         scale, offset = (each.masked_fill(~known, float("nan")) for each in (scale, offset))
         return scale.view(torch.int32) | (offset.view(torch.int32) >> 16 & 0xFFFF)

@@ -9,11 +9,10 @@
 torch.Size([1, 2, 5, 5])
 """
 
+from .attention_function import NAME as NAME
 from .mask_tensor import LazyMaskTensor as LazyMaskTensor
 from .observe_model import Views as Views
 from .observe_model import observing as observing
-from .paged_batches import paged as paged
-from .register import NAME as NAME
 from .register import AttentionSwapReport as AttentionSwapReport
 from .register import register as register
 from .register import swap as swap
@@ -27,7 +26,6 @@ __all__ = [
     "TimedWord",
     "Views",
     "observing",
-    "paged",
     "register",
     "swap",
     "word_times",

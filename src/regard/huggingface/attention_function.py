@@ -21,6 +21,8 @@ from .mask_functions import EVERYTHING, intersection
 from .mask_tensor import LazyMaskTensor
 from .observe_model import active_observer
 
+NAME = "regard"
+"""Name of this attention in transformers: `attn_implementation="regard"`."""
 SUPPORTED_KEYWORDS = frozenset(
     (
         "block_indices",

@@ -1,17 +1,17 @@
-"""Continuous batching of transformers, `generate_batch`, with attention by regard."""
+"""Continuous batching of transformers, `generate_batch`, of models whose attention is regard's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable
 from itertools import pairwise, starmap
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError, require
-from .attention_function import attention_forward
-from .register import NAME, swap
+from .attention_function import NAME, attention_forward
 
 PAGED = "paged|eager"
 """The name of the one implementation that transformers' continuous batching takes and that is no kernel of others."""
@@ -20,67 +20,52 @@ OF_BATCH = (
     *("max_length_k", "max_length_q", "read_index", "write_index"),
 )
 """Keywords of continuous batching: where sequences begin, and where their keys are; the mask has the rest."""
+BATCHED: WeakSet[nn.Module] = WeakSet()
+"""The modules of models that have "regard" and were given to a manager of batches, under the name of another."""
 
 
-@contextmanager
-def paged(model: nn.Module) -> Iterator[None]:
-    """Let `model.generate_batch` and its managers compute attention by regard, within a `with` block.
+def take_batches() -> None:
+    """Let managers of continuous batching take models that have "regard"; calling it again has no effect.
 
-    transformers takes few implementations by name for continuous batching; within the block its "paged|eager" is
-    regard's attention for this model, and what it was for all others. Tokens are those of `generate` with eager
-    attention, also with windows, sinks, and softcap, which transformers' own leaves out. Outside the block the model
-    uses what it used before; it has to be one that `swap` has, or would, give "regard".
+    transformers refuses all names but a few for its batches, and removes a prefix "paged|" from any other. So a manager
+    is shown "paged|eager" for a model that has "regard", and gives the model its name back when it stops; the function
+    of that name computes by regard for the modules of such models, and for all others as before.
 
     Raises:
-        ConfigurationError: a model that cannot use "regard", as `swap` reports it.
         MissingExtra: transformers is not installed.
-
-    >>> import torch, regard.huggingface
-    >>> from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
-    >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
-    >>> settings = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
-    >>> small = ContinuousBatchingConfig(page_size=16, num_blocks=8, max_batch_tokens=16)
-    >>> with regard.huggingface.paged(model):
-    ...     answers = model.generate_batch([[1, 2, 3], [4]], settings, small, progress_bar=False)
-    >>> [len(answer.generated_tokens) for answer in answers.values()]
-    [3, 3]
     """
     modeling = require("transformers.modeling_utils", extra="huggingface")
-    functions, before = modeling.ALL_ATTENTION_FUNCTIONS, _implementation(model)
-    report = swap(model)
-    try:
-        if report.skipped or not report.replaced:
-            raise ConfigurationError(f"the batches of this model cannot be computed by {NAME!r}: {report}")
-        model.set_attn_implementation(PAGED)  # type: ignore[operator]  # `swap` took it for a PreTrainedModel
-        others = functions[PAGED]
-        functions[PAGED] = _for_modules(set(model.modules()), others)
-        try:
-            yield
-        finally:
-            functions[PAGED] = others
-    finally:
-        model.set_attn_implementation(before)  # type: ignore[operator]
+    batching = require("transformers.generation.continuous_batching.continuous_api", extra="huggingface")
+    managers = batching.ContinuousBatchingManager
+    if getattr(managers, "takes_regard", False):
+        return
+    managers.takes_regard = True
+    managers.switch_to_cb_friendly_attn = _under_another_name(managers.switch_to_cb_friendly_attn)
+    modeling.AttentionInterface.register(PAGED, _by_module(modeling.ALL_ATTENTION_FUNCTIONS[PAGED]))
 
 
-def _implementation(model: nn.Module) -> str:
-    """The implementation that a model has.
+def _under_another_name(switch: Callable[..., None]) -> Callable[..., None]:
+    """`switch_to_cb_friendly_attn` of a manager, which sets the implementation that a model has in a batch."""
 
-    Raises:
-        ConfigurationError: it is none of transformers that generates batches.
-    """
-    if not hasattr(model, "generate_batch"):
-        raise ConfigurationError(
-            f"paged needs a model of transformers that has generate_batch; this is a {type(model).__name__}"
-        )
-    return model.config._attn_implementation  # type: ignore[union-attr]
+    @functools.wraps(switch)
+    def switch_attention(manager: Any, model: Any, *options: Any, **named: Any) -> None:
+        ours = model.config._attn_implementation == NAME
+        (BATCHED.update if ours else BATCHED.difference_update)(model.modules())
+        if ours:
+            model.set_attn_implementation(PAGED)
+        switch(manager, model, *options, **named)
+        if ours:
+            manager._original_attn_impl = NAME  # which it sets when it stops
+
+    return switch_attention
 
 
-def _for_modules(modules: set[nn.Module], others: Callable[..., Any]) -> Callable[..., Any]:
-    """The attention function of some modules; of all others the one that was there."""
+def _by_module(others: Callable[..., Any]) -> Callable[..., Any]:
+    """The attention function of modules in `BATCHED`, and of all others the one that was there."""
 
+    @functools.wraps(others)
     def choose(module: nn.Module, *tensors: Tensor, **keywords: Any) -> tuple[Tensor, Tensor | None]:
-        return (paged_attention_forward if module in modules else others)(module, *tensors, **keywords)
+        return (paged_attention_forward if module in BATCHED else others)(module, *tensors, **keywords)
 
     return choose
 
@@ -105,7 +90,7 @@ def paged_attention_forward(
     """
     if cache is None:
         raise ConfigurationError(
-            f"{PAGED!r} is for continuous batching, which passes a cache: call the model outside the block of paged"
+            f"{PAGED!r} is for continuous batching, which passes a cache: set_attn_implementation({NAME!r}) first"
         )
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=keywords)
     row_ends, key_ends = (keywords[name].tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k"))

@@ -15,13 +15,12 @@ from types import CodeType
 from torch import nn
 
 from ..errors import ConfigurationError, require
-from .attention_function import UNSUPPORTED_KEYWORDS, attention_forward
+from .attention_function import NAME, UNSUPPORTED_KEYWORDS, attention_forward
 from .mask_tensor import symbolic_mask
+from .paged_batches import take_batches
 
 DEBERTA = "transformers.models.deberta_v2.modeling_deberta_v2"
 """The module of DeBERTa-v2 and v3, which is imported where a model has one."""
-NAME = "regard"
-"""Name of this attention in transformers: `attn_implementation="regard"`."""
 
 
 def register() -> None:
@@ -43,8 +42,10 @@ def register() -> None:
       and GraniteMoe SWA gives those before the sink is taken into account.
 
     Weights are requested per call, `model(..., output_attentions=True)`; transformers refuses that setting in the
-    configuration of any but eager attention. torch.compile compiles a model as one graph, `fullgraph=True`, in
-    evaluation and in training; requested weights and lenses break that graph.
+    configuration of any but eager attention. `generate_batch` and its managers take such a model too ("paged|regard" is
+    the same name: transformers removes the prefix), with the tokens of `generate` and eager attention, also with
+    windows, sinks, and softcap, which transformers' own batches leave out. torch.compile compiles a model as one graph,
+    `fullgraph=True`, in evaluation and in training; requested weights and lenses break that graph.
 
     Raises:
         MissingExtra: transformers is not installed.
@@ -57,6 +58,7 @@ def register() -> None:
     # On the class, not on its instance: transformers looks a mask function up on the class.
     masking.AttentionMaskInterface.register(NAME, symbolic_mask)
     modeling.AttentionInterface.register(NAME, attention_forward)
+    take_batches()
 
 
 @dataclass(frozen=True)

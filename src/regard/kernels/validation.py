@@ -128,7 +128,7 @@ def check_tensors(**named: object) -> None:
             raise ShapeError(
                 f"{name} is a nested tensor of the layout {tensor.layout}; it needs rows of one length: pass "
                 f"torch.nested.to_padded_tensor({name}, 0.0), and mask=masks.padding(lengths=...) for the keys. "
-                "regard.attention alone takes nested tensors, those of layout=torch.jagged"
+                "regard.attention and scaled_dot_product_attention alone take nested tensors, as query, key and value"
             )
 
 

@@ -11,6 +11,7 @@ from .convert import from_huggingface as from_huggingface
 from .convert import from_multihead as from_multihead
 from .convert import from_sdpa as from_sdpa
 from .convert import from_window_size as from_window_size
+from .convert import from_xformers as from_xformers
 from .convert import to_block_mask as to_block_mask
 from .convert import to_cu_seqlens as to_cu_seqlens
 from .convert import to_huggingface as to_huggingface
@@ -46,6 +47,7 @@ __all__ = [
     "from_multihead",
     "from_sdpa",
     "from_window_size",
+    "from_xformers",
     "global_tokens",
     "padding",
     "prefix",

@@ -27,6 +27,8 @@ def name_type(name: str, value: object, *, of_function: str = "") -> str:
         return f"{has}: pass torch.as_tensor({name})"
     if type(value).__name__ == "BlockMask":
         return f"{has} of FlexAttention: pass mask=masks.from_block_mask({name})"
+    if "AttentionBias" in (base.__name__ for base in type(value).__mro__):
+        return f"{has} of xformers: pass **masks.from_xformers({name}, queries, keys)"
     return f"{has}: pass {of_function}" if callable(value) and of_function else has
 
 

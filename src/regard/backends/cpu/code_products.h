@@ -1,7 +1,8 @@
-/* Products of rows of numbers with codes of 8 or 4 bits, which become numbers in registers alone. */
+/* Products of rows of numbers with codes of 8 or 4 bits (packed_decode.h), which become numbers in registers alone. */
 #ifndef REGARD_CODE_PRODUCTS_H
 #define REGARD_CODE_PRODUCTS_H
 
+#include "packed_decode.h"
 #include "prefetch.h"
 #include "simd.h"
 
@@ -72,21 +73,29 @@ INLINE void read_words(bits *word, const int32_t *codes, int64_t filled, const c
     }
 }
 
+/* Number k of each word. A float of 8 bits has sign, exponent and mantissa in the order of a float, whose exponent is
+ * biased by more: put in their places they are the number, subnormal or not, but for a power of two. */
+INLINE lanes number_of(bits word, const int k, const int code) {
+    bits first = word << (24 - 8 * (k % 4));
+    if (code == E4M3) return (lanes)((first >> 4) & -0x78100000) * 0x1p120f;
+    if (code == E5M2) return (lanes)((first >> 3) & -0x70200000) * 0x1p112f;
+    return __builtin_convertvector((word >> (8 * (k % 4) + 4 * (k / 4))) & (code == INT4 ? 15 : 255), lanes);
+}
+
 /* sum[row][vector] of a tile: rows from `row` on, times `vectors` vectors of codes in `groups` words, each `stride` words
  * after the one before. filled: how many lanes of a single vector there are. As many bytes
  * as are read are fetched `ahead`; null for none. */
 INLINE void multiply_numbers(const struct left_rows *left, int64_t row, const int32_t *codes, int64_t groups,
                              int64_t stride, int64_t filled, const char *ahead, lanes *sum, const int rows,
-                             const int vectors, const int width) {
-    const int per = 32 / width, mask = (1 << width) - 1;
+                             const int vectors, const int code) {
+    const int per = code == INT4 ? 8 : 4;
     const float *numbers = left->numbers + row * left->count;
     for (int64_t g = 0; g < groups; g++) {
         bits word[4];
         read_words(word, codes + g * stride, filled, ahead, g * vectors, vectors);
         UNROLL for (int k = 0; k < per; k++) {
             lanes entry[4];
-            UNROLL for (int v = 0; v < vectors; v++) entry[v] =
-                __builtin_convertvector((word[v] >> (8 * (k % 4) + 4 * (k / 4))) & mask, lanes);
+            UNROLL for (int v = 0; v < vectors; v++) entry[v] = number_of(word[v], k, code);
             UNROLL for (int r = 0; r < rows; r++) {
                 lanes own = broadcast(numbers[r * left->count + g * per + k]);
                 UNROLL for (int v = 0; v < vectors; v++) sum[r * vectors + v] += own * entry[v];
@@ -102,11 +111,11 @@ INLINE void add_bytes(__m512i *sum, __m512i codes, __m512i own) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(codes), "v"(own));
 }
 
-/* The same of bytes: whole numbers, exactly. */
+/* The same of bytes, where codes are whole numbers: exactly. */
 INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int32_t *codes, int64_t groups,
                            int64_t stride, int64_t filled, const char *ahead, lanes *sum, const int rows,
-                           const int vectors, const int width) {
-    const int halves = 8 / width;
+                           const int vectors, const int code) {
+    const int halves = code == INT4 ? 2 : 1;
     const int8_t *high = left->high + row * left->count, *low = left->low + row * left->count;
     __m512i upper[ROW_TILE * 4], lower[ROW_TILE * 4];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++)
@@ -117,7 +126,7 @@ INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int3
         UNROLL for (int h = 0; h < halves; h++) {
             __m512i entry[4];
             UNROLL for (int v = 0; v < vectors; v++) entry[v] =
-                (__m512i)(width == 8 ? word[v] : (word[v] >> (4 * h)) & 0x0f0f0f0f);
+                (__m512i)(code == INT8 ? word[v] : (word[v] >> (4 * h)) & 0x0f0f0f0f);
             UNROLL for (int r = 0; r < rows; r++) {
                 int64_t at = r * left->count + (g * halves + h) * 4;
                 __m512i of_high = (__m512i)broadcast_word(high + at), of_low = (__m512i)broadcast_word(low + at);
@@ -138,16 +147,16 @@ INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int3
 
 INLINE void multiply_codes(const struct left_rows *left, int64_t row, const int32_t *codes, int64_t groups,
                            int64_t stride, int64_t filled, const char *ahead, lanes *sum, const int rows,
-                           const int vectors, const int width, const int in_bytes) {
+                           const int vectors, const int code, const int in_bytes) {
 #if defined(__AVX512VNNI__)
     if (in_bytes) {
-        multiply_bytes(left, row, codes, groups, stride, filled, ahead, sum, rows, vectors, width);
+        multiply_bytes(left, row, codes, groups, stride, filled, ahead, sum, rows, vectors, code);
         return;
     }
 #endif
     (void)in_bytes;
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) sum[r * vectors + v] = (lanes){0};
-    multiply_numbers(left, row, codes, groups, stride, filled, ahead, sum, rows, vectors, width);
+    multiply_numbers(left, row, codes, groups, stride, filled, ahead, sum, rows, vectors, code);
 }
 
 #endif

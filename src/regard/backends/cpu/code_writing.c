@@ -19,8 +19,15 @@ struct range {
     float scale, offset;
 };
 
-INLINE struct range range_of(float low, float high, float levels) {
-    float offset = downwards(low), scale = -downwards(-(high - offset) / levels);
+/* The largest code: of whole numbers from 0 on, of floats of either sign. */
+INLINE float largest_of(const int code) {
+    return code == INT8 ? 255.0f : code == INT4 ? 15.0f : code == E4M3 ? 448.0f : 57344.0f;
+}
+
+INLINE struct range range_of(float low, float high, const int code) {
+    float offset = code <= INT8 ? downwards(low) : 0.0f;
+    float reach = code <= INT8 ? high - offset : -low > high ? -low : high;
+    float scale = -downwards(-reach / largest_of(code));
     if (isfinite(scale) && isfinite(offset)) return (struct range){scale, offset};
     return (struct range){NAN, NAN};
 }
@@ -31,10 +38,25 @@ INLINE int32_t word_of(const struct range range) {
     return (scale & -0x10000) | (offset >> 16 & 0xffff);
 }
 
+/* Numbers from 0 on as whole ones, ties to even: adding 1.5 * 2^23 rounds, and the low bits hold the result. */
+INLINE bits rounded(lanes numbers) { return (bits)(numbers + 12582912.0f) - 0x4b400000; }
+
+/* The nearest floats of 8 bits, ties to even. Below the smallest normal one they are multiples of the smallest of all;
+ * above it the mantissa loses bits, and what it carries over goes into the exponent. */
+INLINE bits float8_of(lanes numbers, const int code) {
+    const int kept = code == E4M3 ? 3 : 2, bias = code == E4M3 ? 7 : 15, lost = 23 - kept;
+    const float normal = code == E4M3 ? 0x1p-6f : 0x1p-14f, smallest = code == E4M3 ? 0x1p-9f : 0x1p-16f;
+    lanes size = min_lanes(largest_of(code), absolute(numbers));
+    bits word = (bits)size, below = size < normal;
+    bits nearest = ((word + ((1 << (lost - 1)) - 1) + ((word >> lost) & 1)) >> lost) - ((127 - bias) << kept);
+    bits either = (below & rounded(size / smallest)) | (~below & nearest);
+    return (numbers == numbers) & (either | (((bits)numbers >> 24) & 0x80));
+}
+
 /* Codes of LANES numbers: NaN becomes 0, and what is beyond the range its end. */
-INLINE bits codes_of(lanes numbers, lanes scale, lanes offset, float levels) {
-    lanes code = min_lanes(levels, max_lanes((numbers - offset) / scale, broadcast(0.0f)));
-    return (bits)(code + 12582912.0f) - 0x4b400000; /* 1.5 * 2^23: adding it rounds to whole numbers, ties to even */
+INLINE bits codes_of(lanes numbers, lanes scale, lanes offset, const int code) {
+    if (code > INT8) return float8_of(numbers / scale, code);
+    return rounded(min_lanes(largest_of(code), max_lanes((numbers - offset) / scale, broadcast(0.0f))));
 }
 
 typedef uint8_t few_codes __attribute__((vector_size(LANES)));
@@ -50,9 +72,9 @@ INLINE void store_codes(uint8_t *target, bits codes) {
 /* Writes the codes of some dims of a token; the first of the dims is a multiple of 8. Bytes of words come the lowest
  * first. The codes of other tokens stay as they are. */
 INLINE void write_codes(uint8_t *words, const uint8_t *codes, int64_t token, int64_t first, int64_t count, int64_t dim,
-                        const int of_keys, const int width) {
-    const int64_t per = 32 / width, place = token % per, high = place >= 4;
-    if (of_keys && width == 8)
+                        const int of_keys, const int code) {
+    const int64_t per = 32 / code_bits(code), place = token % per, high = place >= 4;
+    if (of_keys && code != INT4)
         for (int64_t a = 0; a < count; a += 4) memcpy(words + (first + a) * TOKENS + 4 * token, codes + a, 4);
     else if (of_keys)
         for (int64_t a = 0; a < count; a += 8)
@@ -61,14 +83,13 @@ INLINE void write_codes(uint8_t *words, const uint8_t *codes, int64_t token, int
     else {
         uint8_t *byte = words + 4 * (token / per * dim + first) + place % 4;
         for (int64_t a = 0; a < count; a++, byte += 4)
-            *byte = width == 8 ? codes[a] : (uint8_t)(high ? (*byte & 0x0f) | codes[a] << 4 : (*byte & 0xf0) | codes[a]);
+            *byte = code != INT4 ? codes[a] : (uint8_t)(high ? (*byte & 0x0f) | codes[a] << 4 : (*byte & 0xf0) | codes[a]);
     }
 }
 
 /* One token, whose numbers share a scale and an offset. */
 INLINE void write_token(const struct code_writing *work, const float *numbers, uint8_t *words, int32_t *parameter,
-                        int64_t token, const int of_keys, const int width) {
-    const float levels = (float)((1 << width) - 1);
+                        int64_t token, const int of_keys, const int code) {
     lanes least = broadcast(INFINITY), most = broadcast(-INFINITY), none = {0};
     int64_t whole = work->dim / LANES * LANES;
     for (int64_t a = 0; a < whole; a += LANES) {
@@ -80,15 +101,15 @@ INLINE void write_token(const struct code_writing *work, const float *numbers, u
         low = numbers[a] < low ? numbers[a] : low, high = numbers[a] > high ? numbers[a] : high;
         check += numbers[a] * 0.0f;
     }
-    struct range range = check == 0.0f ? range_of(low, high, levels) : (struct range){NAN, NAN};
+    struct range range = check == 0.0f ? range_of(low, high, code) : (struct range){NAN, NAN};
     *parameter = word_of(range);
     for (int64_t first = 0; first < work->dim; first += STRIP) {
         uint8_t codes[STRIP];
         int64_t count = work->dim - first < STRIP ? work->dim - first : STRIP;
         for (int64_t a = 0; a < count; a += LANES)
             store_codes(codes + a, codes_of(load_partial(numbers + first + a, count - a), broadcast(range.scale),
-                                            broadcast(range.offset), levels));
-        write_codes(words, codes, token, first, count, work->dim, of_keys, width);
+                                            broadcast(range.offset), code));
+        write_codes(words, codes, token, first, count, work->dim, of_keys, code);
     }
 }
 
@@ -103,8 +124,7 @@ enum { CHANNELS = LANES < 8 ? 8 : LANES, CHANNEL_VECTORS = CHANNELS / LANES };
 
 /* CHANNELS dims of a block of tokens, or as many as there are: the finite numbers of each share a scale and an offset. */
 INLINE void write_channels(const struct code_writing *work, const float *numbers, uint8_t *words, int32_t *parameters,
-                           int64_t first, const int width) {
-    const float levels = (float)((1 << width) - 1);
+                           int64_t first, const int code) {
     int64_t dim = work->dim, filled = dim - first < CHANNELS ? dim - first : CHANNELS;
     float low[CHANNELS], high[CHANNELS], scale[CHANNELS] = {0}, offset[CHANNELS] = {0};
     for (int v = 0; v < CHANNEL_VECTORS; v++) {
@@ -117,7 +137,7 @@ INLINE void write_channels(const struct code_writing *work, const float *numbers
         store(low + v * LANES, least), store(high + v * LANES, most);
     }
     for (int64_t i = 0; i < filled; i++) {
-        struct range range = low[i] > high[i] ? (struct range){0.0f, 0.0f} : range_of(low[i], high[i], levels);
+        struct range range = low[i] > high[i] ? (struct range){0.0f, 0.0f} : range_of(low[i], high[i], code);
         scale[i] = range.scale, offset[i] = range.offset, parameters[first + i] = word_of(range);
     }
     for (int64_t t = 0; t < TOKENS; t++) {
@@ -125,34 +145,43 @@ INLINE void write_channels(const struct code_writing *work, const float *numbers
         for (int v = 0; v < CHANNEL_VECTORS; v++) {
             lanes number = load_partial(numbers + t * dim + first + v * LANES, filled - v * LANES);
             lanes own_scale = load(scale + v * LANES), own_offset = load(offset + v * LANES);
-            store_codes(codes + v * LANES, codes_of(number, own_scale, own_offset, levels));
+            store_codes(codes + v * LANES, codes_of(number, own_scale, own_offset, code));
         }
-        write_codes(words, codes, t, first, filled, dim, 1, width);
+        write_codes(words, codes, t, first, filled, dim, 1, code);
     }
 }
 
-INLINE void write_unit(const struct code_writing *work, int64_t unit, const int of_keys, const int width) {
+INLINE void write_unit(const struct code_writing *work, int64_t unit, const int of_keys, const int code) {
     const float *numbers = work->numbers + unit * work->tokens * work->dim;
-    int64_t block_words = TOKENS * work->dim * width / 32, of_block = work->by_channel ? work->dim : TOKENS;
+    int64_t block_words = TOKENS * work->dim * code_bits(code) / 32, of_block = work->by_channel ? work->dim : TOKENS;
     for (int64_t t = 0; t < work->tokens; t += work->by_channel ? TOKENS : 1, numbers += work->dim) {
         int64_t block = (work->first + t) / TOKENS, token = (work->first + t) % TOKENS;
         uint8_t *words = (uint8_t *)(work->codes + unit * work->unit_codes + block * block_words);
         int32_t *parameters = work->parameters + unit * work->unit_parameters + block * of_block;
         if (!work->by_channel) {
-            write_token(work, numbers, words, parameters + token, token, of_keys, width);
+            write_token(work, numbers, words, parameters + token, token, of_keys, code);
             continue;
         }
-        for (int64_t a = 0; a < work->dim; a += CHANNELS) write_channels(work, numbers, words, parameters, a, width);
+        for (int64_t a = 0; a < work->dim; a += CHANNELS) write_channels(work, numbers, words, parameters, a, code);
         numbers += (TOKENS - 1) * work->dim;
     }
 }
+
+#define WRITE_OF(code)                                                          \
+    APART void write_##code(const struct code_writing *work, int64_t unit) {    \
+        work->of_keys ? write_unit(work, unit, 1, code) : write_unit(work, unit, 0, code); \
+    }
+WRITE_OF(INT8)
+WRITE_OF(INT4)
+WRITE_OF(E4M3)
+WRITE_OF(E5M2)
+
+static void (*const write_of[CODES])(const struct code_writing *, int64_t) = {write_INT8, write_INT4, write_E4M3,
+                                                                              write_E5M2};
 
 /* Takes one unit after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_code_writing)(struct code_writing *work) {
     int64_t unit;
     while ((unit = __atomic_fetch_add(&work->next_unit, 1, __ATOMIC_RELAXED)) < work->unit_count)
-        if (work->of_keys)
-            work->bits == 8 ? write_unit(work, unit, 1, 8) : write_unit(work, unit, 1, 4);
-        else
-            work->bits == 8 ? write_unit(work, unit, 0, 8) : write_unit(work, unit, 0, 4);
+        write_of[row_of(work->code)](work, unit);
 }

@@ -17,7 +17,9 @@ INLINE lanes offsets_of(bits word) { return (lanes)(word << 16); }
 INLINE bits load_words(const int32_t *source, int64_t count) { return (bits)load_partial((const float *)source, count); }
 
 /* Whether the products are those of bytes. */
-INLINE int in_bytes(const struct packed_decode *problem) { return BYTES && problem->in_bytes; }
+INLINE int in_bytes(const struct packed_decode *problem) {
+    return BYTES && problem->in_bytes && problem->key.code <= INT8 && problem->value.code <= INT8;
+}
 
 /* Where one head is in memory, from a block on. */
 struct head_rows {
@@ -28,7 +30,7 @@ struct head_rows {
 INLINE struct head_rows head_rows(const struct packed_rows *all, int64_t batch, int64_t head, int64_t parameters) {
     return (struct head_rows){all->codes + batch * all->code_batch + head * all->code_head,
                               all->parameters + batch * all->parameter_batch + head * all->parameter_head,
-                              TOKENS * all->dim * all->bits / 32, parameters};
+                              TOKENS * all->dim * code_bits(all->code) / 32, parameters};
 }
 
 /* The memory of a thread. Rows are those of the problem and of padding, whole tiles. */
@@ -110,13 +112,13 @@ INLINE void prepare_queries(const struct packed_decode *problem, const struct pa
 
 /* The scores of some rows with all tokens of a block, some vectors of them at once. */
 INLINE void score_rows(const struct packed_decode *problem, const struct packed_scratch *scratch,
-                       const struct head_rows *keys, int64_t row, const int rows, const int vectors, const int width,
+                       const struct head_rows *keys, int64_t row, const int rows, const int vectors, const int code,
                        const int bytes) {
-    int64_t groups = problem->key.dim * width / 32;
+    int64_t groups = problem->key.dim * code_bits(code) / 32;
     for (int64_t t = 0; t < TOKENS; t += vectors * LANES) {
         const char *ahead = row ? 0 : (const char *)(keys->codes + keys->code_block + groups * t);
         lanes sum[ROW_TILE * 4];
-        multiply_codes(&scratch->queries, row, keys->codes + t, groups, TOKENS, LANES, ahead, sum, rows, vectors, width,
+        multiply_codes(&scratch->queries, row, keys->codes + t, groups, TOKENS, LANES, ahead, sum, rows, vectors, code,
                        bytes);
         UNROLL for (int v = 0; v < vectors; v++) {
             bits word = problem->by_channel ? (bits){0} : load_words(keys->parameters + t + v * LANES, LANES);
@@ -184,12 +186,12 @@ INLINE void weigh_row(const struct packed_decode *problem, const struct packed_s
 
 /* output = rescale * output + weights . values for some rows and vectors of dims. filled: dims of the last vector. */
 INLINE void add_dims(const struct packed_scratch *scratch, const struct head_rows *values, int64_t dim, int64_t row,
-                     int64_t first, int64_t filled, const int rows, const int vectors, const int width,
+                     int64_t first, int64_t filled, const int rows, const int vectors, const int code,
                      const int bytes) {
     lanes sum[ROW_TILE * 4];
-    int64_t groups = TOKENS * width / 32;
+    int64_t groups = TOKENS * code_bits(code) / 32;
     const char *ahead = row ? 0 : (const char *)(values->codes + values->code_block + groups * first);
-    multiply_codes(&scratch->weights, row, values->codes + first, groups, dim, filled, ahead, sum, rows, vectors, width,
+    multiply_codes(&scratch->weights, row, values->codes + first, groups, dim, filled, ahead, sum, rows, vectors, code,
                    bytes);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
         float *output = scratch->output + (row + r) * scratch->width + first + v * LANES;
@@ -198,56 +200,66 @@ INLINE void add_dims(const struct packed_scratch *scratch, const struct head_row
 }
 
 INLINE void add_values(const struct packed_scratch *scratch, const struct head_rows *values, int64_t dim, int64_t row,
-                       const int rows, const int vectors, const int width, const int bytes) {
+                       const int rows, const int vectors, const int code, const int bytes) {
     int64_t first = 0;
     for (; first + vectors * LANES <= dim; first += vectors * LANES)
-        add_dims(scratch, values, dim, row, first, LANES, rows, vectors, width, bytes);
+        add_dims(scratch, values, dim, row, first, LANES, rows, vectors, code, bytes);
     for (; first < dim; first += LANES) {
         int64_t filled = dim - first < LANES ? dim - first : LANES;
-        add_dims(scratch, values, dim, row, first, filled, rows, 1, width, bytes);
+        add_dims(scratch, values, dim, row, first, filled, rows, 1, code, bytes);
     }
 }
 
 /* For ROW_TILE rows in bytes there are twice as many sums as vectors. */
-#define SCORES_OF(width, bytes)                                                                                 \
-    APART void scores_##width##_##bytes(const struct packed_decode *problem, const struct packed_scratch *scratch, \
+#define SCORES_OF(code, bytes)                                                                                 \
+    APART void scores_##code##_##bytes(const struct packed_decode *problem, const struct packed_scratch *scratch, \
                                            const struct head_rows *keys) {                                         \
         if (scratch->rows == 1)                                                                                    \
-            score_rows(problem, scratch, keys, 0, 1, 4, width, bytes);                                          \
+            score_rows(problem, scratch, keys, 0, 1, 4, code, bytes);                                          \
         else                                                                                                       \
             for (int64_t row = 0; row < scratch->rows; row += ROW_TILE)                                            \
-                score_rows(problem, scratch, keys, row, ROW_TILE, 2, width, bytes);                             \
+                score_rows(problem, scratch, keys, row, ROW_TILE, 2, code, bytes);                             \
     }
-#define VALUES_OF(width, bytes)                                                                              \
-    APART void values_##width##_##bytes(const struct packed_scratch *scratch, const struct head_rows *values, \
+#define VALUES_OF(code, bytes)                                                                              \
+    APART void values_##code##_##bytes(const struct packed_scratch *scratch, const struct head_rows *values, \
                                            int64_t dim) {                                                        \
         if (scratch->rows == 1)                                                                                 \
-            add_values(scratch, values, dim, 0, 1, 4, width, bytes);                                         \
+            add_values(scratch, values, dim, 0, 1, 4, code, bytes);                                         \
         else                                                                                                    \
             for (int64_t row = 0; row < scratch->rows; row += ROW_TILE)                                         \
-                add_values(scratch, values, dim, row, ROW_TILE, 2, width, bytes);                            \
+                add_values(scratch, values, dim, row, ROW_TILE, 2, code, bytes);                            \
     }
-SCORES_OF(8, 0)
-SCORES_OF(4, 0)
-VALUES_OF(8, 0)
-VALUES_OF(4, 0)
+SCORES_OF(INT8, 0)
+SCORES_OF(INT4, 0)
+SCORES_OF(E4M3, 0)
+SCORES_OF(E5M2, 0)
+VALUES_OF(INT8, 0)
+VALUES_OF(INT4, 0)
+VALUES_OF(E4M3, 0)
+VALUES_OF(E5M2, 0)
 #if defined(__AVX512VNNI__)
-SCORES_OF(8, 1)
-SCORES_OF(4, 1)
-VALUES_OF(8, 1)
-VALUES_OF(4, 1)
+SCORES_OF(INT8, 1)
+SCORES_OF(INT4, 1)
+VALUES_OF(INT8, 1)
+VALUES_OF(INT4, 1)
 #else
-#define scores_8_1 scores_8_0
-#define scores_4_1 scores_4_0
-#define values_8_1 values_8_0
-#define values_4_1 values_4_0
+#define scores_INT8_1 scores_INT8_0
+#define scores_INT4_1 scores_INT4_0
+#define values_INT8_1 values_INT8_0
+#define values_INT4_1 values_INT4_0
 #endif
 
-/* By whether codes have 4 bits, and whether they are multiplied in bytes. */
-static void (*const scores_of[2][2])(const struct packed_decode *, const struct packed_scratch *,
-                                     const struct head_rows *) = {{scores_8_0, scores_8_1}, {scores_4_0, scores_4_1}};
-static void (*const values_of[2][2])(const struct packed_scratch *, const struct head_rows *, int64_t) = {
-    {values_8_0, values_8_1}, {values_4_0, values_4_1}};
+/* By the code, and whether codes are multiplied in bytes. */
+static void (*const scores_of[CODES][2])(const struct packed_decode *, const struct packed_scratch *,
+                                     const struct head_rows *) = {{scores_INT8_0, scores_INT8_1},
+                                                                  {scores_INT4_0, scores_INT4_1},
+                                                                  {scores_E4M3_0, scores_E4M3_0},
+                                                                  {scores_E5M2_0, scores_E5M2_0}};
+static void (*const values_of[CODES][2])(const struct packed_scratch *, const struct head_rows *, int64_t) = {
+    {values_INT8_0, values_INT8_1},
+    {values_INT4_0, values_INT4_1},
+    {values_E4M3_0, values_E4M3_0},
+    {values_E5M2_0, values_E5M2_0}};
 
 /* Begins a part: the queries of its head times the scale, zeros in rows of padding, and nothing added up so far. */
 static void begin_part(const struct packed_decode *problem, const struct packed_scratch *scratch, int64_t head) {
@@ -288,10 +300,10 @@ static void process_part(const struct packed_decode *problem, const struct packe
     if (!problem->by_channel) prepare_queries(problem, scratch, 0);
     for (; first < end; first += TOKENS) {
         if (problem->by_channel) prepare_queries(problem, scratch, keys.parameters);
-        scores_of[problem->key.bits == 4][in_bytes(problem)](problem, scratch, &keys);
+        scores_of[row_of(problem->key.code)][in_bytes(problem)](problem, scratch, &keys);
         add_bias(problem, bias, first, end - first < TOKENS ? end - first : TOKENS, scratch->scores);
         for (int64_t r = 0; r < scratch->rows; r++) weigh_row(problem, scratch, r, values.parameters);
-        values_of[problem->value.bits == 4][in_bytes(problem)](scratch, &values, problem->value.dim);
+        values_of[row_of(problem->value.code)][in_bytes(problem)](scratch, &values, problem->value.dim);
         keys.codes += keys.code_block, keys.parameters += keys.parameter_block;
         values.codes += values.code_block, values.parameters += values.parameter_block;
     }

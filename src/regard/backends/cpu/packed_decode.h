@@ -1,7 +1,7 @@
 /* The structure that Python and C share for attention of a few rows to keys and values that are stored as codes.
  *
- * A code is an unsigned number of 8 or 4 bits, and what is stored is scale * code + offset. A word of 32 bits holds the
- * codes of 4, or 8, neighbours along the axis that is summed over: dims of a key, tokens of values. The code of neighbour
+ * A code is an unsigned number of 8 or 4 bits, or a float of 8 bits, and what is stored is scale * code + offset, with an
+ * offset of 0 for floats. A word of 32 bits holds the codes of 4, or 8, neighbours along the axis that is summed over: dims of a key, tokens of values. The code of neighbour
  * k begins at bit 8 * (k % 4) + 4 * (k / 4), so that the low halves of the four bytes are neighbours 0 to 3, and the high
  * ones 4 to 7. Parameters are words too: the scale in the upper half, the offset in the lower one, both bfloat16.
  */
@@ -12,6 +12,16 @@
 
 #include <stdint.h>
 
+/* What a code is: a whole number of so many bits, or a float with so many bits of exponent and of mantissa. */
+enum { INT4 = 4, INT8 = 8, E4M3 = 43, E5M2 = 52 };
+
+static inline int64_t code_bits(int64_t code) { return code == INT4 ? 4 : 8; }
+
+/* How many codes there are, and where one is in a table of functions by code. */
+enum { CODES = 4 };
+
+static inline int row_of(int64_t code) { return code == INT8 ? 0 : code == INT4 ? 1 : code == E4M3 ? 2 : 3; }
+
 /* Tokens of a block: those that stand together in memory, and whose scores are computed at once. */
 enum { TOKENS = 64 };
 
@@ -19,7 +29,7 @@ enum { TOKENS = 64 };
  * or (batch, heads, blocks, dim) `by_channel`. Values: codes (batch, heads, blocks, words of TOKENS, dim); parameters
  * (batch, heads, blocks, TOKENS). Strides are in words, of batch and head; all else is contiguous. */
 struct packed_rows {
-    int64_t bits, dim;
+    int64_t code, dim; /* code: one of those above */
     const int32_t *codes;
     int64_t code_batch, code_head;
     const int32_t *parameters;
@@ -47,7 +57,7 @@ struct packed_decode {
 struct code_writing {
     int64_t next_unit, unit_count; /* as above */
     int64_t tokens, first;         /* multiples of TOKENS `by_channel` */
-    int64_t of_keys, by_channel, bits, dim;
+    int64_t of_keys, by_channel, code, dim;
     const float *numbers;
     int32_t *codes, *parameters; /* as above, contiguous */
     int64_t unit_codes, unit_parameters;

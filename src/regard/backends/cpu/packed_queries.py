@@ -17,6 +17,7 @@ from ...core.log_sum_exp import merge_softmax
 from ...core.packed_rows import CodeRows, PackedHeads, PackedTensor
 from ...core.packing import BLOCK
 from . import library
+from .code_writing import CODES
 from .threads import run_units, thread_count
 
 LEAST_WORK = 2**18
@@ -30,7 +31,7 @@ class PackedRowsStruct(ctypes.Structure):
     """The structure `packed_rows` of packed_decode.h."""
 
     _fields_ = (
-        *(("bits", c_int64), ("dim", c_int64)),
+        *(("code", c_int64), ("dim", c_int64)),
         *(("codes", c_void_p), ("code_batch", c_int64), ("code_head", c_int64)),
         *(("parameters", c_void_p), ("parameter_batch", c_int64), ("parameter_head", c_int64)),
     )
@@ -40,7 +41,7 @@ class PackedRowsStruct(ctypes.Structure):
         """Codes of some heads; `codes` has to stay in memory as long."""
         words, parameters = codes.words, codes.parameters
         return cls(
-            *(codes.packing.bits, codes.dim, words.data_ptr(), *words.stride()[:2]),
+            *(CODES[codes.packing.code], codes.dim, words.data_ptr(), *words.stride()[:2]),
             *(parameters.data_ptr(), *parameters.stride()[:2]),
         )
 

@@ -57,6 +57,8 @@ def too_old(device: torch.device) -> str | None:
     """Why a CUDA device is too old for Triton; None if it is not."""
     if torch.version.cuda is None:
         return "this build of torch is not for CUDA"
+    if not torch.cuda.is_available():
+        return "torch finds no NVIDIA card with a driver"
     capability = torch.cuda.get_device_capability(device)
     if capability < LEAST_CAPABILITY:
         name, needed = torch.cuda.get_device_name(device), ".".join(map(str, LEAST_CAPABILITY))

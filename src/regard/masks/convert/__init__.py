@@ -1,4 +1,4 @@
-"""Conversion between masks and those of torch, FlexAttention, Hugging Face and flash-attn."""
+"""Conversion between masks and those of torch, FlexAttention, Hugging Face, flash-attn and xformers."""
 
 from .block_mask import from_block_mask as from_block_mask
 from .block_mask import to_block_mask as to_block_mask
@@ -14,3 +14,4 @@ from .varlen import from_cu_seqlens as from_cu_seqlens
 from .varlen import from_window_size as from_window_size
 from .varlen import to_cu_seqlens as to_cu_seqlens
 from .varlen import to_window_size as to_window_size
+from .xformers_biases import from_xformers as from_xformers

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ...core.cache_format import CacheFormat
 from ...core.finite import waits
-from ...errors import ConfigurationError, ShapeError
+from ...errors import ConfigurationError, DtypeError, ShapeError
+from ...kernels.validation import FLOATING
 from ...masks import Mask, as_mask
 from ...utils.numbers import whole_number
 from ..input_checks import check_positions
@@ -250,7 +251,7 @@ class KVCache(Cache):
         Raises:
             ShapeError: another batch, heads or dims than the cache has, keys and values that do not fit together,
                 positions that do not fit them; a static cache is full.
-            DtypeError, DeviceError: another dtype or device than the cache has.
+            DtypeError, DeviceError: another dtype or device than the cache has; a dtype that attention does not read.
             ConfigurationError: a rolling cache, and a position that is earlier than the next one or beyond its end.
         """
         check_fits(keys, values, None if self.contents is None else self.contents.buffers)
@@ -281,6 +282,12 @@ class KVCache(Cache):
 
     def _allocate(self, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers | PackedBuffers:
         """The first buffers."""
+        if keys.dtype not in FLOATING:
+            raise DtypeError(
+                f"the cache was given keys of {keys.dtype}, which attention does not read: append numbers of 16, 32 or "
+                'more bits; a cache that is .packed(CacheFormat(Packing("float8_e4m3fn"), Packing("float8_e4m3fn"))), '
+                "or in int8 or int4, stores them in fewer"
+            )
         if self.formats:
             return PackedBuffers.allocate(self.formats, keys, values, positions, capacity)
         return Buffers.allocate(keys, values, positions, capacity)

@@ -1,4 +1,4 @@
-"""Attention over torch's nested tensors of the layout torch.jagged: sequences of their own lengths, packed into one."""
+"""Attention over torch's nested tensors, jagged or strided: sequences of their own lengths, packed into one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from torch import Tensor
 from .biases import Bias, RelativeBias
 from .errors import ConfigurationError, MaskError, ShapeError
 from .masks import Mask, documents
+from .utils.other_types import name_type
 
 PADDED = (
     "pass torch.nested.to_padded_tensor(query, 0.0) and likewise keys and values, with masks.padding(lengths=...) of "
     "the keys joined to the mask"
 )
 """What is left for what is no function of a pair's distance."""
+AXES = "it needs (batch, heads, length, dim) or (batch, length, dim) with a ragged length: call .transpose(1, 2)"
+"""What axes a nested tensor needs."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,43 +31,63 @@ class PackedSequences:
 
     rows: Tensor
     offsets: Tensor
+    layout: torch.layout
 
     @classmethod
-    def from_jagged(cls, name: str, tensor: Tensor) -> PackedSequences:
-        """Those of a jagged tensor (batch, heads, length, dim) or (batch, length, dim).
+    def from_nested(cls, name: str, tensor: Tensor, layout: torch.layout) -> PackedSequences:
+        """Those of a nested tensor (batch, heads, length, dim) or (batch, length, dim) of this layout.
 
         Raises:
-            ShapeError: another layout or order of axes; a tensor with gaps between its sequences.
+            ShapeError: another layout or order of axes; a jagged tensor with gaps between its sequences.
         """
-        if not tensor.is_nested or tensor.layout is not torch.jagged:
+        if not tensor.is_nested or tensor.layout is not layout:
             raise ShapeError(
-                f"{name} is no nested tensor of layout=torch.jagged, but the query is, or key or value: they need to "
-                "be all, or none"
+                f"{name} is no nested tensor of layout={layout}, but the query is, or key or value: they need to be "
+                "all, or none"
             )
+        return cls._from_jagged(name, tensor) if layout is torch.jagged else cls._from_strided(name, tensor)
+
+    @classmethod
+    def _from_jagged(cls, name: str, tensor: Tensor) -> PackedSequences:
         jagged: Any = tensor
         if tensor.ndim not in (3, 4) or jagged._ragged_idx != tensor.ndim - 2:
             raise ShapeError(
-                f"{name} has the shape {tuple(tensor.shape)}, whose ragged axis is {jagged._ragged_idx}; it needs "
-                "(batch, heads, length, dim) or (batch, length, dim) with a ragged length: call .transpose(1, 2)"
+                f"{name} has the shape {tuple(tensor.shape)}, whose ragged axis is {jagged._ragged_idx}; {AXES}"
             )
         if jagged.lengths() is not None:
             raise ShapeError(f"{name} has gaps between its sequences: call {name}.contiguous()")
-        return cls(jagged.values().unsqueeze(0), jagged.offsets())
+        return cls(jagged.values().unsqueeze(0), jagged.offsets(), torch.jagged)
+
+    @classmethod
+    def _from_strided(cls, name: str, tensor: Tensor) -> PackedSequences:
+        parts = tensor.unbind()
+        others = {(*part.shape[:-2], *part.shape[-1:]) for part in parts}
+        if tensor.ndim not in (3, 4) or len(others) != 1:
+            raise ShapeError(f"{name} has sequences of the shapes {[tuple(part.shape) for part in parts]}; {AXES}")
+        lengths = torch.tensor([0, *(part.shape[-2] for part in parts)], device=tensor.device)
+        return cls(torch.cat(parts, -2).unsqueeze(0), lengths.cumsum(0), torch.strided)
 
     @property
     def lengths(self) -> Tensor:
         """The length of each sequence."""
         return self.offsets.diff()
 
-    def as_jagged(self, rows: Tensor) -> Tensor:
-        """A jagged tensor of other rows of these sequences."""
+    @property
+    def heads(self) -> int:
+        """The number of heads; 1 where there is no axis of heads."""
+        return self.rows.shape[1] if self.rows.ndim == 4 else 1
+
+    def as_nested(self, rows: Tensor) -> Tensor:
+        """A nested tensor of other rows of these sequences."""
         rows = rows.squeeze(0)
+        if self.layout is torch.strided:
+            return torch.nested.as_nested_tensor(list(rows.split(self.lengths.tolist(), -2)))
         if rows.ndim == 2:
             return torch.nested.nested_tensor_from_jagged(rows, self.offsets)
         return torch.nested.nested_tensor_from_jagged(rows.transpose(0, 1), self.offsets).transpose(1, 2)
 
 
-def attend_jagged(
+def attend_nested(
     attend: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
@@ -75,11 +98,13 @@ def attend_jagged(
     query_positions: object = None,
     key_positions: object = None,
     from_start: bool = False,
+    groups: bool = True,
     **options: Any,
 ) -> Tensor:
     """`attend` of each sequence by itself: all are packed into one, in which pairs of two sequences are masked.
 
     from_start: whether the queries of a sequence sit at its first keys; else at its last ones.
+    groups: whether groups of query heads may share a key head.
 
     Raises:
         ShapeError: tensors that do not fit.
@@ -88,13 +113,13 @@ def attend_jagged(
     """
     if mask is not None and not (isinstance(mask, Mask) and mask.by_distance):
         raise MaskError(
-            "over jagged tensors a mask is by distance, such as masks.causal() or masks.window(...); this is "
-            f"{mask!r}: {PADDED}"
+            "over nested tensors a mask is by distance, such as masks.causal() or masks.window(...); this is "
+            f"{mask if isinstance(mask, Mask) else name_type('mask', mask)}: {PADDED}"
         )
     if bias is not None and not isinstance(bias, RelativeBias):
-        raise MaskError(f"over jagged tensors a bias is by distance, such as biases.alibi(heads); {PADDED}")
+        raise MaskError(f"over nested tensors a bias is by distance, such as biases.alibi(heads); {PADDED}")
     if query_positions is not None or key_positions is not None:
-        raise ConfigurationError(f"sequences of a jagged tensor have the positions from 0 on: for others {PADDED}")
+        raise ConfigurationError(f"sequences of a nested tensor have the positions from 0 on: for others {PADDED}")
     normalizer = options.get("normalizer")
     if normalizer is not None and normalizer.rows_before != 0:
         raise ConfigurationError(
@@ -102,17 +127,23 @@ def attend_jagged(
             f"another one: {PADDED}"
         )
     queries, keys, values = (
-        PackedSequences.from_jagged(name, tensor) for name, tensor in (("query", query), ("key", key), ("value", value))
+        PackedSequences.from_nested(name, tensor, query.layout)
+        for name, tensor in (("query", query), ("key", key), ("value", value))
     )
     if not torch.equal(keys.lengths, values.lengths) or len(queries.lengths) != len(keys.lengths):
         raise ShapeError(
             f"query has {len(queries.lengths)} sequences, key those of the lengths {keys.lengths.tolist()}, value "
             f"{values.lengths.tolist()}: keys and values need the same, as many as the queries"
         )
+    if not groups and not queries.heads == keys.heads == values.heads:
+        raise ShapeError(
+            f"query has {queries.heads} heads and key {keys.heads}, value {values.heads}: pass enable_gqa=True to let "
+            "groups of query heads share a key head"
+        )
     placed, apart = _placed(queries.lengths, keys.lengths, from_start=from_start)
     parts = [apart] if mask is None else [mask, apart]
     rows = attend(queries.rows, keys.rows, values.rows, mask=reduce(and_, parts), bias=bias, **placed, **options)
-    return queries.as_jagged(rows)
+    return queries.as_nested(rows)
 
 
 def _placed(queries: Tensor, keys: Tensor, *, from_start: bool) -> tuple[dict[str, Tensor], Mask]:
