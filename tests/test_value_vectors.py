@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard import biases, lenses, masks, value_vectors
 from regard.errors import ConfigurationError, DtypeError, ShapeError
+from regard.kernels.hooks import AttentionSubstitute, active_substitute, attention_hook, substitute_attention
 
 HEADS, KEY_HEADS, DIM, WIDTH = 4, 2, 8, 6
 RANGES = [(3, 2), (0, 0), (0, 1), (1, 0), (0, 4), (5, 0), (70, 70)]
@@ -230,3 +231,31 @@ def test_it_is_compiled_as_a_whole_and_mapped():
     torch.testing.assert_close(*(torch.autograd.grad(output.square().sum(), leaves) for output in outputs))
     mapped = torch.func.vmap(attend, in_dims=(0, 0, 0, None))(query[:, None], key[:, None], value[:, None], vectors)
     torch.testing.assert_close(mapped[:, 0], outputs[0])
+
+
+@pytest.mark.parametrize("keys", [37, 307], ids=["few keys", "parts"])
+def test_a_hook_sees_one_attention_and_a_substitute_has_whole_rows(keys):
+    query, key, value, vectors = (each.detach() for each in inputs(keys, keys, 3, 0))
+    options = {"before": 3, "after": 0, "mask": masks.causal()}
+    expected, seen = regard.relative_value_attention(query, key, value, vectors, **options), []
+    with attention_hook(lambda problem, lse: seen.append(problem)):
+        found = regard.relative_value_attention(query, key, value, vectors, **options)
+    torch.testing.assert_close(found, expected)
+    assert [problem.value.shape[-1] for problem in seen] == [WIDTH]
+    with substitute_attention(lambda problem: None):
+        torch.testing.assert_close(regard.relative_value_attention(query, key, value, vectors, **options), expected)
+    own = torch.eye(keys, dtype=torch.bool)  # an edit: each token reads itself alone
+    with substitute_attention(lambda problem: _as_mask(problem, own)):
+        found = regard.relative_value_attention(query, key, value, vectors, **options)
+    torch.testing.assert_close(found, value.repeat_interleave(HEADS // KEY_HEADS, 1) + vectors[:, None, 3])
+
+
+def _as_mask(problem, keep: Tensor) -> Tensor:
+    return keep.to(problem.value.dtype) @ problem.value.repeat_interleave(HEADS // KEY_HEADS, 1)
+
+
+def test_a_part_of_the_positions_is_refused():
+    query, key, value, vectors = inputs(5, 5, 3, 0)
+    substitute = AttentionSubstitute(lambda problem: None, no_mixtures="some positions")
+    with active_substitute(substitute), pytest.raises(ConfigurationError, match="vectors of the keys of this process"):
+        regard.relative_value_attention(query, key, value, vectors, before=3, after=0)

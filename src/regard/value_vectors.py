@@ -15,6 +15,7 @@ from .core.grid import Grid
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .errors import ConfigurationError, DtypeError, ShapeError
+from .kernels.hooks import current_hook, current_substitute, no_hook, refuse_few_positions
 from .kernels.validation import AttentionOptions, make_problem
 from .masks import Mask, causal, window
 from .masks.base import Not
@@ -22,6 +23,11 @@ from .utils.numbers import whole_number
 
 FEW_KEYS = 256
 """Up to so many keys, all weights of a query are in memory: one call takes less time than three."""
+
+FEW_POSITIONS = (
+    "relative_value_attention in ring.sharded would add the vectors of the keys of this process alone: leave the block "
+    "for it, and pass it the whole sequence"
+)
 
 
 def relative_value_attention(
@@ -82,6 +88,20 @@ def relative_value_attention(
     problem = make_problem(query, key, value, wants_lse=True, **options)
     _check(problem, vectors, before, after)
     per_head = at_least_float32(vectors if problem.heads else vectors.squeeze(0))
+    if torch.compiler.is_compiling():
+        return _added(problem, per_head, before, after, kernel)
+    if current_substitute() is not None:  # it has whole rows of weights, and not those of three softmaxes
+        refuse_few_positions(FEW_POSITIONS)
+        return _of_few_keys(problem, per_head, before, after, kernel)
+    if current_hook() is None:
+        return _added(problem, per_head, before, after, kernel)
+    run_problem(problem, kernel)  # for the hook, which is to see one attention, with the values as they are
+    with no_hook():
+        return _added(problem, per_head, before, after, kernel)
+
+
+def _added(problem: Problem, per_head: Tensor, before: int, after: int, kernel: str | None) -> Tensor:
+    """The output, from all weights of few keys or from three softmaxes."""
     if problem.keys <= FEW_KEYS:
         return _of_few_keys(problem, per_head, before, after, kernel)
     sides, parts = _Sides(before, after), []

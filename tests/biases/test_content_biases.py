@@ -248,6 +248,27 @@ def test_every_kernel_computes_the_formula_and_all_gradients(name, kernel):
     check(CONTENTS[name], 67, 131, kernel, torch.float32, masks.causal(), keep)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", CONTENTS)
+def test_batches_of_one_and_numbers_that_all_batches_share(name, kernel, batch):
+    if kernel in ("short", "cpu_flash") and native.why_not():
+        pytest.skip(str(native.why_not()))
+    if kernel == "cpu_flash" and name not in IN_C:
+        pytest.skip("not in C: the test of why_not")
+    tensors = [each[:batch] for each in inputs(11, 11)]
+    own = [each[:1] if each.shape[0] == 2 else each for each in CONTENTS[name].draw(11)]
+    at, keep = torch.arange(11), torch.ones(11, 11).tril().bool()
+    ours, exact = leaves([*tensors, *own], torch.float32), leaves([*tensors, *own], torch.float64)
+    bias = CONTENTS[name].build(*ours[3:])
+    regard.attention(*ours[:3], bias=bias, mask=masks.causal(), kernel=kernel).square().sum().backward()
+    truth(CONTENTS[name], exact, keep, at, at).square().sum().backward()
+    for number, (mine, theirs) in enumerate(zip(ours, exact, strict=True)):
+        assert mine.grad is not None, number
+        assert theirs.grad is not None, number
+        assert_close(mine.grad, theirs.grad, torch.float32, f"gradient {number}")
+
+
 @pytest.mark.parametrize("kernel", ["tiled", "cpu_flash"])
 @pytest.mark.parametrize("name", sorted(IN_C))
 def test_masks_with_empty_rows_and_hidden_keys_and_sinks(name, kernel):

@@ -5,7 +5,13 @@ import pytest
 import regard.ring
 from regard.errors import ConfigurationError
 from regard.language.language_experiment import LanguageExperiment, language_reference, load_experiment
-from regard.models.language_model import AttentionConfig, LayerConfig, LinearAttentionConfig
+from regard.models.language_model import (
+    AttentionConfig,
+    LayerConfig,
+    LinearAttentionConfig,
+    PathPositionsConfig,
+    RelativePositionsConfig,
+)
 from regard.positions import Rotary
 from regard.translation.config_errors import sections_of
 from regard.translation.experiment import Experiment, field_docstrings
@@ -63,6 +69,23 @@ def test_layers_by_name_and_with_keys():
     assert config.attention.sinks
 
 
+def test_positions_and_forget_gates():
+    layers = ["causal", {"kind": "window", "before": 7, "prefix": 0}, "linear"]
+    path, relative = PathPositionsConfig(), RelativePositionsConfig(8, values=False)
+    for given, expected in (("path", path), ({"kind": "relative", "distance": 8, "values": False}, relative)):
+        config = experiment(model={"dim": 60, "num_heads": 4, "layers": layers, "positions": given}).model.config()
+        assert config.layers == (
+            LayerConfig(positions=expected),
+            LayerConfig(before=7, positions=expected),
+            LayerConfig(linear=LinearAttentionConfig()),
+        )
+    config = experiment(model={"positions": {"kind": "path", "rank": None, "width": 1}, "forget_gate": True})
+    attention = config.model.config().attention
+    assert isinstance(attention, AttentionConfig)
+    assert attention.forget_gate
+    assert config.model.config().layers[0].positions == PathPositionsConfig(None, 1)
+
+
 def test_a_normalizer_by_name_and_with_its_number():
     attentions = [
         experiment(model={"normalizer": given}).model.config().attention
@@ -104,6 +127,23 @@ def test_a_normalizer_by_name_and_with_its_number():
         (
             {"model": {"normalizer": "sparsemax"}, "training": {"ring": "zigzag"}},
             "training.ring 'zigzag' merges softmax attention, and model.normalizer is 'sparsemax'",
+        ),
+        (
+            {"model": {"positions": "path", "sinks": True, "normalizer": "sparsemax"}},
+            "model.positions 'path' have attention without model.sinks and model.normalizer: leave them out",
+        ),
+        (
+            {"model": {"positions": "relative", "forget_gate": True}},
+            "model.positions 'relative' have attention without model.forget_gate: leave it out",
+        ),
+        ({"model": {"positions": "pth"}}, "there is no kind 'pth'; did you mean 'path'"),
+        (
+            {"model": {"positions": "path"}, "training": {"ring": "zigzag"}},
+            "the model has positions 'path' and forget_gate false: take rotary positions",
+        ),
+        (
+            {"model": {"forget_gate": True}, "training": {"ring": "zigzag"}},
+            "the model has positions 'rotary' and forget_gate true: take rotary positions",
         ),
         ({"model": {"normalizer": "sigmoid"}}, "'sigmoid' needs a number: its bias, such as -5.0"),
         ({"model": {"normalizer": {"kind": "entmax", "number": 1}}}, "alpha"),

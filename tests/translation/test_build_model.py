@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from regard.errors import ConfigurationError
 from regard.lenses import Weights
-from regard.nn import Attention, LinearAttention, LinformerAttention, PerformerAttention
+from regard.nn import Attention, LinearAttention, LinformerAttention, PerformerAttention, RelativeAttention
 from regard.translation.build_model import build_model
 from regard.translation.settings import TransformerSettings
 
@@ -33,6 +33,8 @@ OTHERS = [
     {"head_dim": 6, "positions": "rotary"},
     {"positions": "alibi"},
     {"positions": "none"},
+    {"positions": "relative"},
+    {"positions": {"kind": "relative", "distance": 2, "values": False}},
     {"encoder_attention": "linear"},
     {"encoder_attention": "performer", "positions": "rotary"},
     {"encoder_attention": {"kind": "linformer", "rank": 3}, "max_source_length": 9},
@@ -106,11 +108,21 @@ def test_a_normalizer_takes_the_place_of_softmax_in_all_attention():
     assert made == ["Sigmoid(bias=-2.0)"] * 4  # of two blocks, and of one with attention to the source
 
 
+def test_relative_positions_count_in_both_directions_in_the_encoder_alone():
+    model = build(positions={"kind": "relative", "distance": 3})
+    layers = [module for module in model.modules() if isinstance(module, RelativeAttention)]
+    assert [(layer.before, layer.after) for layer in layers] == [(3, 3)] * (len(layers) - 1) + [(3, 0)]
+    assert len(model.encoder.blocks) + len(model.decoder.blocks) == len(layers)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"encoder_attention": "linformer"}, "needs to know how many: set model.max_source_length"),
         ({"encoder_attention": "linear", "positions": "alibi"}, "'linear' has no scores of pairs of tokens, which"),
+        ({"encoder_attention": "linear", "positions": "relative"}, "'linear' has no scores of pairs of tokens, which"),
+        ({"positions": "relative", "score": "dot"}, "model.score is 'dot' and model.normalizer 'softmax': leave these"),
+        ({"positions": "relative", "normalizer": "sparsemax"}, "model.normalizer 'sparsemax': leave these out, or"),
         ({"encoder_attention": "linear", "score": "dot"}, "'linear' has a score of its own; leave model.score"),
         ({"encoder_attention": "performer", "attention_dropout": 0.1}, "attention_dropout 0.1 drops weights of"),
         ({"encoder_attention": "linear", "normalizer": "softpick"}, "'softpick' takes the place of softmax in all"),

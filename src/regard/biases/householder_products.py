@@ -192,6 +192,24 @@ def _chunks(key: Tensor, vectors: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]
     return ends.flatten(-3, -2), whole.flatten(-3, -2)
 
 
+def carried_keys(before: Tensor, keys: Tensor, vectors: Tensor, beta: Tensor) -> Tensor:
+    """Keys turned by all tokens after them, k_j H_j+1 … H_t, in the order of the keys: what decoding goes on from.
+
+    Shapes: before (..., heads, N, D), turned up to the first of the new tokens; keys and vectors (..., heads, M, D) and
+    beta (..., heads, M), of the new ones; the result (..., heads, N + M, D), in the dtype of `before`.
+    """
+    turned = before
+    for start in range(0, keys.shape[-2], CHUNK):
+        part = slice(start, start + CHUNK)
+        own, w, weights = (each[..., part, :].to(before.dtype) for each in (keys, vectors, beta.unsqueeze(-1)))
+        count, turned = own.shape[-2], torch.cat([turned, own], -2)
+        products = turned @ w.mT * weights.mT
+        later = torch.ones(count, count, dtype=torch.bool, device=own.device).triu(1)  # after the key itself
+        products[..., -count:, :] = products[..., -count:, :].where(later, 0.0)
+        turned = turned - _solved((w @ w.mT * weights.mT).triu(1), products, upper=True) @ w
+    return turned
+
+
 def _solved(system: Tensor, products: Tensor, *, upper: bool) -> Tensor:
     """X with X (I + system) = products, for a system that is strictly triangular."""
     leading = torch.broadcast_shapes(system.shape[:-2], products.shape[:-2])

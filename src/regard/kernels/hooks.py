@@ -172,6 +172,19 @@ def refuse_convolutions() -> None:
         raise ConfigurationError(hook.no_convolutions)
 
 
+def refuse_few_positions(message: str) -> None:
+    """Raise an error of this message under a substitute that has some of the positions alone.
+
+    Raises:
+        ConfigurationError: there is such a substitute.
+    """
+    if torch.compiler.is_compiling():
+        return
+    hook = CURRENT_HOOK.get()
+    if isinstance(hook, AttentionSubstitute) and (hook.no_convolutions or hook.no_mixtures):
+        raise ConfigurationError(message)
+
+
 def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | AttentionSubstitute) -> Result:
     """Run a kernel on a problem and call the hook, or run the substitute."""
     if isinstance(hook, AttentionSubstitute):

@@ -333,8 +333,8 @@ def _add_bias_gradient(batched: BatchedProblem, total: Tensor, into: Sequence[Te
     if isinstance(problem.bias, RelativeBias) and total.ndim == 2:
         problem.bias.accumulate_at(distances(problem), total, into)
         return
-    shared = total.shape[0] == 1  # by all batches
-    whole = total.squeeze(0) if shared else batched.split_batch(total)
+    shared = total.shape[0] == 1  # by all batches, whose axes the bias may have, of size 1
+    whole = total.reshape(*[1] * len(problem.batch), *total.shape[1:]) if shared else batched.split_batch(total)
     problem.bias.accumulate(batched.grid, whole if problem.heads else whole.squeeze(-3), into)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +21,8 @@ from regard.models.language_model import (
     LanguageModelConfig,
     LayerConfig,
     LinearAttentionConfig,
+    PathPositionsConfig,
+    RelativePositionsConfig,
 )
 from regard.positions import Rotary
 from regard.ring import Contiguous, RingLayout, Striped, Zigzag
@@ -88,6 +91,40 @@ class LinearLayerSettings(Section):
     """Whether a value replaces what the state has for its key."""
 
 
+class RotaryPositionSettings(Section):
+    """Queries and keys are turned by their positions."""
+
+    kind: Literal["rotary"] = "rotary"
+    """Rotary positions, of `rotary_base`."""
+
+
+class PathPositionSettings(Section):
+    """PaTH: each token reflects what is before it (Yang et al. 2025)."""
+
+    kind: Literal["path"] = "path"
+    """A learned reflection of each token and head."""
+    rank: Count | None = 32
+    """Rank of the map from tokens to directions of reflections; null: a matrix that is no product."""
+    width: Count = 3
+    """Tokens that the convolution of directions reads; 1: no convolution."""
+
+
+class ByDistanceSettings(Section):
+    """A learned vector for each distance, added to keys and values (Shaw et al. 2018)."""
+
+    kind: Literal["relative"] = "relative"
+    """A learned vector for each distance, the same for all heads."""
+    distance: Count = 16
+    """The distance from which on tokens share a vector."""
+    values: bool = True
+    """Whether values have vectors too, or keys alone."""
+
+
+LayerPositionSettings = Annotated[
+    RotaryPositionSettings | PathPositionSettings | ByDistanceSettings, Discriminator("kind"), Shorthand
+]
+
+
 LayerSettings = Annotated[
     CausalLayerSettings | WindowLayerSettings | LinearLayerSettings, Discriminator("kind"), Shorthand
 ]
@@ -110,8 +147,12 @@ class ByteModelSettings(Section):
     """Whether each head of softmax attention learns a logit that takes weight and gives no value."""
     normalizer: NormalizerSettings = PlainNormalizerSettings(kind="softmax")
     """What makes weights of scores, in all softmax attention."""
+    positions: LayerPositionSettings = RotaryPositionSettings()
+    """How positions enter softmax attention."""
     rotary_base: Positive = 10_000.0
     """Base of the rotary positions of softmax attention."""
+    forget_gate: bool = False
+    """Whether each token has a gate for each head of softmax attention, by which what comes before it fades."""
     dropout: Share = 0.0
     """On embeddings and on the output of each sub-layer."""
     attention_dropout: Share = 0.0
@@ -119,7 +160,8 @@ class ByteModelSettings(Section):
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> ByteModelSettings:
-        if self.dim % self.num_heads or self.dim // self.num_heads % 2:
+        odd = self.positions.kind == "rotary" and self.dim // self.num_heads % 2
+        if self.dim % self.num_heads or odd:
             raise ValueError(
                 f"model.num_heads {self.num_heads} needs to divide model.dim {self.dim} into heads of an even size, "
                 "whose pairs of features rotary positions turn"
@@ -135,32 +177,57 @@ class ByteModelSettings(Section):
             raise ValueError(f"model.sinks has no meaning with model.normalizer {config.name!r}: {why}")
         return self
 
+    @model_validator(mode="after")
+    def _positions_fit(self) -> ByteModelSettings:
+        if self.positions.kind == "rotary":
+            return self
+        lacks = {"sinks": self.sinks, "normalizer": self.normalizer.kind != "softmax"}
+        if self.positions.kind == "relative":
+            lacks["forget_gate"] = self.forget_gate
+        given = [f"model.{name}" for name, is_set in lacks.items() if is_set]
+        if given:
+            raise ValueError(
+                f"model.positions {self.positions.kind!r} have attention without {' and '.join(given)}: leave "
+                f"{'it' if len(given) == 1 else 'them'} out, or take rotary positions"
+            )
+        return self
+
     def config(self) -> LanguageModelConfig:
         """The configuration of `regard.models.LanguageModel`."""
-        rotary = Rotary(self.dim // self.num_heads, base=self.rotary_base)
+        softmax = self._softmax_layer()
         return LanguageModelConfig(
             vocabulary_size=BYTES,
             dim=self.dim,
-            layers=tuple(_layer_config(layer, rotary) for layer in self.layers),
+            layers=tuple(_layer_config(layer, softmax) for layer in self.layers),
             attention=AttentionConfig(
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads,
                 sinks=self.sinks,
                 dropout=self.attention_dropout,
                 normalizer=normalizer_config(self.normalizer),
+                forget_gate=self.forget_gate,
             ),
             feed_forward=GatedFeedForwardConfig(self.hidden_dim),
             tied=True,
             dropout=self.dropout,
         )
 
+    def _softmax_layer(self) -> LayerConfig:
+        """A layer of softmax attention over all tokens before each, with the positions of the settings."""
+        if isinstance(self.positions, PathPositionSettings):
+            return LayerConfig(positions=PathPositionsConfig(self.positions.rank, self.positions.width))
+        if isinstance(self.positions, ByDistanceSettings):
+            return LayerConfig(positions=RelativePositionsConfig(self.positions.distance, self.positions.values))
+        return LayerConfig(rotary=Rotary(self.dim // self.num_heads, base=self.rotary_base))
 
-def _layer_config(layer: LayerSettings, rotary: Rotary) -> LayerConfig:
+
+def _layer_config(layer: LayerSettings, softmax: LayerConfig) -> LayerConfig:
+    """A layer of the settings; `softmax` has the positions of softmax attention."""
     if isinstance(layer, LinearLayerSettings):
         return LayerConfig(linear=LinearAttentionConfig(layer.feature_map, layer.decay, layer.delta_rule))
     if isinstance(layer, WindowLayerSettings):
-        return LayerConfig(before=layer.before, prefix=layer.prefix, rotary=rotary)
-    return LayerConfig(rotary=rotary)
+        return replace(softmax, before=layer.before, prefix=layer.prefix)
+    return softmax
 
 
 class LongTrainingSettings(Section):
@@ -250,6 +317,17 @@ class LanguageExperiment(YAMLExperiment):
             raise ValueError(
                 f"training.ring {self.training.ring!r} merges softmax attention, and model.normalizer is "
                 f"{self.model.normalizer.kind!r}: leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rings_know_positions(self) -> LanguageExperiment:
+        model, ring = self.model, self.training.ring
+        if ring is not None and (model.forget_gate or model.positions.kind != "rotary"):
+            raise ValueError(
+                f"training.ring {ring!r} needs positions that each process knows without the tokens of others, and "
+                f"the model has positions {model.positions.kind!r} and forget_gate {str(model.forget_gate).lower()}: "
+                "take rotary positions without a forget gate, or leave ring out"
             )
         return self
 

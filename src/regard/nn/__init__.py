@@ -32,9 +32,13 @@ from .multi_token_layer import MultiTokenAttention as MultiTokenAttention
 from .multihead import MultiheadAttention as MultiheadAttention
 from .output_gate import GatedGroupNorm as GatedGroupNorm
 from .output_gate import OutputGate as OutputGate
+from .path_layer import PathAttention as PathAttention
+from .path_layer import PathCache as PathCache
 from .performer import PerformerAttention as PerformerAttention
 from .projections import Projections as Projections
 from .projections import QueryProjections as QueryProjections
+from .reflections import Reflections as Reflections
+from .relative_layer import RelativeAttention as RelativeAttention
 from .replace import SwapReport as SwapReport
 from .replace import swap as swap
 from .replace import swap_linear as swap_linear
@@ -89,6 +93,8 @@ __all__ = [
     "MultiheadAttention",
     "OutputGate",
     "Packing",
+    "PathAttention",
+    "PathCache",
     "PerceiverEncoder",
     "PerformerAttention",
     "PooledSet",
@@ -98,6 +104,8 @@ __all__ = [
     "Projections",
     "QueryProjections",
     "RMSNorm",
+    "Reflections",
+    "RelativeAttention",
     "Residual",
     "SandwichNorm",
     "ShortConvolution",

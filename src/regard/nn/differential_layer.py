@@ -50,7 +50,7 @@ class DifferentialLayer(SelfAttentionLayer[Heads, DifferentialObservation, Store
         """An empty cache for decoding, as `Attention.make_cache`."""
         return KVCache() if self.mask is None else KVCache.rolling(self.mask, max_length)
 
-    def _heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Heads:
+    def _heads(self, query: Tensor, call: CallKwargs, queries: Tensor, keys: Tensor, values: Tensor) -> Heads:
         return self._paired(queries, *self._stored(keys, values))
 
     def _step_inputs(self, query: Tensor, cache: Store, call: CallKwargs) -> tuple[Heads, AttentionOptions, Store]:

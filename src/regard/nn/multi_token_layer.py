@@ -117,7 +117,7 @@ class MultiTokenAttention(SelfAttentionLayer[Heads, Observation, QueryCache]):
         """An empty cache for decoding, of any length: earlier rows need keys that the mask hides from later ones."""
         return QueryCache.empty(self.normalizer().rows_before or 0)
 
-    def _heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Heads:
+    def _heads(self, query: Tensor, call: CallKwargs, queries: Tensor, keys: Tensor, values: Tensor) -> Heads:
         return queries, keys, values
 
     def _step_inputs(

@@ -92,8 +92,8 @@ class SelfAttentionLayer(nn.Module, ABC, Generic[HeadTensors, Seen, History]):
         positions = call.get("positions")
         if positions is not None:
             check_positions("positions", positions, query.shape[0], query.shape[1])
-        heads = self._heads(*self._projected(query, positions, call.get("rotation")))
-        return heads, self._options(call, positions, positions)
+        projected = self._projected(query, positions, call.get("rotation"))
+        return self._heads(query, call, *projected), self._options(call, positions, positions)
 
     def _new_positions(self, query: Tensor, cache: Cache, call: CallKwargs) -> Tensor:
         """The positions of the next tokens: those of the call, or those that follow the cache's."""
@@ -130,8 +130,8 @@ class SelfAttentionLayer(nn.Module, ABC, Generic[HeadTensors, Seen, History]):
         """An empty cache for decoding."""
 
     @abstractmethod
-    def _heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> HeadTensors:
-        """What the heads read, of the projections of a whole sequence."""
+    def _heads(self, query: Tensor, call: CallKwargs, queries: Tensor, keys: Tensor, values: Tensor) -> HeadTensors:
+        """What the heads read, of the tokens of a whole sequence and their projections."""
 
     @abstractmethod
     def _step_inputs(

@@ -23,7 +23,7 @@ class ShortConvolution(nn.Module):
     width), whose last column is of the token itself, as in `torch.nn.Conv1d`; bias (features).
 
     Args:
-        projections: those of the layer, which say how many features there are.
+        projections: those of the layer, which say how many features there are, or that number itself.
         width: tokens that are read, the own among them.
         activation: a, any function of a tensor; SiLU by default, None for none.
         bias: whether there is a b.
@@ -44,7 +44,7 @@ class ShortConvolution(nn.Module):
 
     def __init__(
         self,
-        projections: Projections,
+        projections: Projections | int,
         width: int = 4,
         *,
         activation: Callable[[Tensor], Tensor] | None = functional.silu,
@@ -52,7 +52,7 @@ class ShortConvolution(nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.activation = whole_number("width", width), activation
-        features = sum(projected.weight.shape[0] for projected in _maps(projections))
+        features = projections if isinstance(projections, int) else _features(projections)
         self.weight = nn.Parameter(torch.empty(features, self.width))
         self.bias = nn.Parameter(torch.zeros(features)) if bias else None
         nn.init.uniform_(self.weight, -(self.width**-0.5), self.width**-0.5)
@@ -88,5 +88,7 @@ class ShortConvolution(nn.Module):
         return f"features={self.weight.shape[0]}, width={self.width}, activation={activation}"
 
 
-def _maps(projections: Projections) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    return projections.query, projections.key, projections.value_map()
+def _features(projections: Projections) -> int:
+    """How many features queries, keys and values have together."""
+    maps = projections.query, projections.key, projections.value_map()
+    return sum(projected.weight.shape[0] for projected in maps)

@@ -22,6 +22,7 @@ from regard.nn import (
     PostNorm,
     PreNorm,
     Projections,
+    RelativeAttention,
     TransformerBlock,
 )
 from regard.normalizers import Normalizer
@@ -106,8 +107,19 @@ def _build_block(
     )
 
 
-def _build_softmax_attention(settings: sections.TransformerSettings, mask: Mask | None = None) -> Attention:
+def _build_softmax_attention(
+    settings: sections.TransformerSettings, mask: Mask | None = None
+) -> Attention | RelativeAttention:
     """Self-attention with the positions of the settings."""
+    if isinstance(settings.positions, sections.RelativePositionSettings):
+        return RelativeAttention(
+            _build_projections(settings),
+            before=settings.positions.distance,
+            after=settings.positions.distance if mask is None else 0,
+            values=settings.positions.values,
+            mask=mask,
+            dropout=settings.attention_dropout,
+        )
     positions = settings.positions.kind
     return Attention(
         _build_projections(settings),
@@ -142,7 +154,7 @@ def _build_transformer_score(settings: sections.TransformerSettings) -> Score | 
 
 def _build_encoder_attention(
     settings: sections.TransformerSettings, mixtures: LengthProjection | None
-) -> Attention | LinearAttention | LinformerAttention:
+) -> Attention | RelativeAttention | LinearAttention | LinformerAttention:
     """The self-attention of an encoder block; `mixtures` are those of Linformer, which its blocks share."""
     attention = settings.encoder_attention
     if mixtures is not None:

@@ -272,7 +272,20 @@ class LearnedPositionSettings(Section):
     """Number of positions; longer sentences are refused."""
 
 
-PositionSettings = Annotated[ComputedPositionSettings | LearnedPositionSettings, Discriminator("kind"), Shorthand]
+class RelativePositionSettings(Section):
+    """A learned vector for each distance, added to keys and values in all self-attention (Shaw et al. 2018)."""
+
+    kind: Literal["relative"] = "relative"
+    """A learned vector for each distance, the same for all heads."""
+    distance: Count = 16
+    """The distance from which on tokens share a vector, in either direction."""
+    values: bool = True
+    """Whether values have vectors too, or keys alone."""
+
+
+PositionSettings = Annotated[
+    ComputedPositionSettings | LearnedPositionSettings | RelativePositionSettings, Discriminator("kind"), Shorthand
+]
 
 
 class SoftmaxAttentionSettings(Section):
@@ -373,6 +386,18 @@ class TransformerSettings(Section):
         return self
 
     @model_validator(mode="after")
+    def _relative_positions_fit(self) -> TransformerSettings:
+        if self.positions.kind != "relative":
+            return self
+        if self.score != "scaled_dot" or self.normalizer.kind != "softmax":
+            raise ValueError(
+                "model.positions 'relative' has vectors of keys and values in softmax attention of q·k/√head_dim; "
+                f"model.score is {self.score!r} and model.normalizer {self.normalizer.kind!r}: leave these out, or "
+                "choose other positions"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _encoder_attention_fits(self) -> TransformerSettings:
         kind, positions = self.encoder_attention.kind, self.positions.kind
         if kind == "linformer" and self.max_source_length is None:
@@ -380,7 +405,8 @@ class TransformerSettings(Section):
                 "model.encoder_attention 'linformer' has weights for each source position and needs to know how many: "
                 "set model.max_source_length"
             )
-        if kind != "softmax" and (positions == "alibi" or (positions == "rotary" and kind == "linformer")):
+        by_pairs = positions in ("alibi", "relative") or (positions == "rotary" and kind == "linformer")
+        if kind != "softmax" and by_pairs:
             raise ValueError(
                 f"model.encoder_attention {kind!r} has no scores of pairs of tokens, which model.positions "
                 f"{positions!r} would change: choose positions that are added to the embeddings, such as sinusoidal"

@@ -34,6 +34,8 @@ from .language_model import LanguageModel as LanguageModel
 from .language_model import LanguageModelObservation as LanguageModelObservation
 from .language_model import next_token_loss as next_token_loss
 from .language_model_cache import LanguageModelCache as LanguageModelCache
+from .layer_positions import PathPositionsConfig as PathPositionsConfig
+from .layer_positions import RelativePositionsConfig as RelativePositionsConfig
 from .linear_parts import LinearHeadsConfig as LinearHeadsConfig
 from .linear_parts import OutputGateConfig as OutputGateConfig
 from .linear_parts import ShortConvolutionConfig as ShortConvolutionConfig
@@ -74,8 +76,10 @@ __all__ = [
     "NormalizerConfig",
     "OutputGateConfig",
     "PagedModel",
+    "PathPositionsConfig",
     "PromptLookup",
     "RMSNormConfig",
+    "RelativePositionsConfig",
     "RouterConfig",
     "Sampling",
     "ShortConvolutionConfig",

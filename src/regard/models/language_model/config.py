@@ -42,9 +42,11 @@ from ...nn import (
     LatentProjections,
     LightningIndexer,
     LinearAttention,
+    PathAttention,
     PreNorm,
     Projections,
     QueryProjections,
+    RelativeAttention,
     Residual,
     RMSNorm,
     SandwichNorm,
@@ -75,10 +77,11 @@ from .dense_and_experts import DenseAndExperts, OutputNorm, ScaledExperts
 from .expert_router import ExpertRouter, SigmoidRouter, SoftmaxRouter
 from .laurel import LaurelNorm
 from .layer_inputs import GatedInputStream, LayerInputs
+from .layer_positions import LayerPositions, PathPositionsConfig, RelativePositionsConfig
 from .linear_parts import LinearHeadsConfig, OutputGateConfig, ShortConvolutionConfig, TokenShiftConfig
 from .mixture_of_experts import GatedMixtureOfExperts, MixtureOfExperts
 from .residual_stream import PlainStream, ResidualStream
-from .shared_keys import check_shared_keys, key_sources
+from .shared_keys import check_no_gates, check_shared_keys, key_sources
 from .sparse_activation import SparseActivation
 
 Part = TypeVar("Part")
@@ -267,6 +270,7 @@ class AttentionConfig:
     - `sinks`: whether each head learns a logit that takes weight and gives no value.
     - `dropout`: the probability with which a weight is dropped in training.
     - `normalizer`: what takes the place of softmax.
+    - `forget_gate`: whether each token has a gate for each head, by which what comes before it fades.
     """
 
     num_heads: int
@@ -283,18 +287,25 @@ class AttentionConfig:
     tied_values: bool = False
     whole_norm: bool = False
     gate: OutputGateConfig | None = None
+    forget_gate: bool = False
 
     def key_heads(self, dim: int) -> tuple[int, int]:
         """The number of key heads, and their dim."""
         num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
         return num_kv_heads, dim // self.num_heads if self.head_dim is None else self.head_dim
 
-    def make(self, dim: int, layer: LayerConfig) -> Attention | LinearAttention:
-        """Build the attention of one block."""
+    def make(self, dim: int, layer: LayerConfig) -> Attention | LinearAttention | PathAttention | RelativeAttention:
+        """Build the attention of one block.
+
+        Raises:
+            ConfigurationError: positions of a layer, and a setting that such attention has not.
+        """
         if layer.linear is not None and layer.linear.heads is not None:
             return layer.linear.make(layer.linear.heads.make(dim), layer.rotary)
         if layer.linear is not None:
             return layer.linear.make(self._projections(dim), layer.rotary)
+        if layer.positions is not None:
+            return self._positioned(dim, layer.positions, layer.mask)
         projections = self._projections(dim) if layer.keys_from is None else self._query_projections(dim)
         return Attention(
             projections,
@@ -306,7 +317,23 @@ class AttentionConfig:
             gate=None if self.gate is None else self.gate.make(projections),
             dropout=self.dropout,
             normalizer=None if self.normalizer is None else self.normalizer.make(),
+            forget_gate=self.forget_gate,
         )
+
+    def _positioned(self, dim: int, positions: LayerPositions, mask: Mask) -> PathAttention | RelativeAttention:
+        """The attention of a layer with positions of its own."""
+        lacks = ["scale", "softcap", "sinks", "normalizer", "gate"]
+        lacks += [] if isinstance(positions, PathPositionsConfig) else ["forget_gate"]
+        given = [f"{name}={getattr(self, name)!r}" for name in lacks if getattr(self, name) not in (None, False)]
+        if given:
+            raise ConfigurationError(
+                f"a layer has positions={positions!r}, whose attention has no {', '.join(lacks)}; the attention of the "
+                f"model sets {' and '.join(given)}: give the layer one without these, or a rotary in place of positions"
+            )
+        projections = self._projections(dim)
+        if isinstance(positions, PathPositionsConfig):
+            return positions.make(projections, mask, forget_gate=self.forget_gate, dropout=self.dropout)
+        return positions.make(projections, mask, dropout=self.dropout)
 
     def __post_init__(self) -> None:
         if self.whole_norm and self.norm is None:
@@ -413,6 +440,11 @@ class LatentAttentionConfig:
             raise ConfigurationError(
                 "a layer of linear attention has the heads of an AttentionConfig, but the model's attention is a "
                 "LatentAttentionConfig: give the layer LinearAttentionConfig(heads=...)"
+            )
+        if layer.positions is not None:
+            raise ConfigurationError(
+                f"a layer has positions={layer.positions!r}, which are of keys of heads, and latent attention stores "
+                "latents: give the layer an AttentionConfig as attention, or a rotary in place of positions"
             )
         projections = LatentProjections(
             dim,
@@ -537,12 +569,14 @@ class LayerConfig:
     `keys_from` is the number of an earlier layer, from 0: this one has queries alone, reads the keys and values of that
     one, and stores nothing while it decodes. It attends to no more tokens than that one, with the same rotary and the
     same key heads.
+    `positions`, in place of a rotary, are vectors by distance or reflections, which the layer learns.
     `chosen_by`, of latent attention with an indexer, is the number of an earlier layer too: this one has no indexer,
     and attends to the keys that that one has chosen. `branch_norm` norms what each part says instead of what it reads,
     as in the full layers of OLMo-hybrid.
 
     Raises:
-        ConfigurationError: linear attention with `before`, `prefix` or `keys_from`.
+        ConfigurationError: linear attention with `before`, `prefix` or `keys_from`; positions with a rotary, linear
+            attention or `keys_from`.
 
     >>> LayerConfig(before=511, prefix=4).mask
     causal() & (window(before=511) | prefix(4))
@@ -557,8 +591,16 @@ class LayerConfig:
     keys_from: int | None = None
     chosen_by: int | None = None
     branch_norm: bool = False
+    positions: LayerPositions | None = None
 
     def __post_init__(self) -> None:
+        beside = {"rotary": self.rotary, "linear": self.linear, "keys_from": self.keys_from}
+        given = [f"{name}={value!r}" for name, value in beside.items() if value is not None]
+        if self.positions is not None and given:
+            raise ConfigurationError(
+                f"a layer has positions={self.positions!r}, which are of its own keys and take the place of a rotary, "
+                f"and {' and '.join(given)}: leave one of them out"
+            )
         if self.linear is not None and self.keys_from is not None:
             raise ConfigurationError(
                 f"a layer of linear attention has a state and no keys, but has keys_from={self.keys_from}: leave one "
@@ -702,6 +744,7 @@ class LanguageModelConfig:
             raise ConfigurationError(f"layers {has}; it needs a LayerConfig for each layer, one at least")
         attention = [self.attention_of(layer) for layer in self.layers]
         check_shared_keys(self.layers, [each.key_heads(self.dim) for each in attention])
+        check_no_gates(self.layers, [isinstance(each, AttentionConfig) and each.forget_gate for each in attention])
         indexers = [each.indexer if isinstance(each, LatentAttentionConfig) else None for each in attention]
         check_choices(self.layers, [indexer is not None for indexer in indexers])
         if self.laurel_rank is not None and not self.sandwich:
@@ -794,8 +837,10 @@ CONFIG_JSON = DataclassJSON(
             NTK,
             NormalizerConfig,
             OutputGateConfig,
+            PathPositionsConfig,
             Proportional,
             RMSNormConfig,
+            RelativePositionsConfig,
             Rotary,
             RouterConfig,
             Sections,

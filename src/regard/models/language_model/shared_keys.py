@@ -33,6 +33,20 @@ def check_shared_keys(layers: Sequence[LayerConfig], key_heads: Sequence[tuple[i
             _check_keys_fit(number, reader.keys_from, layers, key_heads)
 
 
+def check_no_gates(layers: Sequence[LayerConfig], gated: Sequence[bool]) -> None:
+    """Check that no layer with a forget gate reads the keys of another, or is read.
+
+    Raises:
+        ConfigurationError: one does.
+    """
+    for number, layer in enumerate(layers):
+        if layer.keys_from is not None and (gated[number] or gated[layer.keys_from]):
+            raise ConfigurationError(
+                f"layer {number} reads the keys of layer {layer.keys_from}, and one of them has a forget_gate, whose "
+                "sums are not among the keys: give both an attention= without forget_gate, or leave keys_from out"
+            )
+
+
 def _check_source(number: int, source: int, layers: Sequence[LayerConfig]) -> None:
     """Check that a layer's source is an earlier one with keys of its own."""
     if type(source) is not int or not 0 <= source < number:
@@ -42,6 +56,11 @@ def _check_source(number: int, source: int, layers: Sequence[LayerConfig]) -> No
         raise ConfigurationError(
             f"layer {number} has keys_from={source}, but layer {source} is of linear attention, which has a state and "
             "no keys: name a layer of softmax attention"
+        )
+    if layers[source].positions is not None:
+        raise ConfigurationError(
+            f"layer {number} has keys_from={source}, but the keys of layer {source} have positions of their own, "
+            f"{layers[source].positions!r}: name a layer with a rotary, or without positions"
         )
     if layers[source].keys_from is not None:
         raise ConfigurationError(
