@@ -31,10 +31,16 @@ def advise(
     key_heads: Annotated[int | None, typer.Option(help="Key and value heads; as many as heads without it.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Dim of a head; without a model 128.")] = None,
     window: Annotated[int | None, typer.Option(help="Positions that a query attends to, of a windowed model.")] = None,
+    local: Annotated[
+        int | None, typer.Option(help="Positions within which is all that a token needs: what is local, by a window.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16, float16 or float64; of the model, or bfloat16.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu for this machine, or cuda for a data-centre GPU.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda, of this machine.")] = "cpu",
+    gpu: Annotated[
+        str | None, typer.Option(help="A card that need not be here, such as h100, a100 or l4: by its data sheet.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory for attention, such as 16GB.")] = None,
     exact: Annotated[
         bool, typer.Option("--exact/--any", help="Recommend attention to all pairs alone, or any mechanism.")
@@ -61,6 +67,7 @@ def advise(
         "tokens": _number("tokens", tokens),
         "batch": batch,
         "device": device,
+        "gpu": gpu,
         "architecture": architecture,
         "source_tokens": source_tokens,
         "layers": layers,
@@ -68,6 +75,7 @@ def advise(
         "key_heads": key_heads,
         "head_dim": head_dim,
         "window": window,
+        "local": local,
         "dtype": dtype,
         "memory": memory,
     }

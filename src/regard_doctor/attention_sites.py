@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from .array_frameworks import LAYERS
 from .symbolic_evaluation import Event, ModuleFacts
 from .term import Term, label, number, text, walk
 
@@ -112,7 +113,8 @@ def attention_sites(facts: ModuleFacts) -> list[AttentionSite]:
 
 def _site(event: Event) -> AttentionSite | None:
     term = event.term
-    if term.op in ("sdpa", "flex") or (term.op == "apply" and term.value == "torch.nn.MultiheadAttention"):
+    attends = term.op == "apply" and (term.value == "torch.nn.MultiheadAttention" or term.value in LAYERS)
+    if term.op in ("sdpa", "flex") or attends:
         query, key, value = (term.get(name) for name in ("query", "key", "value"))
         if query is None or key is None or value is None:
             return None
@@ -372,7 +374,7 @@ class DimensionPower:
 
 
 _SIZE_NAME = re.compile(
-    r"(^|_)(d|dk|dq|dv|dims?|depth|width|channels?|features?|hidden|embd?|emb|embedding|embed|size|units)(_|$|\d)|^(d|D|C|E|hs|dk|d_?k|d_?model)$"
+    r"(^|_)(d|dk|dq|dv|dims?|depth|width|channels?|feats?|features?|hidden|embd?|emb|embedding|embed|size|units)(_|$|\d)|^(d|D|C|E|hs|dk|d_?k|d_?model)$"
 )
 SCALE_NAME = re.compile(
     r"scal|temper|norm|sqrt|inv_|multiplier|logit|factor|softmax_|tau|alpha|gamma|beta", re.IGNORECASE

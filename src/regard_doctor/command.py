@@ -12,11 +12,10 @@ import typer
 
 from .baseline import Baseline
 from .code_explanation import explanation
-from .diagnosis import UNREADABLE, RuleSelection, diagnose_files
+from .diagnosis import UNREADABLE, RuleSelection, survey
 from .doctor_error import DoctorError
 from .doctor_settings import DoctorSettings, check_codes, settings_near, severity_named
 from .finding import CodeFinding, Severity
-from .python_source import UnreadableSource, other_framework, read_bytes
 from .report_formats import FORMATS
 from .source_discovery import python_files
 
@@ -91,7 +90,7 @@ def doctor(
     if fix:
         _fix(paths, files, to, selection, allow_dirty)
     known = Baseline.read(baseline) if baseline is not None else Baseline.of([])
-    findings = diagnose_files(files, selection, jobs or None)
+    findings, frameworks = survey(files, selection, jobs or None)
     if write_baseline is not None:
         Baseline.of(findings).write(write_baseline)
         typer.echo(f"{len(findings):,} findings of {_counted(files)} are known in {write_baseline}", err=True)
@@ -103,7 +102,7 @@ def doctor(
     if findings or output_format in ("json", "sarif"):
         _emit([FORMATS[output_format](findings, settings.documentation)])
     chosen = min_severity or settings.min_severity or selection.least is not Severity.ERROR or not files
-    typer.echo(_summary(findings, files) + _other_frameworks(files) + ("" if chosen else MORE), err=True)
+    typer.echo(_summary(findings, files) + _unread(frameworks) + ("" if chosen else MORE), err=True)
     if any(_is_unread(finding) for finding in findings):
         raise typer.Exit(2)
     if any(finding.code != UNREADABLE for finding in findings):
@@ -181,18 +180,11 @@ def _is_unread(finding: CodeFinding) -> bool:
     return finding.code == UNREADABLE and finding.severity is Severity.ERROR
 
 
-def _other_frameworks(files: list[Path]) -> str:
-    """How many files have attention of another framework than torch, which no rule reads."""
-    found: dict[str, int] = {}
-    for path in files:
-        try:
-            name = other_framework(read_bytes(path))
-        except UnreadableSource:
-            continue  # it is among the findings
-        if name:
-            found[name] = found.get(name, 0) + 1
+def _unread(frameworks: dict[str, int]) -> str:
+    """How many files have attention of a framework that no rule reads."""
     return "".join(
-        f"; {count} {'file uses' if count == 1 else 'files use'} {name}: not analyzed" for name, count in found.items()
+        f"; {count} {'file uses' if count == 1 else 'files use'} {name}: not analyzed"
+        for name, count in frameworks.items()
     )
 
 

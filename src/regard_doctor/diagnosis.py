@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from .python_source import (
     decoded,
     is_test,
     mentions_attention,
+    other_framework,
     parsed,
     read_bytes,
     suppressions,
@@ -107,7 +109,7 @@ def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[Cod
         (one.message, one.line, one.column): (one, None) for one in _unknown_codes(path, suppressed)
     }
     for rule in RULES.values():
-        if not selection.wants(rule.code, rule.severity):
+        if not selection.wants(rule.code, rule.severity) or (facts.framework and not rule.reads_arrays):
             continue
         for report in rule.check(facts):
             report = certain(rule, report, facts)
@@ -165,19 +167,24 @@ def _unreadable(path: str, error: UnreadableSource, what: str = "file") -> CodeF
 
 def diagnose_file(path: Path, selection: RuleSelection = EVERYTHING) -> list[CodeFinding]:
     """The findings in one file; one of the code ATT000 where it cannot be read."""
+    return _surveyed(path, selection)[0]
+
+
+def _surveyed(path: Path, selection: RuleSelection) -> tuple[list[CodeFinding], str]:
+    """The findings in one file, and the framework that it is written for if no rule reads that."""
     try:
         content = read_bytes(path)
+        unread = other_framework(content)
         if not mentions_attention(content):
-            if selection.select and UNREADABLE not in selection.select:
-                return []
-            decoded(content)
-            return []
+            if not selection.select or UNREADABLE in selection.select:
+                decoded(content)
+            return [], unread
         text = decoded(content)
         if path.suffix == SUFFIX:
-            return _in_notebook(notebook_source(text), str(path), selection)
+            return _in_notebook(notebook_source(text), str(path), selection), unread
     except UnreadableSource as error:
-        return [_unreadable(str(path), error)]
-    return diagnose(text, path=str(path), selection=selection)
+        return [_unreadable(str(path), error)], ""
+    return diagnose(text, path=str(path), selection=selection), unread
 
 
 def _in_notebook(notebook: NotebookSource, path: str, selection: RuleSelection) -> list[CodeFinding]:
@@ -197,12 +204,21 @@ def diagnose_files(
     paths: Iterable[Path], selection: RuleSelection = EVERYTHING, jobs: int | None = None
 ) -> list[CodeFinding]:
     """The findings in many files, in the order of the paths; in `jobs` processes, by default one for each core."""
+    return survey(paths, selection, jobs)[0]
+
+
+def survey(
+    paths: Iterable[Path], selection: RuleSelection = EVERYTHING, jobs: int | None = None
+) -> tuple[list[CodeFinding], dict[str, int]]:
+    """As `diagnose_files`, and how many files with attention are of each framework that no rule reads."""
     files = list(paths)
     jobs = jobs or _cores()
-    work = partial(diagnose_file, selection=selection)
+    work = partial(_surveyed, selection=selection)
     if jobs == 1 or len(files) < _WORTH_PROCESSES:
-        return [finding for path in files for finding in work(path)]
-    # A forked process has the rules loaded already; where forking is unsafe, a new process loads them.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        return [finding for found in pool.map(work, files, chunksize=_CHUNK) for finding in found]
+        found = [work(path) for path in files]
+    else:
+        # A forked process has the rules loaded already; where forking is unsafe, a new process loads them.
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            found = list(pool.map(work, files, chunksize=_CHUNK))
+    return [one for findings, _ in found for one in findings], Counter(name for _, name in found if name)

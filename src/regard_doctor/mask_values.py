@@ -198,7 +198,7 @@ def _diagonal(term: Term | None) -> int | None:
 
 
 def _cast(values: NDArray, dtype: Term | None) -> NDArray:
-    name = str(dtype.value).rpartition(".")[2] if dtype is not None and dtype.op == "name" else ""
+    name = str(dtype.value).rpartition(".")[2].rstrip("_") if dtype is not None and dtype.op == "name" else ""
     if name == "bool":
         return values.astype(bool)
     if name in ("uint8", "int", "int32", "int64", "long", "int8"):

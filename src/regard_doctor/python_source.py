@@ -18,8 +18,11 @@ LARGEST = 4_000_000
 _MENTIONS = re.compile(
     rb"softmax|Softmax|scaled_dot_product_attention|flash_attn|MultiheadAttention|flex_attention|create_block_mask|AttentionInterface"
     rb"|ALL_ATTENTION_FUNCTIONS|nn\.Transformer|TransformerEncoder|TransformerDecoder|[Ll]inear_?[Aa]tt|padding_side"
+    rb"|dot_product_attention|MultiHead(DotProduct)?Attention|GroupQueryAttention"
 )
-_MENTIONS_WITH_TORCH = re.compile(rb"multinomial|argmax|[Aa]libi|[Rr]otary|(?<![A-Za-z])(?:rope|RoPE|RoPe)(?![a-z])")
+_MENTIONS_WITH_TORCH = re.compile(
+    rb"multinomial|argmax|last_hidden_state|[Aa]libi|[Rr]otary|(?<![A-Za-z])(?:rope|RoPE|RoPe)(?![a-z])"
+)
 """Words that other programs have too: they count in a file that names torch or transformers."""
 _TORCH = re.compile(rb"torch|transformers")
 _SUPPRESSION = re.compile(r"#.*?\bregard:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[\w\s,]*)\])?")
@@ -73,20 +76,21 @@ def mentions_attention(content: bytes) -> bool:
     return _TORCH.search(content) is not None and _MENTIONS_WITH_TORCH.search(content) is not None
 
 
-_OTHER_FRAMEWORK = re.compile(
-    rb"^[ \t]*(?:import|from)[ \t]+(jax|flax|keras|tensorflow|mlx|paddle|mindspore)\b", re.MULTILINE
-)
+_OTHER_FRAMEWORK = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(mlx|paddle|mindspore|mxnet)\b", re.MULTILINE)
 _ATTENTION = re.compile(rb"softmax|[Aa]ttention")
+_READ = re.compile(
+    rb"torch|transformers|^[ \t]*(?:import|from)[ \t]+(jax|flax|tf_keras|keras|tensorflow)\b", re.MULTILINE
+)
 
 
 def other_framework(content: bytes) -> str:
-    r"""The framework of a file with attention that is written for another one than torch; "" for other files.
+    r"""The framework of a file with attention that no rule reads; "" for other files.
 
-    >>> other_framework(b"import jax\njax.nn.softmax(x)"), other_framework(b"import jax\nimport torch\nsoftmax(x)")
-    ('jax', '')
+    >>> other_framework(b"import paddle\nsoftmax(x)"), other_framework(b"import mlx\nimport torch\nsoftmax(x)")
+    ('paddle', '')
     """
     found = _OTHER_FRAMEWORK.search(content)
-    if found is None or _TORCH.search(content) or not _ATTENTION.search(content):
+    if found is None or _READ.search(content) or not _ATTENTION.search(content):
         return ""
     return found[1].decode()
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from . import array_frameworks
 from .term import Term, is_none
 from .torch_signatures import ALIASES, CASTS, CONSTRUCTORS, FORWARD, FUNCTIONS, METHODS, PARAMETERS
 
@@ -49,6 +50,7 @@ _OPERATORS: dict[type, str] = {
     ast.Invert: "invert",
     ast.Not: "not",
 }
+_LINEAR = "torch.nn.Linear"
 _KEYWORDS = {"k": "diagonal", "axis": "dim", "exponent": "other", "tensor": "input", "mat2": "other"}
 _MODULE_LISTS = ("torch.nn.ModuleList", "list", "tuple")
 _TRANSPOSED = {"T": None, "mT": -2, "H": None, "mH": -2}
@@ -102,7 +104,8 @@ class ModuleFacts:
     `events` in the order of evaluation; `consumers` maps the identity of a term to what was computed from it;
     `followed` are the functions that were evaluated in place at a call; `nodes` has the nodes of the tree by their
     types, `parents` the node above each; `is_test`: the file is one of tests or benchmarks, by its path or its imports;
-    `path`: where it is, beside the files that it imports.
+    `path`: where it is, beside the files that it imports; `framework`: jax or another one whose arrays it computes
+    with instead of torch's tensors, "" for torch.
     """
 
     tree: ast.Module
@@ -116,6 +119,7 @@ class ModuleFacts:
     sites: list = field(default_factory=list)
     is_test: bool = False
     path: str = ""
+    framework: str = ""
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     nodes: defaultdict[type, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
@@ -166,6 +170,7 @@ def _index(facts: ModuleFacts) -> None:
             )
     for node in facts.nodes[ast.ImportFrom]:
         facts.imports.update({alias.asname or alias.name: f"{node.module or ''}.{alias.name}" for alias in node.names})
+    facts.framework = array_frameworks.framework_of(facts.imports.values())
 
 
 def _changed(facts: ModuleFacts) -> dict[ast.AST, frozenset[str]]:
@@ -213,6 +218,7 @@ class _Evaluator:
         self.globals: dict[str, Term] = {}
         self.remaining = _EXPRESSIONS
         self.initialized: set[str] = set()
+        self._forward_names = array_frameworks.FORWARD_NAMES if facts.framework else ("forward",)
 
     # Functions and classes
 
@@ -789,6 +795,11 @@ class _Evaluator:
     def _named_call(self, node: ast.Call, name: str, positional: list[Term], named: dict[str, Term]) -> Term:
         if name in FUNCTIONS:
             return self._operation(FUNCTIONS[name], node, positional, named, name)
+        if (found := array_frameworks.framework_call(name, node, positional, named, self._make)) is not None:
+            return self._record(found[0]) if found[1] else found[0]
+        if (op := array_frameworks.FUNCTIONS.get(name)) is not None:
+            positional, named = array_frameworks.operands(op, name, positional, named, node, self._make)
+            return self._operation(op, node, positional, named, name)
         if name in ("torch.baddbmm", "torch.addmm"):
             return self._fused_sum(node, name, positional, named)
         if name in self.facts.functions:
@@ -802,6 +813,9 @@ class _Evaluator:
             return positional[0]
         if name == "map" and len(positional) == 2 and isinstance(positional[0].value, ast.Lambda):
             return self._mapped(positional[0].value, positional[1], node)
+        if name in array_frameworks.LINEAR:
+            sizes = [*positional, *(named[one] for one in ("units", "features", "out_features") if one in named)]
+            return self._record(self._make("call", node, {"out_features": sizes[-1]} if sizes else {}, (), _LINEAR))
         if name in CONSTRUCTORS:
             bound, items = _bind(CONSTRUCTORS[name], positional, named)
             return self._record(self._make("call", node, bound, items, name))
@@ -844,6 +858,12 @@ class _Evaluator:
             plain = name
         if name == "generate_square_subsequent_mask":
             return self._operation("subsequent_mask", node, positional, named, name)
+        if self.facts.framework and plain == "astype" and positional:
+            return self._record(self._make("cast", node, {"input": base, "dtype": positional[0]}))
+        if plain == "transpose" and len(positional) != 2 and positional:
+            return self._operation("permute", node, [base, *positional], named, name)
+        if self.facts.framework and plain == "repeat":
+            return self._operation("repeat_interleave", node, [base, *positional], named, name)
         if plain in METHODS:
             return self._operation(METHODS[plain], node, [base, *positional], named, name)
         if plain == "t" and not positional:
@@ -885,8 +905,11 @@ class _Evaluator:
 
     def _apply(self, node: ast.Call, module: Term, positional: list[Term], named: dict[str, Term]) -> Term:
         """A call of a value: of a module of torch, or of a module of this file, whose `forward` is followed."""
-        if module.op == "instance" and "forward" in module.value.methods:
-            value = self._follow(module.value.methods["forward"], node, module, positional, named)
+        run = next(
+            (one for one in self._forward_names if module.op == "instance" and one in module.value.methods), None
+        )
+        if run is not None:
+            value = self._follow(module.value.methods[run], node, module, positional, named)
             if value is not None:
                 return value
         name = module.value if module.op in ("call", "name") else label_of_class(module)
@@ -896,6 +919,9 @@ class _Evaluator:
             return self._record(self._make("softmax", node, found, value="nn.Softmax"))
         if name in ("torch.nn.Dropout", "torch.nn.Identity") and positional:
             return self._record(self._make("dropout", node, {"input": positional[0]}, value="module"))
+        if name in array_frameworks.LAYERS:
+            arguments = array_frameworks.layer_arguments(str(name), positional, named, node, self._make)
+            return self._record(self._make("apply", node, {**arguments, "module": module}, (), name))
         parameters = FORWARD.get(str(name), ("input", "*rest"))
         arguments, items = _bind(parameters, positional, named)
         return self._record(self._make("apply", node, {**arguments, "module": module}, items, name))
@@ -910,7 +936,7 @@ class _Evaluator:
             named["dtype"] = positional.pop()
         if op == "size" and len(positional) == 1 and "dim" not in named:
             return self._make("shape", node, {"input": positional[0]})
-        arguments, items = _bind(PARAMETERS[op], positional, named)
+        arguments, items = _bind(PARAMETERS.get(op) or array_frameworks.PARAMETERS[op], positional, named)
         if op == "size":
             dim = _integer(arguments.get("dim"))
             return self._make("size", node, {"input": arguments["input"]}, value=dim)
@@ -958,4 +984,4 @@ def _canonical(name: str) -> str:
     ):
         if name.startswith(prefix):
             return public + name[len(prefix) :]
-    return name
+    return array_frameworks.public_name(name)

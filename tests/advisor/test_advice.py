@@ -194,16 +194,6 @@ def test_heads_that_do_not_fill_words_have_no_cache_of_fewer_bits():
     assert [name for name in names(advice) if "bits" in name] == ["multi-head, cache in 8 bits"]
 
 
-def test_elsewhere_a_cache_of_fewer_bits_is_converted_back():
-    advice = advise(task="decode", tokens=4096, device="cuda")
-    own, eight = (
-        next(each for each in advice.mechanisms if each.name == f"multi-head{bits}")
-        for bits in ("", ", cache in 8 bits")
-    )
-    assert eight.price.seconds > own.price.seconds
-    assert "each step has to convert back" in eight.reason
-
-
 def test_a_model_keeps_its_heads(tmp_path):
     settings = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps({**settings, "sliding_window": 256, "dtype": "float32"}))

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..kernels.planning.rates import rates_in_use
 from ..utils.units import format_bytes, format_count, format_seconds
+from .cards import ASSUMED
 from .mechanisms import Change, Mechanism, mechanisms
 from .workload import Workload, with_model
 
@@ -16,7 +17,7 @@ WORTH = {
     Change.NOTHING: 1.0,
     Change.FEWER_BITS: 4.0,
     Change.FEWER_KEY_HEADS: 2.0,
-    Change.ONE_KEY_HEAD: 4.0,
+    Change.ONE_KEY_HEAD: 8.0,
     Change.ANOTHER_SCORE: 4.0,
     Change.FEWER_PAIRS: 4.0,
     Change.APPROXIMATION: 16.0,
@@ -52,7 +53,7 @@ class Advice:
 
     def __str__(self) -> str:
         chosen = self.recommended
-        lines = [describe(self.workload), f"predicted by rates that are {self.rates}", ""]
+        lines = [describe(self.workload), self.rates, ""]
         lines += _table(self.mechanisms)
         lines += ["", *([self.remark] if self.remark else []), f"-> {chosen.name}: {chosen.reason}"]
         lines += _columns(
@@ -65,7 +66,8 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
     """Compare the attention mechanisms that can do a task by predicted time and memory, and recommend one.
 
     Predictions are those of `explain`: the rates of this machine (`regard bench --calibrate` measures them), or default
-    ones of another device. They are of attention alone, of all layers together, without the linear maps around it.
+    ones of another device; of a named card (`gpu`) they are by its data sheet (`cards`). They are of attention alone,
+    of all layers together, without the linear maps around it.
 
     A mechanism that changes the model has to pay for it: to be recommended instead of one that changes less, it has to
     be faster by a factor of `WORTH`, 2 for fewer key heads to 16 for an approximation. All are in the table.
@@ -76,7 +78,7 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
             compared, and caches of fewer bits.
         exact: whether to recommend only mechanisms that attend to all pairs that the task allows.
         workload: the fields of `Workload`: task, tokens, architecture, source_tokens, batch, layers, heads, key_heads,
-            head_dim, window, dtype, device, memory.
+            head_dim, window, local, dtype, device, gpu, memory.
 
     Raises:
         ConfigurationError, DeviceError: an argument that does not exist, or a number out of its range.
@@ -88,11 +90,23 @@ def advise(model: Any = None, *, exact: bool = True, **workload: Any) -> Advice:
     """
     given = make_workload(workload)
     given = given if model is None else with_model(given, model, frozenset(workload))
+    if given.device_type == "cuda" and given.gpu is None and not rates_in_use("cuda").measured:
+        given = replace(given, gpu=ASSUMED)
     found = mechanisms(given)
     chosen = recommend([each for each in found if not exact or each.change < Change.FEWER_PAIRS])
     remark = "" if chosen.fits else nearest_feasible(given, chosen, found)
     rest = sorted((each for each in found if each is not chosen), key=lambda each: each.price.seconds)
-    return Advice(given, (chosen, *rest), parts_beside(given, chosen), rates_in_use(given.device_type).origin, remark)
+    return Advice(given, (chosen, *rest), parts_beside(given, chosen), origin_of_rates(given), remark)
+
+
+def origin_of_rates(workload: Workload) -> str:
+    """Where the predicted times come from, as text."""
+    if (card := workload.card) is None:
+        return f"predicted by rates that are {rates_in_use(workload.device_type).origin}"
+    return (
+        f"predicted from the data sheet of the {card.name}: {card.bandwidth:g} TB/s, {card.half:g} TFLOP/s in "
+        "bfloat16, and the shares of it that attention reached on an H200"
+    )
 
 
 def make_workload(settings: dict[str, Any]) -> Workload:
@@ -102,7 +116,8 @@ def make_workload(settings: dict[str, Any]) -> Workload:
         ConfigurationError: an argument that a workload does not have.
     """
     try:
-        return Workload(**settings)
+        given = Workload(**settings)
+        return replace(given, memory=int(1e9 * card.memory)) if (card := given.card) and not given.memory else given
     except TypeError:
         known = [name for name in Workload.__dataclass_fields__ if name not in ("fixed", "positions")]
         unknown = sorted(settings.keys() - set(known))
@@ -203,7 +218,7 @@ def describe(workload: Workload) -> str:
     return (
         f"{workload.task}, {workload.architecture}: {workload.tokens:,} tokens{source}, batch {workload.batch}, "
         f"{workload.layers} layers of {workload.heads} heads of {workload.head_dim} ({key_heads} key heads), "
-        f"{workload.dtype} on {workload.device}{limit}"
+        f"{workload.dtype} on {card.name if (card := workload.card) else workload.device}{limit}"
     )
 
 

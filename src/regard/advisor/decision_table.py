@@ -9,6 +9,7 @@ from ..biases import alibi
 from ..kernels.validation import AttentionOptions
 from ..masks import causal, window
 from ..scores import Additive
+from ..utils.units import format_seconds
 from .prices import Price, linear_price, softmax_price
 from .workload import Workload
 
@@ -146,7 +147,7 @@ def _beyond_one_machine() -> Rule:
     return Rule(
         "a million tokens and more",
         "a ring of processes",
-        f"a layer takes {exact.seconds / 60:.0f} min and {exact.memory / 2**30:.1f} GiB in one process, of which each "
-        f"in a ring of P takes 1/P; linear attention takes {linear.seconds:.0f} s",
+        f"a layer takes {format_seconds(exact.seconds)} and {exact.memory / 2**30:.1f} GiB in one process, of which "
+        f"each in a ring of P takes 1/P; linear attention takes {format_seconds(linear.seconds)}",
         exact.seconds > 60,
     )

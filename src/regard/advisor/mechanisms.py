@@ -13,15 +13,17 @@ from ..kernels.planning.rates import seconds_on
 from ..kernels.planning.unit_costs import WIDEN
 from ..masks import Mask, causal, prefix, window
 from ..scores import Additive
-from .prices import Price, linear_price, ring_price, softmax_price
+from ..utils.units import format_seconds
+from .cards import CardWork
+from .prices import DELTA_RULE, Price, linear_price, ring_price, softmax_price
 from .workload import DTYPES, Workload
 
 WINDOW = 4096
-"""Positions of the window that is compared, as of Mistral 7B."""
+"""Positions of the window that is compared, as of Mistral 7B, where the task has no `local`."""
+WINDOWED, OF_LAYERS = 5, 6
+"""Layers with a window, of as many in turn, where both kinds are mixed: as of Gemma 3."""
 BLOCK = 64
 """Keys of a block that is chosen."""
-DELTA_RULE = 1.6
-"""Time of the gated delta rule over that of linear attention, measured at 1,024 and 4,096 tokens (Zen 5, AVX-512)."""
 SINKS = 4
 """First positions that all later ones attend to beside the window (Xiao et al. 2024, arXiv 2309.17453)."""
 GROUP = 8
@@ -119,8 +121,10 @@ def _all(workload: Workload) -> Iterator[Mechanism]:
     if workload.architecture == "translation":
         yield _additive(workload, key_heads)
     else:
-        if workload.window is None and workload.keys > WINDOW:
-            yield _windowed(workload, key_heads)
+        if workload.window is None and workload.keys > (workload.local or WINDOW):
+            yield (near := _windowed(workload, key_heads))
+            if workload.layers > 1:
+                yield _mixed_layers(workload, own, near)
             if workload.architecture == "decoder":
                 yield _chosen_blocks(workload, key_heads)
         yield _linear(workload, key_heads)
@@ -158,23 +162,35 @@ def _softmax(workload: Workload, key_heads: int) -> Mechanism:
 def _quantised(workload: Workload, own: Mechanism, bits: int, quality: str, source: str) -> Mechanism:
     """The workload's own mechanism with a cache of fewer bits: with a scale and an offset of 16 bits for each head.
 
-    Native code reads it as it is. Elsewhere a layer at a time is converted back at each step.
+    Native code reads it as it is. Elsewhere a layer at a time is converted back at each step; of a named card the time
+    is that of reading the codes, and the reason has what converting them takes.
     """
     whole = own.price.cache
     cache = whole * (bits + 32 / workload.head_dim) / (8 * workload.element_size)
+    of_layer = whole / workload.layers
     price = replace(own.price, cache=cache, memory=own.price.memory - whole + cache)
-    if as_it_is := workload.device_type == "cpu" and native.available() and workload.element_size < 8:
+    how = "native code reads as it is"
+    if workload.card is not None:
+        read = replace(price, bytes=own.price.bytes - whole + cache)
+        dtype = DTYPES[workload.dtype]
+        per_layer = [CardWork(0.0, moved / workload.layers) for moved in (read.bytes, read.bytes + 2 * whole)]
+        seconds, converted = (work.seconds(workload.card, dtype) * workload.layers for work in per_layer)
+        price = replace(read, kernel="packed keys", seconds=seconds)
+        how = (
+            "a kernel that reads its codes takes this time for; those of regard convert a layer at a time back on a "
+            f"GPU, {format_seconds(converted)}"
+        )
+    elif workload.device_type == "cpu" and native.available() and workload.element_size < 8:
         seconds = own.price.seconds * READING[bits, workload.element_size]
         price = replace(price, bytes=own.price.bytes - whole + cache, seconds=seconds)
     else:
-        of_layer = whole / workload.layers
         passes = WIDEN * of_layer / workload.element_size
         converting = seconds_on(
             workload.device_type, Cost(0.0, of_layer, passes=passes, calls=4.0), DTYPES[workload.dtype]
         )
         seconds = own.price.seconds + workload.layers * converting
         price = replace(price, bytes=own.price.bytes + cache + whole, memory=price.memory + of_layer, seconds=seconds)
-    how = "native code reads as it is" if as_it_is else "each step has to convert back"
+        how = "each step has to convert back"
     return Mechanism(
         f"{own.name}, cache in {bits} bits",
         Change.FEWER_BITS,
@@ -236,18 +252,42 @@ def _latent(workload: Workload) -> Mechanism:
 
 
 def _windowed(workload: Workload, key_heads: int) -> Mechanism:
-    mask, keys = attended_keys(workload, WINDOW)
-    if workload.architecture == "decoder" and mask is not None:
-        mask = causal() & (window(before=WINDOW - 1) | prefix(SINKS))
+    """A window over the positions that the task needs, or of the usual width with the first positions beside it."""
+    width, whole = workload.local or WINDOW, workload.local is not None
+    mask, keys = attended_keys(workload, width)
+    code = f"window(before={width - 1})" if whole else f"(window(before={width - 1}) | prefix({SINKS}))"
+    if workload.architecture == "decoder" and mask is not None and not whole:
+        mask = causal() & (window(before=width - 1) | prefix(SINKS))
     return Mechanism(
-        f"window of {WINDOW:,}, {SINKS} sinks",
-        Change.FEWER_PAIRS,
+        f"window of {width:,}" if whole else f"window of {width:,}, {SINKS} sinks",
+        Change.NOTHING if whole else Change.FEWER_PAIRS,
         softmax_price(workload, key_heads, keys, mask=mask),
         "time linear in the length, and a cache of the window alone",
-        f"no layer reads further back than the window; {workload.layers} layers together "
-        f"{workload.layers * WINDOW:,} tokens",
+        f"as good as all pairs for a task that needs {width:,} positions, which you say that it does"
+        if whole
+        else f"no layer reads further back than the window; {workload.layers} layers together "
+        f"{workload.layers * width:,} tokens",
         "Beltagy et al. 2020, arXiv 2004.05150; sinks: Xiao et al. 2024, arXiv 2309.17453",
-        f"mask=causal() & (window(before={WINDOW - 1}) | prefix({SINKS}))",
+        f"mask=causal() & {code}" if workload.architecture == "decoder" else f"mask=window({width - 1}, {width - 1})",
+    )
+
+
+def _mixed_layers(workload: Workload, own: Mechanism, near: Mechanism) -> Mechanism:
+    """A window in most layers and all pairs in the others, whose price is the mean of both."""
+    share = WINDOWED / OF_LAYERS
+    numbers = {
+        name: share * getattr(near.price, name) + (1 - share) * getattr(own.price, name)
+        for name in ("flops", "bytes", "cache", "memory", "seconds")
+    }
+    kernels = dict.fromkeys((near.price.kernel, own.price.kernel))
+    return Mechanism(
+        f"window of {workload.local or WINDOW:,} in {WINDOWED} of {OF_LAYERS} layers",
+        Change.FEWER_PAIRS,
+        Price(" and ".join(kernels), **numbers),
+        f"one layer of {OF_LAYERS} reads all of the sequence, the others what is near",
+        "close to all pairs in its paper, if trained so",
+        "Gemma 3, arXiv 2503.19786, section 2",
+        f"{near.code}   # of layer i, unless i % {OF_LAYERS} == {WINDOWED}",
     )
 
 

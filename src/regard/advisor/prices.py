@@ -16,6 +16,9 @@ from ..kernels.base import FlashWork
 from ..kernels.planning.choice import kernels_of, uncompared_kernel
 from ..kernels.planning.rates import predicted_seconds, seconds_on
 from ..kernels.validation import AttentionOptions, make_problem
+from ..masks import causal
+from ..scores import Additive
+from .cards import ADDITIVE_RATE, DELTA_SHARE, TILE, Card, CardWork
 from .workload import DTYPES, Workload
 
 BACKWARD_PRODUCTS = 2.5
@@ -26,6 +29,8 @@ CHUNK = 64
 """Positions that attend to each other in linear attention; others meet in the state."""
 LINEAR_EFFICIENCY = 0.38
 """The share of the native flash kernel's rate of products that causal linear attention reaches, measured."""
+DELTA_RULE = 1.6
+"""Time of the gated delta rule over that of linear attention, measured at 1,024 and 4,096 tokens (Zen 5, AVX-512)."""
 LINEAR_CALLS, LINEAR_GRADIENT = 55.0, 57.0
 """Overhead of linear attention in calls of torch's operators, and that of its gradient."""
 
@@ -60,6 +65,8 @@ def softmax_price(
     keys: positions in memory; while decoding, a rolling cache has fewer than the sequence. options: of `attention`.
     """
     problem = describe_problem(workload, key_heads, keys, **options)
+    if workload.card is not None:
+        return card_price(workload, workload.card, problem, additive=isinstance(options.get("score"), Additive))
     able = [each for each in kernels_of(problem) if kernel in (None, each.name) and not each.why_not(problem)]
     costs = {each: each.cost(problem) for each in able}
     fastest = min(able, key=lambda each: predicted_seconds(costs[each], problem))
@@ -82,6 +89,37 @@ def softmax_price(
     )
 
 
+def card_price(workload: Workload, card: Card, problem: Problem, *, additive: bool = False) -> Price:
+    """The price of softmax attention on a card, by its data sheet: of torch's kernel, or where a mask leaves out blocks
+    of pairs that of FlexAttention; of additive scores that of the compiled formula.
+
+    On the edge of a mask whole blocks are computed: of a triangle's half of each, of a band's two edges together one.
+    """
+    mask = problem.mask
+    key_heads, keys = problem.value.shape[1], problem.value.shape[2]
+    pairs = problem.weights_shape.numel() * (1.0 if mask is None else mask.density(problem.queries, keys))
+    sparse = mask is not None and mask != causal()
+    on_edge = 0.0 if mask is None else problem.weights_shape.numel() / keys * TILE * (1.0 if sparse else 0.5)
+    training = workload.task == "train"
+    flops = 4.0 * pairs * workload.head_dim
+    stored, rows = workload.bytes_of_keys(key_heads, keys), 2 * workload.bytes_of_rows()
+    moved = (stored + rows) * (1 + BACKWARD_PRODUCTS * training)
+    backward = BACKWARD_PRODUCTS * flops * training
+    work = CardWork(flops, moved / workload.layers, backward, (pairs + on_edge) / pairs, sparse)
+    seconds = work.seconds(card, DTYPES[workload.dtype])
+    if additive:
+        features = pairs * workload.head_dim * (1 + 2 * training)
+        seconds = max(seconds, features / (ADDITIVE_RATE * card.flops(torch.float32)))
+    return Price(
+        "additive" if additive else "flex" if sparse else "sdpa",
+        (flops + backward) * workload.layers,
+        moved,
+        0.0 if training else stored,
+        stored + (rows if training else rows / workload.layers),
+        seconds * workload.layers,
+    )
+
+
 def describe_problem(workload: Workload, key_heads: int, keys: int, **options: Unpack[AttentionOptions]) -> Problem:
     """The problem of one layer, over tensors that take no memory: each has one row, repeated by a stride of 0."""
 
@@ -89,7 +127,13 @@ def describe_problem(workload: Workload, key_heads: int, keys: int, **options: U
         row = torch.zeros(workload.head_dim, dtype=DTYPES[workload.dtype], device=workload.device)
         return row.expand(workload.batch, heads, length, -1)
 
-    with nullcontext() if workload.device_type == "cpu" else FakeTensorMode():  # a device that need not be here
+    elsewhere = workload.device_type != "cpu"
+    with FakeTensorMode() if elsewhere else nullcontext():  # a device that need not be here
+        if elsewhere and isinstance(score := options.get("score"), Additive):
+            for module in score.modules():
+                for name, weight in list(module.named_parameters(recurse=False)):
+                    there = torch.empty(weight.shape, dtype=weight.dtype, device=workload.device)
+                    module.register_parameter(name, torch.nn.Parameter(there, requires_grad=False))
         query, key = tensor(workload.heads, workload.queries), tensor(key_heads, keys)
         if workload.task == "train":
             query, key = query.requires_grad_(), key.requires_grad_()
@@ -113,7 +157,12 @@ def linear_price(workload: Workload, features: int, key_heads: int) -> Price:
     # Of many tokens, reading is hidden behind products.
     read = moved if workload.task == "decode" else 0.0
     cost = Cost(0.0, 0.0, moved=read, calls=calls, flash={"cpu": FlashWork(flops / LINEAR_EFFICIENCY)})
-    seconds = seconds_on(workload.device_type, cost, torch.float32)
+    if workload.card is None:
+        seconds = seconds_on(workload.device_type, cost, torch.float32)
+    else:  # of linear attention, which the delta rule takes `DELTA_RULE` times as long as
+        work = CardWork(0.0, moved / workload.layers, edge=1.0)
+        products = flops / (DELTA_RULE * DELTA_SHARE * workload.card.flops(DTYPES[workload.dtype]))
+        seconds = max(products, work.seconds(workload.card, DTYPES[workload.dtype]) * workload.layers)
     stored = 0.0 if workload.task == "train" else states
     in_memory = inputs if workload.task == "train" else inputs / workload.layers
     return Price("recurrence", flops, moved, stored, states + in_memory, seconds)

@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ConfigurationError, DeviceError, nearest
 from ..utils.numbers import whole_number
+from .cards import Card, card_named
 
 TASKS = ("train", "prefill", "decode")
 ARCHITECTURES = ("decoder", "encoder", "translation")
@@ -28,7 +29,10 @@ class Workload:
     task: "train", forward and backward over `tokens`; "prefill", forward over them; "decode", one token that attends to
     `tokens` earlier ones. architecture: "decoder" is causal, an "encoder" attends both ways, "translation" is the
     cross-attention of `tokens` target tokens to `source_tokens` source tokens. key_heads: the key and value heads of
-    each layer, which divide heads. memory: bytes for attention, None for no limit. fixed: whether heads and mask are
+    each layer, which divide heads. window: positions that a query attends to in a model that has such a mask. local:
+    positions within which a task has all that a token needs, so that a window of as many loses nothing. gpu: the card
+    of `device="cuda"`, a key of `cards.CARDS`, by whose data sheet times are predicted. memory: bytes for attention,
+    None for no limit, or for that of the card. fixed: whether heads and mask are
     those of an existing model, so that only what computes the same may be recommended. positions: its position scheme.
 
     Raises:
@@ -49,8 +53,10 @@ class Workload:
     key_heads: int | None = None
     head_dim: int = 128
     window: int | None = None
+    local: int | None = None
     dtype: str = "bfloat16"
     device: str = "cpu"
+    gpu: str | None = None
     memory: int | str | None = None
     fixed: bool = False
     positions: str = ""
@@ -65,7 +71,7 @@ class Workload:
             raise ConfigurationError(
                 "an encoder reads all tokens at once and has no task 'decode': say 'prefill', or another architecture"
             )
-        for name in ("tokens", "source_tokens", "batch", "layers", "heads", "key_heads", "head_dim", "window"):
+        for name in ("tokens", "source_tokens", "batch", "layers", "heads", "key_heads", "head_dim", "window", "local"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         if self.heads % (self.key_heads or 1):
@@ -77,6 +83,14 @@ class Workload:
                 f"source_tokens is {self.source_tokens:,}, but a model of architecture {self.architecture!r} has no "
                 "source: leave it out, or say architecture='translation'"
             )
+        if self.local is not None and (self.window is not None or self.architecture == "translation"):
+            other = "window" if self.window is not None else "architecture='translation'"
+            raise ConfigurationError(
+                f"local is {self.local:,}, the positions that a token needs, and {other} is set too: leave one out"
+            )
+        if self.gpu is not None:
+            object.__setattr__(self, "device", "cuda")
+            card_named(self.gpu)
         if isinstance(self.memory, str):
             object.__setattr__(self, "memory", parse_bytes(self.memory))
         elif self.memory is not None:
@@ -107,6 +121,11 @@ class Workload:
     def device_type(self) -> str:
         """The kind of device, without its number."""
         return torch.device(self.device).type
+
+    @property
+    def card(self) -> Card | None:
+        """The card whose data sheet times are predicted by, if one was named."""
+        return None if self.gpu is None else card_named(self.gpu)
 
     @property
     def element_size(self) -> int:

@@ -32,6 +32,15 @@ class Report:
     unless: str = ""
 
 
+OF_ARRAYS = frozenset(
+    {
+        *("ATT101", "ATT102", "ATT103", "ATT104", "ATT105", "ATT106", "ATT111", "ATT113"),
+        *("ATT201", "ATT202", "ATT203", "ATT204", "ATT205", "ATT206", "ATT207", "ATT208", "ATT215", "ATT217", "ATT220"),
+        *("ATT252", "ATT401", "ATT402", "ATT403", "ATT406", "ATT408"),
+    }
+)
+"""Rules that files of JAX, Flax, Keras and TensorFlow are read by; the others are about torch's own functions."""
+
 Check = Callable[[ModuleFacts], Iterator[Report]]
 
 
@@ -50,6 +59,11 @@ class AttentionRule:
     def is_about_cost(self) -> bool:
         """Whether what it finds gives right results, at the cost of time or memory."""
         return self.code == "ATT511" or self.code.startswith("ATT6")
+
+    @property
+    def reads_arrays(self) -> bool:
+        """Whether the rule holds for JAX, Flax, Keras and TensorFlow too: those about scales, axes, masks and heads."""
+        return self.code in OF_ARRAYS
 
     @property
     def summary(self) -> str:

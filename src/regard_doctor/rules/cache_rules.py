@@ -128,7 +128,7 @@ def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
         if not is_judged(site.event, facts) or not is_cached(site.key):
             continue
         for mask, node in _masks_with_nodes(site):
-            for one in resolved(mask):
+            for one in (part for made in resolved(mask) for part in _joined(made)):
                 if _starts_at_first_key(one) and not is_without_cache(one.node, facts):
                     yield Report(node.node, "this triangle starts at the first key, a cached one: align it to the last")
     for event in facts.operations("triu", "tril"):
@@ -152,6 +152,12 @@ def _is_longer_by_a_cache(made: Term) -> bool:
     others = [one for one in added if not same(one, rows)]
     names = names_in(others[0]) if len(others) == 1 else set()
     return len(added) == 2 and any(re.search(r"past|cache|mem|offset|start|prev", name) for name in names)
+
+
+def _joined(mask: Term) -> Iterator[Term]:
+    """A mask, or those that are joined by *and* to it."""
+    for one in mask.operands() if mask.op == "and" else (mask,):
+        yield from _joined(one) if one.op == "and" else (one,)
 
 
 def _masks_with_nodes(site: AttentionSite) -> Iterator[tuple[Term, Term]]:

@@ -69,6 +69,25 @@ def positions_from_zero(facts: ModuleFacts) -> Iterator[Report]:
             continue
         if _becomes_positions(event.term, facts):
             yield Report(event.term.node, "these positions begin at 0 in every call: add the number of cached keys")
+    yield from _moved_by_another_input(facts)
+
+
+def _moved_by_another_input(facts: ModuleFacts) -> Iterator[Report]:
+    """Loops over steps whose position moves on by the length of something else than what the step reads."""
+    for loop in (*facts.nodes[ast.For], *facts.nodes[ast.While]):
+        counted = {
+            ast.unparse(call.args[0]): re.findall(r"(\w+)\.(?:size|shape)", ast.unparse(call.args[1]))
+            for call in ast.walk(loop)
+            if isinstance(call, ast.Call) and last_name(call.func) == "arange" and len(call.args) == 2
+        }
+        bound = {one.id for one in ast.walk(loop) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        for step in (one for one in ast.walk(loop) if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)):
+            read = counted.get(ast.unparse(step.target), [])
+            moved = re.findall(r"(\w+)\.(?:size|shape)", ast.unparse(step.value))
+            if read and moved and not set(moved) & (set(read) | bound):
+                yield Report(
+                    step, f"each step moves the position by the length of `{moved[0]}`, which it does not read"
+                )
 
 
 def _is_of_keys(term: Term) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ..array_frameworks import KERAS_LAYERS
 from ..attention_sites import AttentionSite, einsum_axes
 from ..finding import Severity
 from ..symbolic_evaluation import ModuleFacts
@@ -77,6 +78,26 @@ def heads_split_across_positions(facts: ModuleFacts) -> Iterator[Report]:
                     "this reshape of (batch, length, heads · dim) to (batch, heads, length, dim) mixes positions with "
                     "heads: view as (batch, length, heads, dim), then transpose(1, 2)",
                 )
+            folded = _folded_at_once(operand)
+            if folded is not None:
+                yield Report(
+                    folded.node,
+                    "this reshape of (batch, length, heads · dim) to (batch · heads, length, dim) mixes positions with "
+                    "heads: view as (batch, length, heads, dim), then transpose(1, 2)",
+                )
+
+
+def _folded_at_once(operand: Term) -> Term | None:
+    """The reshape of a projection to (batch · heads, length, dim) with no axes moved between, if there is one."""
+    while operand.op in ("cast", "dropout", "carried", "mul", "div", "transpose"):
+        operand = operand.input
+    sizes = _spelled_sizes(operand) if operand.op == "reshape" else []
+    heads_first = len(sizes) == 3 and "*" in sizes[0] and any(_HEADS.search(one) for one in sizes[0].split("*"))
+    source = operand.input
+    projected = source.op == "apply" and source.value == "torch.nn.Linear"
+    return (
+        operand if heads_first and projected and any(_BATCH.match(one.strip()) for one in sizes[0].split("*")) else None
+    )
 
 
 def _sites_with_heads(facts: ModuleFacts) -> Iterator[AttentionSite]:
@@ -106,8 +127,8 @@ def _spelled_sizes(reshape: Term) -> list[str]:
     call = reshape.node
     if not isinstance(call, ast.Call):
         return []
-    written = call.args
-    if len(written) == 2 and isinstance(written[1], ast.Tuple):
+    written = [*call.args, *(one.value for one in call.keywords if isinstance(one.value, ast.Tuple | ast.List))]
+    if len(written) == 2 and isinstance(written[1], ast.Tuple | ast.List):
         written = written[1].elts
     if len(written) == 1 and isinstance(written[0], ast.Tuple | ast.List):
         written = written[0].elts
@@ -194,6 +215,8 @@ def _is_transposed_from_positions(query: Term) -> bool:
     if query.op == "transpose":
         pair = {number(query.get("dim0")), number(query.get("dim1"))}
         return pair == {1.0, 2.0} and query.input.op == "reshape" and len(query.input.items) == 4
+    if query.op == "element" and query.input.op in ("chunk", "split") and number(query.input.get("dim")) == -1:
+        return _is_transposed_from_positions(query.input.input)
     if query.op == "element":  # of q, k and v from one projection, heads before positions
         moved = query.input.input if query.input.op == "unbind" else query.input
         order = [number(one) for one in moved.items] if moved.op == "permute" else []
@@ -245,12 +268,22 @@ def tiled_heads(facts: ModuleFacts) -> Iterator[Report]:
     for site in _sites_with_heads(facts):
         for operand in (site.key, site.value):
             for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
-                if (one.op == "repeat" and _tiles_heads(one)) or _is_concatenated(one):
+                if _repeats_positions(one):
+                    yield Report(one.node, "this repeats positions, and not key heads: their axis is the next one")
+                elif (one.op == "repeat" and _tiles_heads(one)) or _is_concatenated(one):
                     yield Report(
                         one.node,
                         "this tiles the key heads as 0 1 0 1, and query heads are grouped as 0 0 1 1: "
                         "use repeat_interleave, or enable_gqa=True of scaled_dot_product_attention",
                     )
+
+
+def _repeats_positions(repeat: Term) -> bool:
+    """Whether keys of (batch, length, heads, dim), by the names of their sizes, are repeated along the positions."""
+    axis = number(repeat.get("dim")) if repeat.op == "repeat_interleave" else None
+    sizes = _spelled_sizes(repeat.input) if axis == 1 and repeat.input.op == "reshape" else []
+    last = [size.rpartition(".")[2] for size in sizes]
+    return len(last) == 4 and bool(_LENGTH.match(last[1])) and bool(_HEADS.search(last[2])) and "dim" not in last[2]
 
 
 def _is_concatenated(joined: Term) -> bool:
@@ -422,7 +455,7 @@ def heads_first_for_flash_attn(facts: ModuleFacts) -> Iterator[Report]:
     """A function of flash-attn, which reads (batch, length, heads, dim), gets the heads before the positions.
 
     Each position then attends to the heads of itself, and no position to another. The transpose that
-    `scaled_dot_product_attention` needs has no place here.
+    `scaled_dot_product_attention` needs has no place here. The functions of JAX, Flax and Keras read the same order.
     """
     for event in facts.operations("call"):
         name = str(event.term.value).rpartition(".")[2]
@@ -431,13 +464,20 @@ def heads_first_for_flash_attn(facts: ModuleFacts) -> Iterator[Report]:
         query = event.term.items[0] if event.term.items else event.term.get("q")
         if query is not None and _has_heads_first(query):
             yield Report(event.term.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
+    for event in facts.operations("sdpa") if facts.framework else ():
+        query = event.term.get("query")
+        if query is not None and _has_heads_first(query):
+            name = str(event.term.value)
+            yield Report(event.term.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
 
 
 def _has_heads_first(operand: Term) -> bool:
     """Whether the axes (batch, length, heads, dim), by the names of their sizes, had the middle two exchanged."""
     moves = 0
     for _ in range(20):
-        if operand.op == "transpose":
+        if operand.op == "transpose" or (
+            operand.op == "permute" and [number(one) for one in operand.items] == [0, 2, 1, 3]
+        ):
             moves += 1
         elif operand.op == "reshape" and len(operand.items) == 4:
             sizes = [size.rpartition(".")[2] for size in _spelled_sizes(operand)]
@@ -504,3 +544,49 @@ def _is_one_position(index: Term) -> bool:
     """Whether an index is `:1` or `-1:`."""
     written = ast.unparse(index.node) if isinstance(index.node, ast.expr) else ""
     return index.op == "slice" and written in (":1", "0:1", "-1:")
+
+
+@rule(
+    "ATT408",
+    Severity.ERROR,
+    source="https://keras.io/api/layers/attention_layers/multi_head_attention/ (call: query, value, key)",
+    wrong="""
+        import keras
+
+        class Block(keras.layers.Layer):
+            def __init__(self, heads, dim):
+                super().__init__()
+                self.attention = keras.layers.MultiHeadAttention(heads, dim)
+
+            def call(self, query, key, value):
+                return self.attention(query, key, value)
+    """,
+    right="""
+        import keras
+
+        class Block(keras.layers.Layer):
+            def __init__(self, heads, dim):
+                super().__init__()
+                self.attention = keras.layers.MultiHeadAttention(heads, dim)
+
+            def call(self, query, key, value):
+                return self.attention(query, value=value, key=key)
+    """,
+)
+def keys_as_values(facts: ModuleFacts) -> Iterator[Report]:
+    """The attention of Keras, which takes query, value and key, gets them as query, key and value.
+
+    Then the keys are averaged, by their likeness to the values. Nothing fails where both have the same width. Name the
+    arguments.
+    """
+    for event in facts.applied(*KERAS_LAYERS):
+        written = event.term.node.args if isinstance(event.term.node, ast.Call) else []
+        names = [ast.unparse(one).rpartition(".")[2] for one in written[1:3]]
+        if (
+            len(names) == 2
+            and re.match(r"k(eys?)?(_|$)", names[0], re.I)
+            and re.match(r"v(al(ue)?s?)?(_|$)", names[1], re.I)
+        ):
+            message = "Keras takes query, value, key in this order: write value=..., key=..."
+            unless = "this is a test, whose numbers are drawn at random" if facts.is_test else ""
+            yield Report(event.term.node, message, unless=unless)

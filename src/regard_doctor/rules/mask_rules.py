@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..array_frameworks import LAYERS
 from ..attention_sites import AttentionSite, Step, dtype_of_projection, names_in, poolings
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
@@ -53,7 +54,12 @@ def mask_uses(facts: ModuleFacts) -> Iterator[MaskUse]:
         mask = event.term.get("attn_mask")
         if is_judged(event, facts) and mask is not None:
             node = mask if _is_within(mask, event) else event.term
-            yield MaskUse(mask, node, False, True, "scaled_dot_product_attention")
+            name = str(event.term.value).rpartition(".")[2] if facts.framework else "scaled_dot_product_attention"
+            yield MaskUse(mask, node, False, True, name)
+    for event in facts.applied(*LAYERS):
+        mask = event.term.get("attn_mask")
+        if is_judged(event, facts) and mask is not None:
+            yield MaskUse(mask, mask if _is_within(mask, event) else event.term, False, True, str(event.term.value))
     for event in facts.applied(*TORCH_MASKS):
         for name in TORCH_MASKS[str(event.term.value)]:
             mask = event.term.get(name)
@@ -98,6 +104,8 @@ def fill_value(value: Term | None) -> float | None:
         return None
     if value.op == "attribute" and value.value == "min" and any("finfo" in str(one.value) for one in walk(value)):
         return -math.inf
+    if value.op == "negative" and value.input.op == "attribute" and value.input.value == "max":
+        return -math.inf if any("finfo" in str(one.value) for one in walk(value)) else None
     if value.op == "call" and value.items:
         return fill_value(value.items[0]) if "tensor" in str(value.value) else number(value)
     if value.op in ("full", "full_like"):
@@ -190,11 +198,11 @@ def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
         alternatives = list(resolved(use.mask))
         if len(alternatives) > 1 and any(_is_filled(one) for one in alternatives):
             continue  # converted under a condition, which may always be true of it
+        in_formula = use.where == "the softmax"  # where booleans are numbers
         for mask in (part for one in alternatives for part in _summands(one)):
             values = mask_values(mask)
-            if (use.added and values is not None and is_zero_one(values)) or (
-                use.added and values is None and _is_float_comparison(mask)
-            ):
+            added = values is not None and (is_zero_one(values) or (values.dtype == bool and in_formula))
+            if use.added and (added or (values is None and _is_float_comparison(mask, plain=in_formula))):
                 yield Report(
                     use.node.node,
                     f"a mask of numbers is added to the scores in {use.where}; 0 and 1 hide nothing: pass booleans, "
@@ -229,15 +237,16 @@ def _is_integer(dtype: Term | None) -> bool:
     return dtype is not None and dtype.op == "name" and not str(dtype.value).startswith("torch.float")
 
 
-def _is_float_comparison(mask: Term) -> bool:
-    """Whether a mask is a comparison, which is boolean, converted to numbers."""
+def _is_float_comparison(mask: Term, *, plain: bool = False) -> bool:
+    """Whether a mask is a comparison, which is boolean, converted to numbers; `plain`: or not converted."""
     while mask.op in ("unsqueeze", "expand", "reshape", "item", "repeat"):
         mask = mask.input
     if mask.op == "cast" and _is_broadcast_padding(mask.input) and not _is_integer(mask.get("dtype")):
         return True
-    if mask.op != "cast" or not str(getattr(mask.get("dtype"), "value", "")).startswith("torch.float"):
+    converted = mask.op == "cast" and str(getattr(mask.get("dtype"), "value", "")).startswith("torch.float")
+    if not converted and not (plain and mask.op in ("equal", "not_equal", "bool")):
         return False
-    inner = mask.input
+    inner = mask.input if converted else mask
     while inner.op in ("unsqueeze", "expand", "reshape", "item", "repeat", "invert"):
         inner = inner.input
     return inner.op in ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal", "bool")
@@ -428,6 +437,20 @@ def multiplied_mask(facts: ModuleFacts) -> Iterator[Report]:
                     step.term.node,
                     "scores are multiplied by a mask: a score of 0 is not hidden; fill with -inf where the mask is 0",
                 )
+    for scaled in _multiplied_before_softmax(facts):
+        yield Report(scaled.node, "scores are multiplied by a mask: a score of 0 is not hidden; fill with -inf")
+
+
+def _multiplied_before_softmax(facts: ModuleFacts) -> Iterator[Term]:
+    """Products of other scores with a mask whose softmax is not masked afterwards, as by a second product."""
+    formulas_of = {id(site.softmax) for site in facts.sites}
+    for event in facts.operations("softmax"):
+        scaled = event.term.input
+        operands = [one for one in (scaled.get("input"), scaled.get("other")) if one is not None]
+        masks = [one for one in operands if is_mask_name(one)]
+        again = any(one.op in ("mul", "masked_fill", "where") for one in facts.consumers.get(id(event.term), []))
+        if scaled.op == "mul" and len(masks) == 1 and not again and id(event.term) not in formulas_of:
+            yield scaled
 
 
 def is_mask_name(term: Term) -> bool:
@@ -545,24 +568,35 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
                     inner = inner.input
                 if is_judged(event, facts) and not _is_plain(inner) and _true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
-    for event in facts.operations("sdpa"):
+    for event in [*facts.operations("sdpa"), *facts.applied(*LAYERS)]:
         for mask in resolved(event.term.get("attn_mask") or Term("constant", event.term.node)):
             wrong = any(_hides_words(*one) and not _is_bare_parameter(one[0]) for one in _parts(mask, False))
             if is_judged(event, facts) and wrong:
-                yield Report(
-                    mask.node,
-                    "attn_mask of scaled_dot_product_attention shows where it is True, and this mask is True at "
-                    "padding: invert it",
-                )
+                name = f"the mask of {str(event.term.value).rpartition('.')[2]}" if facts.framework else _OF_TORCH
+                yield Report(mask.node, f"{name} shows where it is True, and this mask is True at padding: invert it")
     for site in formulas(facts):
         for step in site.before:
             for use in formula_mask(step):
                 passed_on = _is_plain(use.mask) or use.mask.op in ("cast", "bool", "unsqueeze")
                 parts = [] if use.added or passed_on else list(_parts(use.mask, use.true_hides))
                 wrong = next((one for one, true_hides in parts if _hides_words(one, true_hides)), None)
-                if wrong is not None:
-                    node = wrong.node if len(parts) > 1 else use.node.node
+                if wrong is not None or (use.true_hides and not use.added and _is_called_visible(step.term)):
+                    node = wrong.node if wrong is not None and len(parts) > 1 else use.node.node
                     yield Report(node, "this mask hides the words and shows the padding: invert it")
+
+
+_VISIBLE = re.compile(
+    r"^(is_)?(valid|keep|kept|visible|allowed|attendable|non_?pad|not_?pad|real)(_(mask|tokens|keys))?$"
+)
+
+
+def _is_called_visible(fill: Term) -> bool:
+    """Whether `masked_fill` is given a mask that is named for what it shows, as it is."""
+    written = fill.node.args if isinstance(fill.node, ast.Call) and fill.op == "masked_fill" else []
+    return bool(written) and _VISIBLE.match(ast.unparse(written[0])) is not None
+
+
+_OF_TORCH = "attn_mask of scaled_dot_product_attention"
 
 
 def _is_bare_parameter(mask: Term) -> bool:
@@ -757,12 +791,16 @@ def is_cached(key: Term) -> bool:
         if key.op == "choice":
             return any(is_cached(one) for one in key.items)
         if key.op in ("element", "item") and key.input.op == "method":
-            return key.input.value == "update" and _names_a_cache(key.input.input)
+            return key.input.value in _CACHE_METHODS and _names_a_cache(key.input.input)
         if key.op in _MOVED:
             key = key.input
         else:
             return False
     return False
+
+
+_CACHE_METHODS = ("update", "extend", "append", "add", "concat", "put", "store", "push")
+"""Methods of a cache that return the keys and values of all calls."""
 
 
 def _is_stored_key(term: Term) -> bool:

@@ -12,7 +12,7 @@ from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, same, walk
-from .base import Report, formulas, function_around, rule
+from .base import Report, formulas, function_around, last_name, rule
 from .mask_rules import fill_value, formula_mask, is_judged, resolved
 from .softmax_rules import scores_rank
 
@@ -516,3 +516,81 @@ def _repeated_order(mask: Term) -> str:
     if mask.op == "repeat_interleave" and number(mask.get("dim")) == 0:
         return "batch"
     return ""
+
+
+@rule(
+    "ATT234",
+    Severity.ERROR,
+    source="https://github.com/rexrex9/nlp_torchtext/pull/2; Vaswani et al. 2017, section 3.2.3, https://arxiv.org/abs/1706.03762",
+    wrong="""
+        class DecoderLayer(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+            def forward(self, target, memory):
+                return self.cross_attention(memory, target, target, need_weights=False)[0]
+    """,
+    right="""
+        class DecoderLayer(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
+
+            def forward(self, target, memory):
+                return self.cross_attention(target, memory, memory, need_weights=False)[0]
+    """,
+)
+def memory_as_query(facts: ModuleFacts) -> Iterator[Report]:
+    """Cross-attention gets the memory as queries, and the states of the decoder as keys and values.
+
+    The decoder asks, and reads from the encoder's outputs. The other way about, the result has the length of the
+    source, and shows each place of it the whole target. Judged by names, where the attention is named for the source.
+    """
+    for event in facts.operations("apply", "method"):
+        call = event.term.node
+        name = last_name(call.func) if isinstance(call, ast.Call) else ""
+        written = [ast.unparse(one).rpartition(".")[2] for one in call.args[:3]] if isinstance(call, ast.Call) else []
+        if not _CROSS.search(name) or len(written) < 2 or event.depth > 0:
+            continue
+        if _MEMORY.search(written[0]) and not any(_MEMORY.search(one) for one in written[1:]):
+            yield Report(call, f"`{written[0]}` is what cross-attention reads, its keys and values: swap them")
+
+
+_CROSS = re.compile(r"cross|src_att|source_att|enc(oder)?_(dec\w*_)?att|memory_att|encdec", re.I)
+_MEMORY = re.compile(r"^(mem(ory)?|enc(oder)?_?(out(put)?s?|states?|hidden\w*)|context|source|src)$", re.I)
+
+
+@rule(
+    "ATT244",
+    Severity.WARNING,
+    source="https://github.com/jsboige/CoursIA/pull/15074; https://github.com/huggingface/sentence-transformers/issues/230",
+    wrong="""
+        def embed(model, tokenizer, sentences):
+            batch = tokenizer(sentences, padding=True, return_tensors="pt")
+            weights = model.attention.softmax(dim=-1)
+            return model(**batch).last_hidden_state.mean(dim=1)
+    """,
+    right="""
+        def embed(model, tokenizer, sentences):
+            batch = tokenizer(sentences, padding=True, return_tensors="pt")
+            weights = model.attention.softmax(dim=-1)
+            kept = batch["attention_mask"].unsqueeze(-1)
+            return (model(**batch).last_hidden_state * kept).sum(dim=1) / kept.sum(dim=1)
+    """,
+)
+def mean_over_padding(facts: ModuleFacts) -> Iterator[Report]:
+    """The mean of a padded batch counts the padding.
+
+    The vector of a sentence then depends on the longest one beside it. Multiply by the mask, sum, and divide by the
+    number of words. Reported for the last hidden states of texts that a tokenizer pads.
+    """
+    padded = any(
+        one.arg == "padding" and getattr(one.value, "value", None) in (True, "longest", "max_length")
+        for call in facts.nodes[ast.Call]
+        for one in call.keywords
+    )
+    for event in facts.operations("mean") if padded else ():
+        term = event.term
+        if number(term.get("dim")) == 1 and term.input.op == "attribute" and term.input.value == "last_hidden_state":
+            yield Report(term.node, "this mean counts the padding: multiply by the mask, and divide by its sum")

@@ -465,3 +465,105 @@ def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:
         return False
     masks = {one.arg for one in (*found.args.args, *found.args.kwonlyargs) if "mask" in one.arg}
     return not masks or any(isinstance(node, ast.Name) and node.id in masks for node in ast.walk(found))
+
+
+@rule(
+    "ATT516",
+    Severity.ERROR,
+    source="https://github.com/lucidrains/rotary-embedding-torch/issues/11",
+    wrong="""
+        class Rotary(nn.Module):
+            def angles(self, length, offset):
+                if length not in self.tables:
+                    self.tables[length] = torch.outer(torch.arange(offset, offset + length), self.rates)
+                return self.tables[length]
+    """,
+    right="""
+        class Rotary(nn.Module):
+            def angles(self, length, offset):
+                if (length, offset) not in self.tables:
+                    self.tables[length, offset] = torch.outer(torch.arange(offset, offset + length), self.rates)
+                return self.tables[length, offset]
+    """,
+)
+def table_without_offset(facts: ModuleFacts) -> Iterator[Report]:
+    """A table of positions is kept under a key that leaves out a number which it depends on.
+
+    The second call with another offset, base or scale gets the table of the first. Put all of them into the key.
+    """
+    for test in facts.nodes[ast.If]:
+        compared = test.test
+        function = function_around(test, facts)
+        if not (isinstance(compared, ast.Compare) and isinstance(compared.ops[0], ast.NotIn) and function is not None):
+            continue
+        store = ast.unparse(compared.comparators[0])
+        kept = [one for body in test.body for one in ast.walk(body) if isinstance(one, ast.Assign)]
+        stores = [one for one in kept if any(ast.unparse(target).startswith(f"{store}[") for target in one.targets)]
+        arguments = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)}
+        values = dict(_named_assignments(function))
+        key = _read(compared.left, values)
+        for one in stores:
+            missing = (_read(one.value, values) & arguments & _POSITION_NUMBERS) - key
+            if missing:
+                name = min(missing)
+                yield Report(one, f"this is kept without `{name}` in its key: another {name} gets the same numbers")
+
+
+_POSITION_NUMBERS = frozenset({"offset", "start", "start_pos", "position", "base", "theta", "scale", "factor", "past"})
+
+
+def _named_assignments(function: Function) -> Iterator[tuple[str, ast.Assign]]:
+    for one in ast.walk(function):
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            yield one.targets[0].id, one
+
+
+def _read(node: ast.AST, values: dict[str, ast.Assign], depth: int = 4) -> set[str]:
+    """The names that an expression reads, and those that they were computed from."""
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    for name in list(names):
+        if name in values and depth:
+            names |= _read(values[name].value, {k: v for k, v in values.items() if k != name}, depth - 1)
+    return names
+
+
+@rule(
+    "ATT517",
+    Severity.ERROR,
+    source="https://github.com/DiffPoseTalk/DiffPoseTalk/issues/20",
+    wrong="""
+        class Positions(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.register_buffer("pe", torch.randn(1, 600, dim))
+                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
+
+            def forward(self, x):
+                return self.layers(x + self.pe[:, x.shape[1], :])
+    """,
+    right="""
+        class Positions(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.register_buffer("pe", torch.randn(1, 600, dim))
+                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
+
+            def forward(self, x):
+                return self.layers(x + self.pe[:, :x.shape[1], :])
+    """,
+)
+def one_row_of_the_table(facts: ModuleFacts) -> Iterator[Report]:
+    """One row of the table of positions is added to all of them: it is indexed by the length, and not cut to it.
+
+    `table[:, n]` is the row of position n; `table[:, :n]` are those of the n positions.
+    """
+    for event in facts.operations("add"):
+        left, right = event.term.get("input"), event.term.get("other")
+        for added, row in ((left, right), (right, left)):
+            if (
+                added is not None
+                and row is not None
+                and row.op == "item"
+                and any(one.op == "size" and one.input is added and one.value in (0, 1, -2) for one in row.items)
+            ):
+                yield Report(row.node, "this is one row, added to every position: cut the table to the length, `:n`")

@@ -51,6 +51,13 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
                 f"the weights of a query do not sum to 1; use dim={summed}",
             )
 
+    for event in facts.operations("softmax"):
+        shared = _flattened_with_keys(event.term)
+        if shared:
+            yield Report(
+                event.term.node,
+                f"this softmax runs over axis {shared} too, which queries and keys share: flatten the axes of the keys",
+            )
     for pooled in poolings(facts):
         normalized, summed = _pooled_axes(pooled, facts)
         if normalized is not None and normalized != summed:
@@ -59,6 +66,18 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
                 f"softmax over axis {normalized}, but the values are summed over {summed}: the weights of an average "
                 "do not sum to 1",
             )
+
+
+def _flattened_with_keys(softmax: Term) -> str:
+    """The letter of an axis that queries and keys share, of an einsum whose axes from there on are made one; or ""."""
+    flat = softmax.input
+    if flat.op != "flatten" or number(softmax.get("dim")) != -1 or flat.input.op != "einsum" or flat.get("end_dim"):
+        return ""
+    equation = next((one.value for one in flat.input.items if isinstance(one.value, str)), "")
+    axes, first = einsum_axes(equation), number(flat.get("start_dim"))
+    if axes is None or first is None or first < 0:
+        return ""
+    return next((one for one in axes[2][int(first) :] if one in axes[0] and one in axes[1]), "")
 
 
 def _has_another_axis(softmax: Term, facts: ModuleFacts) -> bool:
@@ -283,10 +302,18 @@ def softmax_of_one(facts: ModuleFacts) -> Iterator[Report]:
         while module is not None and module.value == "torch.nn.Sequential" and module.items:
             module = module.items[-1]
         one = module.get("out_features") if module is not None and module.value == "torch.nn.Linear" else None
-        if number(term.get("dim")) == -1 and one is not None and number(one) == 1:
+        if one is not None and number(one) == 1 and _is_last_of_average(term, facts):
             yield Report(
                 term.node, "softmax over an axis of length 1: all weights are 1; normalize the axis of the keys"
             )
+
+
+def _is_last_of_average(softmax: Term, facts: ModuleFacts) -> bool:
+    """Whether a softmax is over the last axis: -1, or the one after the axis that the average sums."""
+    dim = number(softmax.get("dim"))
+    products = [one for one in facts.consumers.get(id(softmax), []) if one.op == "mul"]
+    sums = [one for product in products for one in facts.consumers.get(id(product), []) if one.op == "sum"]
+    return dim == -1 or (dim is not None and dim > 1 and any(number(one.get("dim")) == dim - 1 for one in sums))
 
 
 @rule(

@@ -31,7 +31,7 @@ _OPTIONS = re.compile(
 )
 _MASKS = re.compile(
     r"^(attn_|attention_|causal_|key_padding_|padding_|pad_|src_|tgt_|trg_|key_|encoder_|memory_|context_|document_|doc_"
-    r"|source_|audio_|image_|text_|window_)*mask$|^(cu_seqlens|document_ids|doc_ids|segment_ids|is_causal|causal|soft_?cap|logit_cap|window_size)$"
+    r"|source_|audio_|image_|text_|window_)*mask$|^(cu_seqlens|document_ids|doc_ids|segment_ids|is_causal|causal|use_causal_mask|soft_?cap|logit_cap|window_size)$"
     r"|^(\w+_)?valid(_mask)?$|^(src_|tgt_|seq_|key_|padding_)?(lengths|lens)$"
 )
 _HUGGING_FACE = re.compile(r"transformers|PreTrainedModel|ALL_ATTENTION_FUNCTIONS")
@@ -96,6 +96,8 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
         call = node.value
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
             continue
+        if _is_expected_to_raise(node, facts):
+            continue
         if call.func.attr in _CONTAINERS and (not _TENSORS.search(last_name(call.func.value)) or _adds_an_entry(call)):
             continue
         if not any(keyword.arg == "out" for keyword in call.keywords) and (call.args or call.func.attr == "tanh"):
@@ -111,6 +113,13 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
             if read.get(target.id, 0) == 0:
                 yield Report(node, f"`{target.id}` is computed, and nothing uses it")
         yield from _replaced(function)
+
+
+def _is_expected_to_raise(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a statement stands in `with pytest.raises(...)` or the like, so that its result is none."""
+    above = facts.parents.get(node)
+    items = above.items if isinstance(above, ast.With) else []
+    return any("raises" in ast.unparse(one.context_expr).lower() for one in items)
 
 
 def _adds_an_entry(call: ast.Call) -> bool:
@@ -181,7 +190,8 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         read = _read_names(function)
         methods = isinstance(facts.parents.get(function), ast.ClassDef)
-        if (prescribed and methods) or function.name.startswith("_") or _only_raises(function):
+        private = function.name.startswith("_") and function.name != "__call__"
+        if (prescribed and methods) or private or _only_raises(function):
             continue
         replaces = not methods and bool(parameters) and parameters[0].arg == "self"  # a method of another file
         if (
@@ -236,7 +246,7 @@ _OF_TORCH = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"]
 def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a class of another file, which may prescribe the parameters, is a base."""
     bases = [last_name(base) for base in class_.bases] if isinstance(class_, ast.ClassDef) else []
-    return any(base not in ("Module", "object", "ABC", "Function", *facts.classes) for base in bases)
+    return any(base not in ("Module", "Layer", "object", "ABC", "Function", *facts.classes) for base in bases)
 
 
 def _is_passed(name: str, function: Function, facts: ModuleFacts) -> bool:

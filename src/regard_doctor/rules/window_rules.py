@@ -12,9 +12,9 @@ from ..attention_sites import AttentionSite, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..symbolic_evaluation import ModuleFacts
-from ..term import Term, label, walk
+from ..term import Term, label, same, walk
 from .base import Report, function_around, last_name, rule
-from .mask_rules import is_judged
+from .mask_rules import is_judged, mask_uses, resolved
 
 _QUERY = re.compile(r"^(q|query|i|row|m)_?(idx|index|i|pos|position)?$", re.I)
 _KEY = re.compile(r"^(k|kv|key|j|col|n)_?(idx|index|i|pos|position)?$", re.I)
@@ -311,6 +311,8 @@ def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
                 right = one.get("other")
                 if one.op == "less_equal" and right is not None and _states_size(right) and one.input.op == "sub":
                     yield Report(one.node, f"distances up to {ast.unparse(right.node)} are one key more", unless=unless)
+                if right is not None and _reaches_a_size(one, right):
+                    yield Report(one.node, "a distance of the size that it names is one key more", unless=unless)
                 if (
                     one.op == "sub"
                     and right is not None
@@ -323,6 +325,15 @@ def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
 _SIZE = re.compile(
     r"^(window|window_size|sliding_window|sliding_window_size|local_window|attention_window|win(_size)?)$"
 )
+
+
+def _reaches_a_size(compared: Term, right: Term) -> bool:
+    """Whether a comparison is `q <= k + size` or `k >= q - size`, of counted positions."""
+    added = compared.op == "less_equal" and right.op == "add" and any(_states_size(one) for one in right.operands())
+    bound = right.get("other")
+    taken = compared.op == "greater_equal" and right.op == "sub" and bound is not None and _states_size(bound)
+    sides = (compared.input, right)
+    return (added or taken) and all(any(one.op == "arange" for one in walk(side)) for side in sides)
 
 
 def _states_size(term: Term) -> bool:
@@ -383,3 +394,60 @@ def _may_be_hidden(scores: Term) -> bool:
     if scores.op == "choice":
         return any(_may_be_hidden(one) for one in scores.items)
     return scores.op in ("full", "full_like") and "inf" in ast.unparse(scores.node)
+
+
+@rule(
+    "ATT220",
+    Severity.ERROR,
+    source="https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html (mask: True takes part)",
+    wrong="""
+        def packed(q, k, v, segments):
+            same = segments[:, :, None] != segments[:, None, :]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=same[:, None])
+    """,
+    right="""
+        def packed(q, k, v, segments):
+            same = segments[:, :, None] == segments[:, None, :]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=same[:, None])
+    """,
+)
+def other_documents(facts: ModuleFacts) -> Iterator[Report]:
+    """A mask of documents hides the own one and shows the others.
+
+    Two positions belong together where their numbers are equal. True then has to mean *attend*, as it does to
+    `scaled_dot_product_attention`, JAX, Flax and Keras; to `masked_fill` and `nn.MultiheadAttention` True hides.
+    """
+    for use in mask_uses(facts):
+        for mask in (part for one in resolved(use.mask) for part, _ in _joined(one, use.true_hides)):
+            hides = use.true_hides
+            while mask.op in ("invert", "not", *_SAME_PAIRS):
+                hides = not hides if mask.op in ("invert", "not") else hides
+                mask = mask.input
+            if mask.op == ("equal" if hides else "not_equal") and _compares_itself(mask):
+                yield Report(mask.node, "this mask hides a position from its own document: compare the other way")
+
+
+_SAME_PAIRS = ("unsqueeze", "item", "expand", "reshape", "bool", "carried")
+
+
+def _joined(mask: Term, true_hides: bool) -> Iterator[tuple[Term, bool]]:
+    """The masks that hide by themselves, of which one is joined."""
+    while mask.op in _SAME_PAIRS:
+        mask = mask.input
+    if mask.op == ("or" if true_hides else "and"):
+        for one in mask.operands():
+            yield from _joined(one, true_hides)
+    else:
+        yield mask, true_hides
+
+
+def _compares_itself(mask: Term) -> bool:
+    """Whether a comparison is of one array with itself, along two axes."""
+    sides = [mask.get("input"), mask.get("other")]
+    inner = []
+    for side in sides:
+        while side is not None and side.op in ("unsqueeze", "item", "expand", "reshape", "transpose"):
+            side = side.input
+        inner.append(side)
+    moved = sides[0] is not inner[0] or sides[1] is not inner[1]
+    return moved and inner[0] is not None and inner[0].op in ("parameter", "attribute", "element") and same(*inner)

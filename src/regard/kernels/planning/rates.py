@@ -182,10 +182,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class RatesInUse:
-    """The rates that kernels are chosen by, and a description of their origin."""
+    """The rates that kernels are chosen by, a description of their origin, and whether they were measured."""
 
     rates: Rates
     origin: str
+    measured: bool = False
 
 
 def cache_file(device: str = "cpu") -> Path:
@@ -236,10 +237,10 @@ def _rates_in_use(threads: int, native_variant: str | None, times_saved: int, de
     except (OSError, RuntimeError, ConfigurationError) as error:  # damaged, closed to us, no home: never in the way
         return RatesInUse(defaults, f"defaults{of}: {error}")
     if not on_cpu and not torch.cuda.is_available():
-        return RatesInUse(measured, f"measured on {machine.processor}, from {path}")
+        return RatesInUse(measured, f"measured on {machine.processor}, from {path}", True)
     if changed := Machine.here(device).differences(machine):
         return RatesInUse(defaults, f"defaults{of}: {path} was measured on another machine ({changed}); {by} anew")
-    return RatesInUse(measured, f"measured here, from {path}")
+    return RatesInUse(measured, f"measured here, from {path}", True)
 
 
 def load_rates(path: Path) -> tuple[Rates, Machine]:
