@@ -161,7 +161,7 @@ def test_the_page_of_mistakes_has_an_entry_for_each_code():
 def test_a_page_in_korean_has_the_code_and_figures_of_the_english_one(page):
     korean = page.read_text("utf-8")
     english = page.with_name(page.name.replace(".ko.md", ".md")).read_text("utf-8")
-    for parts in (CODE, FIGURE, re.compile(r"\$\$.*?\$\$", flags=re.DOTALL)):
+    for parts in (CODE, FIGURE, re.compile(r"\$\$.*?\$\$", flags=re.DOTALL), re.compile(r"^::: .*$", re.MULTILINE)):
         assert parts.findall(korean) == parts.findall(english)
 
 
@@ -211,6 +211,7 @@ def test_a_page_of_a_mechanism_is_in_both_languages_with_all_sections_and_a_figu
         headings = iter(re.findall(r"^## (.+)$", text, flags=re.MULTILINE))
         for section in sections:  # in this order, with others between them
             assert any(heading.startswith(section) for heading in headings), section
+        assert re.search(r"^::: steps [a-z-]+$", text, flags=re.MULTILINE), "no figure that moves"
         assert "../pictures/mechanisms/" in text
 
 

@@ -215,7 +215,7 @@ def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTab
     """The tables from the scores to the context, of a problem whose projections are done."""
     problem, names = view.problem, view.query_names
     linear = problem.normalizer_name == "linear"
-    tables = [*_scores(view, score), *_mask_and_bias(view)]
+    tables = score_tables(view, score)
     scores = view.of_pairs(problem.scores())
     parts = scores[0] if linear else None  # whose shares of their sum are the weights
     if problem.normalizer is None:
@@ -250,6 +250,11 @@ def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTab
     ]
     example = product_example(weights[0], view.values(0)[:, 0], context[0, 0])
     return [*tables, make_table("context", context, names, example=example)]
+
+
+def score_tables(view: HeadView, score: Score | None = None) -> list[StepTable]:
+    """The tables of the scores, before the mask and bias and with them."""
+    return [*_scores(view, score), *_mask_and_bias(view)]
 
 
 def product_example(left: Tensor, right: Tensor, result: Tensor) -> str:
