@@ -14,7 +14,7 @@ from ..nn import LengthProjection
 from .layer_steps import linear_walkthrough
 from .step_table import StepTable, Walkthrough, make_table
 from .table_formats import number_text
-from .walkthrough import TITLE, product_example, walkthrough
+from .walkthrough import TITLE, matrix_example, walkthrough
 from .what_if import WhatIf
 from .wording import Wording
 
@@ -106,7 +106,7 @@ def mixture_walkthrough(
         exact = walkthrough(query, key, value)
         weights = steps["weights"].numbers @ matrix.double()
     names, others = exact["query"].rows, exact["key"].rows
-    example = product_example(steps["weights"].numbers[0], matrix[:, 0].double(), weights[0, 0])
+    example = matrix_example(steps["weights"].numbers, matrix.double(), weights, names, others)
     tables = (
         *exact.tables[:3],
         make_table("mixing_matrix", matrix, mixtures, others),
