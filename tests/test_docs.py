@@ -6,6 +6,7 @@ A page in Korean, `page.ko.md`, has the code and the figures of `page.md`: its e
 import ast
 import doctest
 import importlib.util
+import json
 import math
 import os
 import re
@@ -161,7 +162,7 @@ def test_the_page_of_mistakes_has_an_entry_for_each_code():
 def test_a_page_in_korean_has_the_code_and_figures_of_the_english_one(page):
     korean = page.read_text("utf-8")
     english = page.with_name(page.name.replace(".ko.md", ".md")).read_text("utf-8")
-    for parts in (CODE, FIGURE, re.compile(r"\$\$.*?\$\$", flags=re.DOTALL)):
+    for parts in (CODE, FIGURE, re.compile(r"\$\$.*?\$\$", flags=re.DOTALL), re.compile(r"^::: .*$", re.MULTILINE)):
         assert parts.findall(korean) == parts.findall(english)
 
 
@@ -193,13 +194,24 @@ SECTIONS = {
         "The problem it solved",
         "Formula",
         "By hand",
+        "From scratch",
         "In code",
         "Cost",
         "When to use",
         "What its heads learn",
         "Source",
     ),
-    ".ko": ("어떤 문제를 풀었나", "수식", "손으로 계산하기", "코드", "비용", "언제", "헤드는 무엇을 배우나", "출처"),
+    ".ko": (
+        "어떤 문제를 풀었나",
+        "수식",
+        "손으로 계산하기",
+        "직접 짜 보기",
+        "코드",
+        "비용",
+        "언제",
+        "헤드는 무엇을 배우나",
+        "출처",
+    ),
 }
 
 
@@ -211,7 +223,73 @@ def test_a_page_of_a_mechanism_is_in_both_languages_with_all_sections_and_a_figu
         headings = iter(re.findall(r"^## (.+)$", text, flags=re.MULTILINE))
         for section in sections:  # in this order, with others between them
             assert any(heading.startswith(section) for heading in headings), section
+        assert re.search(r"^::: steps [a-z-]+$", text, flags=re.MULTILINE), "no figure that moves"
         assert "../pictures/mechanisms/" in text
+
+
+FROM_SCRATCH = re.compile(r"^## From scratch$.*?^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+LEAST_LINES, MOST_LINES = 3, 15
+
+
+@pytest.mark.parametrize("page", sorted({*(DOCS / "mechanisms").glob("*.md")} - {*KOREAN}), ids=lambda page: page.stem)
+def test_code_from_scratch_is_short_and_calls_no_attention_of_regard(page):
+    found = FROM_SCRATCH.search(page.read_text("utf-8"))
+    assert found is not None
+    module = ast.parse("\n".join(load_hook("notebooks").sources(found[1])))
+    (own,) = (node for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    body = sum(len(ast.unparse(node).splitlines()) for node in own.body)
+    assert LEAST_LINES <= body <= MOST_LINES
+    assert not any(isinstance(node, ast.Name) and node.id == "regard" for node in ast.walk(own))
+    assert "torch.allclose(" in found[1]
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "mechanisms").glob("*.md")), ids=lambda page: page.stem)
+def test_the_notebook_of_a_page_runs_and_needs_an_installation_alone(page):
+    made = load_hook("notebooks").notebook(page.read_text("utf-8"))
+    assert (made["nbformat"], made["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
+    code = ["".join(cell["source"]) for cell in made["cells"] if cell["cell_type"] == "code"]
+    assert code[0] == "%pip install --quiet regard"
+    names: dict = {"__name__": "__main__"}
+    shown = [last_value(text, names) for text in code[1:]]
+    assert shown
+    assert {*shown} <= {"True", "(True, 0.0)"}
+    markdown = "".join(made["cells"][0]["source"])
+    assert markdown.startswith("# ")
+    assert ":::" not in markdown
+
+
+def last_value(source: str, names: dict) -> str:
+    """What a notebook shows below a cell."""
+    *body, last = ast.parse(source).body
+    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    assert isinstance(last, ast.Expr)
+    return repr(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
+
+
+@pytest.mark.parametrize(
+    ("repository", "service", "installed"),
+    [
+        ("", 'href="https://colab.research.google.com/"', "regard"),
+        (
+            "https://github.com/someone/regard",
+            'href="https://colab.research.google.com/github/someone/regard/blob/gh-pages/notebooks/flash.ko.ipynb"',
+            "git+https://github.com/someone/regard",
+        ),
+    ],
+)
+def test_a_notebook_is_linked_from_its_page(repository, service, installed, tmp_path):
+    pytest.importorskip("mkdocs")
+    hook = load_hook("notebooks")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="mechanisms/flash.ko.md"), url="ko/mechanisms/flash.html")
+    config = {"repo_url": repository, "remote_branch": "gh-pages", "site_dir": str(tmp_path)}
+    text = hook.on_page_markdown((DOCS / "mechanisms" / "flash.ko.md").read_text("utf-8"), page, config)
+    assert 'href="../../notebooks/flash.ko.ipynb" download' in text
+    assert service in text
+    assert "::: notebook" not in text
+    hook.on_post_build(config)
+    made = json.loads((tmp_path / "notebooks" / "flash.ko.ipynb").read_text("utf-8"))
+    assert made["cells"][1]["source"] == [f"%pip install --quiet {installed}"]
 
 
 def test_there_is_a_page_for_each_part_that_users_extend():

@@ -18,6 +18,29 @@ export function browserScheme(): Scheme {
   };
 }
 
+/** That of the page which has this one in a frame, as it says in messages; before it says one, that of the browser. */
+export function framedScheme(): Scheme {
+  const browser = browserScheme();
+  let told: boolean | undefined;
+  return {
+    dark: () => told ?? browser.dark(),
+    watch(changed) {
+      const unwatch = browser.watch(changed);
+      const listen = ({ source, data }: MessageEvent) => {
+        const theme = source === window.parent && (data as { regardTheme?: unknown } | null)?.regardTheme;
+        if (theme !== "dark" && theme !== "light") return;
+        told = theme === "dark";
+        changed();
+      };
+      window.addEventListener("message", listen);
+      return () => {
+        unwatch();
+        window.removeEventListener("message", listen);
+      };
+    },
+  };
+}
+
 /** The theme of JupyterLab or VS Code, which their page's body tells; else that of the browser. */
 export function notebookScheme(): Scheme {
   const browser = browserScheme();

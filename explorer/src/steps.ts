@@ -1,12 +1,14 @@
 /** Entry point of the live page of `regard steps`. */
 
-import { EmbeddedSteps, ServedSteps, type StoredSteps, type StepSource } from "./steps/answers.ts";
+import { type EmbeddedData, EmbeddedSteps, ServedSteps, type StepSource } from "./steps/answers.ts";
 import { StepsPage } from "./steps/steps_page.ts";
 
 async function open(root: HTMLElement): Promise<void> {
   const data = document.getElementById("regard-data");
-  const stored = data && (JSON.parse(data.textContent ?? "") as StoredSteps);
-  const source: StepSource = stored ? new EmbeddedSteps(stored) : new ServedSteps(new URL("./", location.href).href);
+  const stored = data && (JSON.parse(data.textContent ?? "") as EmbeddedData);
+  const source: StepSource = stored
+    ? await EmbeddedSteps.read(stored)
+    : new ServedSteps(new URL("./", location.href).href);
   const options = await source.options();
   new StepsPage(root, source, options, location.hash || (stored?.opening ?? ""));
 }

@@ -24,9 +24,9 @@ test("a state is what its address says", () => {
     source_word: 2,
     changes: ["score=dot", "add=2:-1.5"],
   };
-  const state = { language: "ko" as const, request, predict: true, size: 5, theme: "dark" as const };
+  const state = { language: "ko" as const, request, predict: true, size: 5, theme: "dark" as const, framed: true };
   assert.deepEqual(decodeState(`#${encodeState(state, 3)}`, 3), state);
-  const plain = { language: "en" as const, request: REQUEST, predict: false, size: 3, theme: "" as const };
+  const plain = { language: "en" as const, request: REQUEST, predict: false, size: 3, theme: "" as const, framed: false };
   assert.deepEqual(decodeState(encodeState(plain, 3), 3), plain);
 });
 
@@ -39,7 +39,7 @@ test("an address that nobody wrote is read as far as it goes", () => {
 });
 
 test("what-ifs are written in the grammar of the command, in one order", () => {
-  const changes = ["score=scaled_dot", "scale=1", "flip=2", "flip=10", "add=1:2.5", "add=3:-4"];
+  const changes = ["score=scaled_dot", "scale=1", "flip=2", "flip=10", "drop=3", "add=1:2.5", "add=3:-4"];
   assert.deepEqual(writeChanges(readChanges(changes)), changes);
   assert.deepEqual(writeChanges(readChanges([...changes].reverse())), changes);
   const none = readChanges([]);

@@ -36,7 +36,9 @@ def steps(
     ] = None,
     languages: LanguageCodes = None,
     which: Which = "best",
-    word: Annotated[int, typer.Option(min=1, help="The word of the translation to predict, from 1.")] = 1,
+    word: Annotated[
+        int, typer.Option(min=1, help="The word of the translation to predict, from 1; of an example the query.")
+    ] = 1,
     kind: Annotated[
         Literal["cross", "self", "encoder"],
         typer.Option(help="Of a Transformer: attention to the source, to the words so far, or of the encoder."),
@@ -51,7 +53,8 @@ def steps(
         typer.Option(
             metavar="CHANGE",
             help="Mark what another score or mask changes: score=dot, score=scaled_dot, scale=1 (no 1/√d), flip=KEY "
-            "(whether the key of that number, from 1, is masked), add=KEY:NUMBER (to its score); may be repeated.",
+            "(whether the key of that number, from 1, is masked), add=KEY:NUMBER (to its score); of linear attention "
+            "drop=KEY (masked for all queries). May be repeated.",
         ),
     ] = None,
     example: Annotated[
@@ -84,23 +87,24 @@ def steps(
     --serve opens a page of the same tables for a class: sentence, mechanism, score and mask are changed in it. --html
     writes it as one file.
 
-    --example prints a worked example that can be followed by hand, --sheet writes one to be done by hand.
+    --example prints a worked example that can be followed by hand, --sheet writes one to be done by hand. With --html
+    FILE an example is a page of its own, for slides: a mask, a score and 1/√d are changed in it.
     """
     _check(sentence, example, sheet, html=html, serve=serve, port=port, no_open=no_open)
     if sheet is not None:
         _write_sheet(sheet, seed, language)
         return
-    if example is not None and not (html or serve):
-        emit(_example(example, language, output))
+    if example == "list":
+        emit([f"{one}: {title[language]}" for one, title in _example_titles().items()])
         return
     from regard.steps.live_steps import LiveSteps, StepRequest
 
+    changes = tuple(what_if or ())
     if example is not None:
-        request = StepRequest(f"example:{example}")
+        request = StepRequest(f"example:{example}", word=word, changes=changes)
     else:
         sentence = sentence or "나는 학생이다"
         name = _mechanism(sentence, score, checkpoint, head)
-        changes = tuple(what_if or ())
         request = StepRequest(name, sentence, word, kind, layer, head or 0, source_word, changes)
     live = LiveSteps(checkpoint, which, languages_of(languages))
     if html is not None:
@@ -170,8 +174,9 @@ def _print_steps(live: LiveSteps, request: StepRequest, language: str, output: s
     for warning in warnings:
         typer.echo(warning, err=True)
     if request.changes:
-        for line in (_next_word("as trained", before), _next_word("changed", shown)):
-            typer.echo(line, err=True)
+        if "prediction" in before.keys:
+            for line in (_next_word("as trained", before), _next_word("changed", shown)):
+                typer.echo(line, err=True)
         shown = shown.compared(before)
     emit([_formatted(shown, language, output)])
 
@@ -196,17 +201,10 @@ def _serve(live: LiveSteps, request: StepRequest, language: str, port: int | Non
 
 
 def _next_word(label: str, shown: Walkthrough) -> str:
-    table = shown["prediction"]
-    return f"{label}: the next word is {table.columns[0]!r}, probability {float(table.numbers[0, 0]):.3f}"
+    from regard.steps.live_steps import next_word
 
-
-def _example(name: str, language: str, output: str) -> list[str]:
-    if name == "list":
-        return [f"{one}: {title[language]}" for one, title in _example_titles().items()]
-
-    from regard.steps import worked_example
-
-    return [_formatted(worked_example(name), language, output)]
+    found = next_word(shown)
+    return f"{label}: the next word is {found['word']!r}, probability {found['probability']}"
 
 
 def _example_titles() -> dict[str, dict[str, str]]:

@@ -53,7 +53,7 @@ def test_letters_that_the_translator_does_not_know_are_said(regard):
 def test_a_page_is_written(regard, tmp_path):
     result = regard("steps", "--example", "luong-dot", "--html", tmp_path / "steps.html", "--lang", "ko")
     assert result.stdout == f"{tmp_path / 'steps.html'}\n"
-    assert "1 computed walkthroughs" in result.stderr
+    assert "40 computed walkthroughs" in result.stderr
     assert "루옹 어텐션" in (tmp_path / "steps.html").read_text("utf-8")
 
 
@@ -81,6 +81,10 @@ def test_another_run_and_json(regard, run):
 
 def test_examples_are_listed_and_printed(regard):
     assert "luong-dot: Dot attention (Luong et al. 2015)" in regard("steps", "--example", "list").stdout
+    changed = regard(
+        "steps", "--example", "scaled-dot-product", "--word", 2, "--what-if", "scale=1", "--what-if", "flip=1"
+    )
+    assert "  q2      0*  0.119*  0.881*   1\n" in changed.stdout
     result = regard("steps", "--example", "luong-dot", "--format", "csv")
     assert ["s1", "1", "0", "2"] in list(csv.reader(result.stdout.splitlines()))
 
@@ -105,6 +109,8 @@ def test_a_sheet_is_written(regard, tmp_path):
         (["I am.", "--what-if", "flip=9"], "there are 1 queries and 3 keys"),
         (["I am.", "--layer", "7"], "layer is 7; there are 3, 0 to 2"),
         (["I am.", "--word", "99"], "there is no such word"),
+        (["--example", "linear", "--what-if", "flip=1"], "'linear' has no flip to change; it takes drop"),
+        (["--example", "flash", "--word", 3, "--what-if", "flip=1"], "query 3 is not there: the worked example has 2"),
         (["--example", "bahdanaw"], "no worked example 'bahdanaw'; did you mean 'bahdanau'"),
         (["I am " * 30], "steps are printed for at most 24"),
         (["--sheet", "sheet.docx"], "written as .html or .csv"),

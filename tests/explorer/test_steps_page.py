@@ -1,5 +1,7 @@
 """The live page of steps as one file: what is computed beforehand, and that data stay data."""
 
+import base64
+import gzip
 import json
 import re
 
@@ -23,7 +25,18 @@ def page(live):
 
 
 def payload(page):
-    return json.loads(re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', page.text)[0])
+    found = json.loads(re.findall(r'<script type="application/json" id="regard-data">(.*?)</script>', page.text)[0])
+    return {**found, "answers": json.loads(gzip.decompress(base64.b64decode(found["answers"])))}
+
+
+def whole(stored, trained):
+    """An answer to a change as the page puts it together."""
+    before = {table["key"]: table for table in trained["tables"]}
+    tables = [
+        before[one] if isinstance(one, str) else {**before.get(one["key"], {}), **one} for one in stored["tables"]
+    ]
+    tables = [{name: value for name, value in table.items() if value is not None} for table in tables]
+    return {**trained, **stored, "tables": tables}
 
 
 def test_every_word_is_in_it_with_each_single_change(live, page):
@@ -41,14 +54,8 @@ def test_every_word_is_in_it_with_each_single_change(live, page):
 def test_an_answer_to_a_change_is_that_of_the_server(live, page):
     answers = payload(page)["answers"]
     changed = StepRequest("dot", "나는 학생이다", word=4, changes=("add=2:-4",))
-    tables = {table["key"]: table for table in answers["4"]["tables"]}
     stored = answers[answer_key(changed)]
-    merged = {
-        **answers["4"],
-        **stored,
-        "tables": [tables[one] if isinstance(one, str) else one for one in stored["tables"]],
-    }
-    assert merged == json.loads(json.dumps(live.answer(changed)))
+    assert whole(stored, answers["4"]) == json.loads(json.dumps(live.answer(changed)))
     assert "source_embedding" in stored["tables"]
 
 
@@ -69,10 +76,35 @@ def test_changes_of_the_opening_are_in_it(live):
     assert payload(page)["opening"].endswith("&change=flip%3D1&change=add%3D2%3A1.5")
 
 
-def test_a_worked_example_is_one_answer(live):
-    page = steps_page(live, StepRequest("example:saturation"))
-    assert list(payload(page)["answers"]) == ["1"]
-    assert "<title>Without 1/√d the softmax saturates</title>" in page.text
+def test_a_worked_example_has_each_query_with_single_and_joint_changes(live):
+    page = steps_page(live, StepRequest("example:scaled-dot-product"))
+    answers = payload(page)["answers"]
+    singles, masked, products = 2 + 3 + 3 * 8, 7, 2
+    assert len(answers) == 3 * (1 + singles + (masked - 3) + products * masked)
+    for request in (
+        StepRequest("example:scaled-dot-product", word=3, changes=("scale=1", "flip=1", "flip=3")),
+        StepRequest("example:scaled-dot-product", word=2, changes=("flip=1", "flip=2", "flip=3")),
+        StepRequest("example:scaled-dot-product", word=1, changes=("add=2:-4",)),
+    ):
+        stored = answers[answer_key(request)]
+        assert whole(stored, answers[str(request.word)]) == json.loads(json.dumps(live.answer(request)))
+    assert "<title>Scaled dot-product attention (Vaswani et al. 2017)</title>" in page.text
+    assert len(page.text) < 80_000
+
+
+def test_keys_of_linear_attention_are_masked_for_all_queries(live):
+    answers = payload(steps_page(live, StepRequest("example:linear")))["answers"]
+    assert {"1", "1 drop=1", "1 drop=2 drop=3"} <= answers.keys()
+    assert not any("flip" in key or "add" in key for key in answers)
+
+
+def test_an_example_of_which_nothing_can_be_changed_is_one_answer(live):
+    assert list(payload(steps_page(live, StepRequest("example:delta-rule")))["answers"]) == ["1"]
+
+
+def test_of_many_keys_single_changes_alone_are_in_a_page(live):
+    answers = payload(steps_page(live, StepRequest("example:strided-mask")))["answers"]
+    assert len(answers) == 6 * (1 + 1 + 6 + 6 * 8)
 
 
 def test_it_loads_nothing_and_a_sentence_is_no_markup(live):

@@ -7,6 +7,7 @@ import regard
 from regard import biases, masks, scores
 from regard.errors import ConfigurationError, ShapeError
 from regard.steps import StepTable, WhatIf, layer_walkthrough, linear_walkthrough, walkthrough
+from regard.steps.walkthrough import named_cell, telling_cell
 
 SCORES = {
     "dot": scores.Dot,
@@ -234,3 +235,20 @@ def test_bad_input_says_what_there_is():
     gated = regard.nn.Attention(projections, gate=regard.nn.OutputGate(projections))
     with pytest.raises(ConfigurationError, match="layer has an output gate, which the tables of its heads do not show"):
         layer_walkthrough(gated, torch.zeros(1, 2, 4))
+
+
+def test_the_number_written_out_is_the_first_of_those_with_the_most_terms():
+    terms = torch.tensor([[[0.0, 0.0], [0.0, 3.0]], [[1.0, -1.0], [2.0, 2.0]]])
+    assert telling_cell(terms) == (1, 0)
+    assert telling_cell(torch.zeros(2, 3, 4)) == (0, 0)
+    assert named_cell("1 · 1 = 1", (0, 0), ["a"], ["b"]) == "1 · 1 = 1"
+    assert named_cell("1 · 1 = 1", (1, 0), ["a", "c"], ["b"]) == "c, b: 1 · 1 = 1"
+    assert named_cell("", (1, 0), ["a", "c"], ["b"]) == ""
+
+
+def test_a_sum_of_weights_is_written_out_for_the_query_that_sees_the_most_keys():
+    query, key = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    steps = walkthrough(query, key, torch.tensor([[0.0, 2.0], [0.0, 4.0]]), score=scores.Dot(), mask=masks.causal())
+    assert steps["scores"].example == "q1, k2: 1 · 1 + 0 · 0 = 1"
+    assert steps["weights"].example == "q2, k1: 2.718 / (2.718 + 1) = 0.731"
+    assert steps["context"].example == "q2, 2: 0.731 · 2 + 0.269 · 4 = 2.538"

@@ -206,3 +206,22 @@ def test_weights_from_a_log_sum_exp_are_those_of_the_softmax():
 def test_an_unknown_example_lists_those_that_there_are():
     with pytest.raises(ConfigurationError, match="no worked example 'luong'; did you mean 'luong-dot'.*'rotary'"):
         worked_example("luong")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_line_by_hand_is_about_nothing(name):
+    """A product has a term whose factors are not 0, and a quotient is of a number that is not 0."""
+    for table in worked_example(name).tables:
+        sum_of_terms = table.example.split(": ")[-1].split(" = ")[0]
+        terms = [term.split(" · ") for term in sum_of_terms.split(" + ") if " · " in term]
+        assert not terms or any("0" not in factors for factors in terms), table.example
+        assert not sum_of_terms.startswith("0 / "), table.example
+
+
+@pytest.mark.parametrize("name", ["scaled-dot-product", "projections", "self-attention", "causal-mask", "linformer"])
+def test_no_score_has_more_terms_than_the_one_that_is_written_out(name):
+    steps = worked_example(name)
+    query, key = (steps[kind].numbers for kind in ("query", "mixed_key" if "mixed_key" in steps.keys else "key"))
+    most = int(((query != 0).double() @ (key != 0).double().T).max())
+    terms = [term.split(" · ") for term in steps["scores"].example.split(": ")[-1].split(" = ")[0].split(" + ")]
+    assert sum("0" not in factors for factors in terms) == most

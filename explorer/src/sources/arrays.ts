@@ -29,6 +29,11 @@ async function inflated(bytes: Uint8Array<ArrayBuffer>): Promise<Uint8Array<Arra
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
+/** Text that is embedded as base64, through gzip. */
+export async function inflatedText(data: string): Promise<string> {
+  return new TextDecoder().decode(await inflated(unpacked(data)));
+}
+
 /** IEEE 754 binary16. */
 function halves(bits: Uint16Array): Float32Array {
   const result = new Float32Array(bits.length);

@@ -1,5 +1,7 @@
 /** What the live page of steps asks for and gets: requests, answers, and where they come from. */
 
+import { inflatedText } from "../sources/arrays.ts";
+
 /** A text; where a number changed, its text and that of the number before. */
 export type Cell = string | [string, string];
 
@@ -36,7 +38,7 @@ export interface StepRequest {
   changes: string[];
 }
 
-/** A worked example has title, tables and command alone. */
+/** A worked example has a title, and no sentence, translation or places. */
 export interface Answer {
   title?: Bilingual;
   tables: StepTable[];
@@ -48,11 +50,16 @@ export interface Answer {
   warnings?: string[];
   places?: Record<string, [number, number]>;
   request?: StepRequest;
+  /** Of a worked example: its queries, where changes are made in the row of one. */
+  queries?: string[];
   keys?: string[];
   attends?: boolean[];
   attended?: boolean[];
   scores?: string[];
   scaled?: boolean;
+  /** Whether numbers can be added to scores, and whether a masked key is so for all queries. */
+  adds?: boolean;
+  drops?: boolean;
   next?: { word: string; probability: string }[];
   left_out?: Bilingual[];
 }
@@ -70,6 +77,8 @@ export interface Options {
 export interface StepSource {
   /** Whether it answers any request, and not only those that were computed before. */
   live: boolean;
+  /** Whether there is an answer. */
+  has(request: StepRequest): boolean;
   options(): Promise<Options>;
   /** Rejects with an Error whose message is for the reader; `NotComputed` where a page without a server has no answer. */
   answer(request: StepRequest): Promise<Answer>;
@@ -83,12 +92,17 @@ export class ServedSteps implements StepSource {
   readonly live = true;
   constructor(private readonly address: string) {}
 
+  has(): boolean {
+    return true;
+  }
+
   async options(): Promise<Options> {
     return (await this.json("options")) as Options;
   }
 
   async answer(request: StepRequest): Promise<Answer> {
-    const body = request.mechanism.startsWith("example:") ? { mechanism: request.mechanism } : request;
+    const { mechanism, word, changes } = request;
+    const body = mechanism.startsWith("example:") ? { mechanism, word, changes } : request;
     return (await this.json("answer", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
@@ -111,8 +125,8 @@ export class ServedSteps implements StepSource {
   }
 }
 
-/** An answer of a page without a server; a table that is as without the change is named by its key. */
-export type StoredAnswer = Omit<Answer, "tables"> & { tables: (StepTable | string)[] };
+/** An answer of a page without a server: of a table what differs from the one without the change, or its key alone. */
+export type StoredAnswer = Omit<Answer, "tables"> & { tables: ((Partial<StepTable> & { key: string }) | string)[] };
 
 export interface StoredSteps {
   options: Options;
@@ -120,10 +134,21 @@ export interface StoredSteps {
   opening: string;
 }
 
+/** What a page has embedded: the answers as JSON through gzip. */
+export type EmbeddedData = Omit<StoredSteps, "answers"> & { answers: string };
+
 /** Answers from the page itself, which has some words and single changes of one sentence. */
 export class EmbeddedSteps implements StepSource {
   readonly live = false;
   constructor(private readonly stored: StoredSteps) {}
+
+  static async read(data: EmbeddedData): Promise<EmbeddedSteps> {
+    return new EmbeddedSteps({ ...data, answers: JSON.parse(await inflatedText(data.answers)) });
+  }
+
+  has(request: StepRequest): boolean {
+    return answerKey(request) in this.stored.answers;
+  }
 
   async options(): Promise<Options> {
     return this.stored.options;
@@ -131,16 +156,21 @@ export class EmbeddedSteps implements StepSource {
 
   async answer(request: StepRequest): Promise<Answer> {
     const trained = this.stored.answers[String(request.word)] as Answer | undefined;
-    const found = this.stored.answers[[request.word, ...request.changes].join(" ")];
+    const found = this.stored.answers[answerKey(request)];
     if (!found || !trained) throw new NotComputed();
     return merged(found, trained);
   }
 }
 
+function answerKey({ word, changes }: StepRequest): string {
+  return [word, ...changes].join(" ");
+}
+
 /** The answer to a change with what it shares with that of no change. */
 export function merged(found: StoredAnswer, trained: Answer): Answer {
+  const before = new Map(trained.tables.map((table) => [table.key, table]));
   const tables = found.tables.map((table) =>
-    typeof table === "string" ? (trained.tables.find(({ key }) => key === table) as StepTable) : table,
+    typeof table === "string" ? (before.get(table) as StepTable) : ({ ...before.get(table.key), ...table } as StepTable),
   );
   return { ...trained, ...found, tables };
 }

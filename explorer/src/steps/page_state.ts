@@ -12,6 +12,8 @@ export interface PageState {
   /** The size of the type, an index of SIZES. */
   size: number;
   theme: "" | "light" | "dark";
+  /** Whether the page stands in a frame of another one, which has language and theme: its controls are fewer. */
+  framed: boolean;
 }
 
 /** Sizes of the type in pixels. */
@@ -39,6 +41,7 @@ export function encodeState(state: PageState, size: number): string {
   if (state.predict) pairs.set("predict", "1");
   if (state.size !== size) pairs.set("size", String(state.size));
   if (state.theme) pairs.set("theme", state.theme);
+  if (state.framed) pairs.set("frame", "1");
   return pairs.toString();
 }
 
@@ -67,25 +70,28 @@ export function decodeState(hash: string, size: number): PageState {
     predict: pairs.get("predict") === "1",
     size: Math.min(whole("size", size), SIZES.length - 1),
     theme: theme === "light" || theme === "dark" ? theme : "",
+    framed: pairs.get("frame") === "1",
   };
 }
 
-/** A what-if: another score, whether there is no 1/√d, keys whose mask is reversed, numbers added to scores. */
+/** A what-if: another score, no 1/√d, keys whose mask is reversed or that no query sees, numbers added to scores. */
 export interface Changes {
   score: string;
   unscaled: boolean;
   flipped: Set<number>;
+  dropped: Set<number>;
   added: Map<number, number>;
 }
 
 /** Reads changes in the grammar of --what-if; those that it cannot show are left out. */
 export function readChanges(changes: string[]): Changes {
-  const read: Changes = { score: "", unscaled: false, flipped: new Set(), added: new Map() };
+  const read: Changes = { score: "", unscaled: false, flipped: new Set(), dropped: new Set(), added: new Map() };
   for (const change of changes) {
     const [, name, value] = /^(\w+)=(.*)$/.exec(change) ?? [];
     if (name === "score") read.score = value;
     else if (name === "scale") read.unscaled = Number(value) === 1;
     else if (name === "flip") read.flipped.add(Number(value));
+    else if (name === "drop") read.dropped.add(Number(value));
     else if (name === "add") {
       const [key, number] = value.split(":").map(Number);
       read.added.set(key, number);
@@ -94,12 +100,13 @@ export function readChanges(changes: string[]): Changes {
   return read;
 }
 
-export function writeChanges({ score, unscaled, flipped, added }: Changes): string[] {
+export function writeChanges({ score, unscaled, flipped, dropped, added }: Changes): string[] {
   const keys = (numbers: Iterable<number>) => [...numbers].sort((a, b) => a - b);
   return [
     ...(score ? [`score=${score}`] : []),
     ...(unscaled ? ["scale=1"] : []),
     ...keys(flipped).map((key) => `flip=${key}`),
+    ...keys(dropped).map((key) => `drop=${key}`),
     ...keys(added.keys())
       .filter((key) => added.get(key) !== 0)
       .map((key) => `add=${key}:${added.get(key)}`),

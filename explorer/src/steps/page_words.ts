@@ -24,6 +24,8 @@ const WORDS = {
   source: ["Source", "원문"],
   ofWord: ["Source word that attends", "보는 단어"],
   word: ["Word to predict", "예측할 단어"],
+  query: ["Query whose row changes", "바꿀 질의"],
+  opens: ["in a window of its own", "새 창에서 열기"],
   begin: ["(begin)", "(시작)"],
   end: ["(end)", "(끝)"],
   next: ["Next word", "다음 단어"],
@@ -32,6 +34,7 @@ const WORDS = {
   whatIf: ["What if …", "바꿔 보기"],
   score: ["Score", "점수 함수"],
   trained: ["as trained: {}", "학습한 대로: {}"],
+  given: ["as it is: {}", "그대로: {}"],
   scale: ["divide by √d", "√d로 나누기"],
   key: ["Key", "키"],
   attend: ["Mask: attend", "마스크: 본다"],
@@ -62,6 +65,10 @@ const WORDS = {
   offline: [
     "This page has no server: it has this sentence, word by word, and one change at a time. Whatever else: {}",
     "서버 없이 연 페이지라서, 이 문장의 단어와 한 번에 한 가지 변경만 들어 있다. 다른 것은: {}",
+  ],
+  offlineExample: [
+    "This page has no server: masks, score and 1/√d are changed together, numbers are added one at a time. Whatever else: {}",
+    "서버 없이 연 페이지라서, 마스크와 점수 함수와 √d는 함께, 점수에 더하는 수는 한 번에 하나만 바꿀 수 있다. 다른 것은: {}",
   ],
   notComputed: [
     "This page has not computed that. Where regard is installed: {}",

@@ -1,7 +1,7 @@
 /** The live page: its controls, the request that they make, and the tables of the answer. */
 
 import { button, type Choice, make, replace, select } from "../dom.ts";
-import { browserScheme } from "../scheme.ts";
+import { browserScheme, framedScheme, type Scheme } from "../scheme.ts";
 import { type Answer, NotComputed, type Options, type StepSource } from "./answers.ts";
 import { Covers } from "./covers.ts";
 import { decodeState, encodeState, type PageState, REQUEST, SIZES } from "./page_state.ts";
@@ -9,21 +9,22 @@ import { type Say, saying } from "./page_words.ts";
 import { shownToken, stepNumber, tableSection } from "./table_view.ts";
 import { WhatIfPanel } from "./what_if_panel.ts";
 
-/** The type's size at first: a projector's, and a phone's on a phone. */
-function firstSize(): number {
+/** The type's size at first: a projector's, a phone's on a phone, and that of small print in a frame. */
+function firstSize(framed: boolean): number {
+  if (framed) return 0;
   return matchMedia("(max-width: 700px)").matches ? 1 : 3;
 }
 
 export class StepsPage {
   private state: PageState;
-  private readonly size = firstSize();
+  private readonly size: number;
   private answer?: Answer;
   private covers = new Covers([], false);
   private error = "";
   /** Requests are made one at a time; of those that come meanwhile the last is made. */
   private busy = false;
   private again = false;
-  private readonly scheme = browserScheme();
+  private readonly scheme: Scheme;
   private readonly panel: WhatIfPanel;
   private readonly header = make("header", { class: "top" });
   private readonly words = make("div", { class: "words" });
@@ -42,8 +43,15 @@ export class StepsPage {
     private readonly options: Options,
     opening: string,
   ) {
+    const { framed } = decodeState(opening, 0);
+    this.size = firstSize(framed);
     this.state = decodeState(opening, this.size);
-    this.panel = new WhatIfPanel(!source.live, (changes) => this.ask({ changes }));
+    this.scheme = framed ? framedScheme() : browserScheme();
+    this.panel = new WhatIfPanel(
+      source.live,
+      (changes) => source.has({ ...this.state.request, changes }),
+      (changes) => this.ask({ changes }),
+    );
     const { request } = this.state;
     const names = [...options.mechanisms, ...options.examples].map(({ name }) => name);
     if (!request.mechanism || (request.mechanism !== "" && names.length === 0)) request.mechanism = names[0] ?? "";
@@ -70,8 +78,16 @@ export class StepsPage {
         this.foot,
       ),
     );
+    root.classList.toggle("framed", framed);
+    if (framed) this.tellHeight();
     this.paint();
     void this.load();
+  }
+
+  /** Says to the page around how high this one is, now and whenever that changes. */
+  private tellHeight(): void {
+    const tell = () => window.parent.postMessage({ regardHeight: Math.ceil(this.root.getBoundingClientRect().height) }, "*");
+    new ResizeObserver(tell).observe(this.root);
   }
 
   private get say(): Say {
@@ -234,7 +250,7 @@ export class StepsPage {
         button(dark ? say("light") : say("dark"), () => this.change({ theme: dark ? "light" : "dark" }), {
           set: { "data-control": "theme" },
         }),
-        press(say("predict"), () => this.predict(!state.predict), state.predict, "predict"),
+        press(say("predict"), () => this.predict(!state.predict), state.predict, "predict", { class: "predict" }),
       ),
       choice,
       isExample ? undefined : form,
@@ -305,9 +321,21 @@ export class StepsPage {
   private paintWords(): void {
     const { say, answer } = this;
     const request = answer?.request;
+    const group = (name: string, nodes: Node[]) =>
+      make("div", { class: "line", set: { role: "group", "aria-label": name } }, make("span", { class: "label" }, name), ...nodes);
     if (!answer?.target || !answer.source || !request) {
       const title = answer?.title?.[this.state.language] || answer?.title?.en;
-      replace(this.words, title ? make("p", { class: "example-title" }, title) : undefined);
+      const { queries = [] } = answer ?? {};
+      const focused = (document.activeElement as HTMLElement | null)?.dataset.control ?? "";
+      const buttons = queries.map((query, at) =>
+        this.wordButton(query, at + 1 === request?.word, { word: at + 1, changes: [] }, `word${at}`),
+      );
+      replace(
+        this.words,
+        title ? make("p", { class: "example-title" }, title) : undefined,
+        queries.length > 1 && group(say("query"), buttons),
+      );
+      if (/^word\d/.test(focused)) this.words.querySelector<HTMLElement>(`[data-control=${focused}]`)?.focus();
       return;
     }
     const encoder = request.kind === "encoder";
@@ -324,8 +352,6 @@ export class StepsPage {
       return this.wordButton(text, at + 1 === request.word, change, `word${at}`, String(at + 1));
     });
     const focused = (document.activeElement as HTMLElement | null)?.dataset.control ?? "";
-    const group = (name: string, nodes: Node[]) =>
-      make("div", { class: "line", set: { role: "group", "aria-label": name } }, make("span", { class: "label" }, name), ...nodes);
     replace(
       this.words,
       group(encoder ? say("ofWord") : say("source"), source),
@@ -403,7 +429,7 @@ export class StepsPage {
     this.next.hidden = this.panel.element.hidden = !answer;
     if (!answer) return;
     const weights = answer.tables.find(({ key }) => key === "weights");
-    const row = weights?.rows[0].cells ?? [];
+    const row = weights?.rows[answer.queries?.length ? this.state.request.word - 1 : 0]?.cells ?? [];
     const texts = this.covers.any("weights") ? [] : row.map((cell) => (Array.isArray(cell) ? cell[0] : (cell ?? "")));
     this.panel.show(answer, this.state.request.changes, say, texts);
     const [before, after] = answer.next ?? [];
@@ -430,10 +456,11 @@ export class StepsPage {
   private paintFoot(): void {
     this.foot.hidden = !this.answer;
     if (!this.answer) return;
-    const { command } = this.answer;
+    const { answer } = this;
+    const { command } = answer;
     replace(
       this.foot,
-      this.source.live ? undefined : make("p", {}, this.say("offline", `${command} --serve`)),
+      this.source.live ? undefined : make("p", {}, this.say(answer.sentence === undefined ? "offlineExample" : "offline", `${command} --serve`)),
       make("p", {}, `${this.say("command")}: `, make("code", {}, command)),
     );
   }

@@ -26,9 +26,10 @@ export class WhatIfPanel {
   private scale?: HTMLInputElement;
   private reset?: HTMLButtonElement;
 
-  /** `single`: a change takes the place of the one before. */
+  /** `allowed`: whether changes can be made together; where they cannot, the last takes the place of those before. */
   constructor(
-    private readonly single: boolean,
+    private readonly live: boolean,
+    private readonly allowed: (changes: string[]) => boolean,
     private readonly change: (changes: string[]) => void,
   ) {}
 
@@ -55,24 +56,28 @@ export class WhatIfPanel {
   private read: () => Changes = () => readChanges([]);
 
   private update(edit: (changes: Changes) => void): void {
-    const changes = this.single ? readChanges([]) : this.read();
-    edit(changes);
-    this.change(writeChanges(changes));
+    const [joint, single] = [this.read(), readChanges([])].map((changes) => {
+      edit(changes);
+      return writeChanges(changes);
+    });
+    this.change(this.allowed(joint) ? joint : single);
   }
 
   private make(answer: Answer, say: Say): void {
-    const { keys = [], scores = [], attended = [] } = answer;
+    const { keys = [], scores = [], attended = [], adds = true, drops = false } = answer;
+    const own = answer.sentence === undefined ? "given" : "trained";
     const named = (score: string) => score.replace("_", " ");
     const choices = scores.map((score, at) =>
-      at === 0 ? { value: "", label: say("trained", named(score)) } : { value: score, label: named(score) },
+      at === 0 ? { value: "", label: say(own, named(score)) } : { value: score, label: named(score) },
     );
+    this.score = undefined;
     const score = select(say("score"), choices, "", (value) =>
       this.update((changes) => {
         changes.score = value;
         if (value !== "scaled_dot" && scores[0] !== "scaled_dot") changes.unscaled = false;
       }),
     );
-    this.score = score.querySelector("select") as HTMLSelectElement;
+    if (scores.length) this.score = score.querySelector("select") as HTMLSelectElement;
     this.scale = undefined;
     let scale: HTMLElement | undefined;
     if (answer.scaled) {
@@ -83,24 +88,25 @@ export class WhatIfPanel {
       scale = make("label", { class: "check" }, this.scale, say("scale"));
     }
     this.reset = button(say("reset"), () => this.change([]), { class: "reset" });
-    this.rows = keys.map((key, at) => this.row(shownToken(key, say), at, attended[at] ?? true, say));
+    this.rows = keys.map((key, at) => this.row(shownToken(key, say), at, attended[at] ?? true, drops, say));
     const oneHead = answer.request?.head !== null;
-    const head = [say("key"), say("attend"), say("add"), ...(oneHead ? [say("weight")] : [])];
+    const weighed = oneHead && answer.tables.some(({ key }) => key === "weights");
+    const head = [say("key"), say("attend"), ...(adds ? [say("add")] : []), ...(weighed ? [say("weight")] : [])];
     const body = this.rows.map((row, at) =>
       make(
         "tr",
         {},
         make("th", { set: { scope: "row" } }, shownToken(keys[at], say)),
         make("td", {}, row.attend),
-        make("td", { class: "drag" }, row.slider, row.added),
-        oneHead && make("td", { class: "weight" }, row.weight),
+        adds && make("td", { class: "drag" }, row.slider, row.added),
+        weighed && make("td", { class: "weight" }, row.weight),
       ),
     );
     replace(
       this.element,
       make("h2", { set: { id: "what-if-title" } }, say("whatIf")),
       !oneHead && make("p", { class: "muted" }, say("allHeadsNote")),
-      make("div", { class: "score" }, score, scale),
+      make("div", { class: "score" }, this.score && score, scale),
       make(
         "div",
         { class: "keys" },
@@ -115,15 +121,16 @@ export class WhatIfPanel {
     );
   }
 
-  private row(key: string, at: number, attended: boolean, say: Say): KeyRow {
-    const { least, most, step } = this.single ? STORED_RANGE : LIVE_RANGE;
+  private row(key: string, at: number, attended: boolean, drops: boolean, say: Say): KeyRow {
+    const { least, most, step } = this.live ? LIVE_RANGE : STORED_RANGE;
     const attend = make("input", {
       set: { type: "checkbox", "aria-label": say("attendTo", key) },
       on: {
         change: () =>
-          this.update(({ flipped }) => {
-            if (attend.checked === attended) flipped.delete(at + 1);
-            else flipped.add(at + 1);
+          this.update(({ flipped, dropped }) => {
+            const changed = drops ? dropped : flipped;
+            if (attend.checked === attended) changed.delete(at + 1);
+            else changed.add(at + 1);
           }),
       },
     });

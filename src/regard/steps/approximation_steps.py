@@ -8,16 +8,18 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from ..approximations import Linformer
-from ..kernels.validation import make_problem
 from ..linear import FavorPlus, Relu, linear_attention_with_state
 from ..linear.linear_arguments import LinearOptions
 from ..nn import LengthProjection
 from .layer_steps import linear_walkthrough
 from .step_table import StepTable, Walkthrough, make_table
 from .table_formats import number_text
-from .walkthrough import TITLE, product_example, walkthrough
+from .walkthrough import TITLE, matrix_example, walkthrough
+from .what_if import WhatIf
 from .wording import Wording
+
+PAIRS = ("scores", "scaled_scores", "bias", "mask", "masked_scores", "exponentials")
+"""Tables of queries and mixtures before their weights."""
 
 
 def state_tables(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> list[StepTable]:
@@ -54,14 +56,19 @@ def state_walkthrough(query: Tensor, key: Tensor, value: Tensor, **options: Unpa
     return Walkthrough(TITLE, (*inputs, *state_tables(query, key, value, **options)))
 
 
-def favor_walkthrough(query: Tensor, key: Tensor, value: Tensor, features: FavorPlus) -> Walkthrough:
+def favor_walkthrough(
+    query: Tensor, key: Tensor, value: Tensor, features: FavorPlus, what_if: WhatIf | None = None
+) -> Walkthrough:
     """Attention by FAVOR+ features as tables, beside the exact weights of the same queries and keys.
+
+    what_if: keys that are masked for all queries, in both.
 
     Shapes: query (M, D), key (N, D), value (N, Dv).
     """
-    exact = walkthrough(query, key, value)
+    exact = walkthrough(query, key, value, what_if=what_if)
     query_features, key_features = features(query), features(key)
-    mapped = linear_walkthrough(query_features, key_features, value, feature_map=Relu())  # features are above 0
+    above_0 = Relu()  # leaves the features as they are
+    mapped = linear_walkthrough(query_features, key_features, value, feature_map=above_0, what_if=what_if)
     rows = [f"w{row}" for row in range(1, features.num_features + 1)]
     last = query[-1] * features.dim**-0.25
     exponent = f"{_text(features.matrix[0] @ last)} - {_text(last @ last / 2)}"
@@ -72,7 +79,7 @@ def favor_walkthrough(query: Tensor, key: Tensor, value: Tensor, features: Favor
         make_table("random_rows", features.matrix, rows),
         make_table("query_features", query_features, names, rows, wording="favor_query", example=example),
         make_table("key_features", key_features, others, rows, wording="favor_key"),
-        mapped["scores"],
+        *(table for table in mapped.tables if table.key in ("scores", "mask", "masked_scores")),
         replace(exact["exponentials"], key="exact.exponentials", title=_exact(exact["exponentials"])),
         mapped["weights"],
         replace(exact["weights"], key="exact.weights", title=_exact(exact["weights"])),
@@ -82,8 +89,12 @@ def favor_walkthrough(query: Tensor, key: Tensor, value: Tensor, features: Favor
     return Walkthrough(TITLE, tables)
 
 
-def mixture_walkthrough(query: Tensor, key: Tensor, value: Tensor, projection: LengthProjection) -> Walkthrough:
+def mixture_walkthrough(
+    query: Tensor, key: Tensor, value: Tensor, projection: LengthProjection, what_if: WhatIf | None = None
+) -> Walkthrough:
     """softmax( Q (E K)ᵀ / √D ) (E V) of one head as tables, and the weight of each value beside the exact one.
+
+    what_if: a change to the pairs of queries and mixtures.
 
     Shapes: query (M, D), key (N, D), value (N, Dv), projection of one head to `rank` mixtures.
     """
@@ -91,21 +102,20 @@ def mixture_walkthrough(query: Tensor, key: Tensor, value: Tensor, projection: L
         matrix = projection.weight[0, :, : len(key)]
         mixtures = [f"m{row}" for row in range(1, len(matrix) + 1)]
         keys, values = (projection(rows[None, None])[0, 0] for rows in (key, value))
-        steps = walkthrough(query, keys, values, keys=mixtures)
+        steps = walkthrough(query, keys, values, keys=mixtures, what_if=what_if)
         exact = walkthrough(query, key, value)
-        problem = make_problem(query, key, value)
-        tile = Linformer(matrix).weights(problem).tile(slice(None), slice(None), slice(None))
+        weights = steps["weights"].numbers @ matrix.double()
     names, others = exact["query"].rows, exact["key"].rows
-    example = product_example(steps["weights"].numbers[0], matrix[:, 0].double(), tile[0, 0, 0, 0])
+    example = matrix_example(steps["weights"].numbers, matrix.double(), weights, names, others)
     tables = (
         *exact.tables[:3],
         make_table("mixing_matrix", matrix, mixtures, others),
         make_table("mixed_key", keys, mixtures),
         make_table("mixed_value", values, mixtures),
-        *(table for table in steps.tables if table.key in ("scores", "scaled_scores", "exponentials")),
+        *(table for table in steps.tables if table.key in PAIRS),
         replace(steps["weights"], key="shares"),
         steps["context"],
-        make_table("weights", tile[0, 0], names, others, wording="mixture_weights", sums="rows", example=example),
+        make_table("weights", weights, names, others, wording="mixture_weights", sums="rows", example=example),
         replace(exact["weights"], key="exact.weights", title=_exact(exact["weights"])),
         replace(exact["context"], key="exact.context", title=_exact(exact["context"])),
     )

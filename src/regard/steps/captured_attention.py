@@ -21,12 +21,13 @@ from .what_if import WhatIf
 class CapturedAttention:
     """Attention of one module: stores its last problem, and computes it changed for one row of one head.
 
-    head: None for all heads. Used as `compute` of an `AttentionSubstitute`.
+    head: None for all heads. row: None for all rows, where the pairs of the change name theirs. Used as `compute` of an
+    `AttentionSubstitute`.
     """
 
     names: Mapping[nn.Module, str]
     head: int | None
-    row: int
+    row: int | None
     what_if: WhatIf | None
     problems: list[Problem] = field(default_factory=list)
 
@@ -34,10 +35,11 @@ class CapturedAttention:
         """Store the problem, and return the changed result; None where nothing is changed."""
         if not find_call_site(self.names).name:
             return None
-        row = self.row if problem.queries > 1 else 0
+        row = slice(None) if self.row is None else self.row if problem.queries > 1 else 0
         changed = problem
         if self.what_if is not None:
-            changed = _for_row(self.what_if, row).apply(problem)
+            what_if = self.what_if if isinstance(row, slice) else _for_row(self.what_if, row)
+            changed = what_if.apply(problem)
         self.problems.append(changed)
         if changed is problem:
             return None

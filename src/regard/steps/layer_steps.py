@@ -16,6 +16,7 @@ from ..nn import Attention
 from .captured_attention import CapturedAttention, captured_calls
 from .step_table import StepTable, Walkthrough, make_table, relabelled
 from .walkthrough import TITLE, HeadView, attention_tables
+from .what_if import WhatIf
 
 
 def layer_walkthrough(
@@ -25,6 +26,7 @@ def layer_walkthrough(
     *,
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
+    what_if: WhatIf | None = None,
 ) -> Walkthrough:
     """concat_h( softmax( Q_h K_hᵀ / √d ) V_h ) W_o of a layer as tables: input, projections, each head, output.
 
@@ -39,6 +41,7 @@ def layer_walkthrough(
         memory: (1, N, memory dim), where keys and values come from another sequence.
         queries: names of the M queries.
         keys: names of the N keys.
+        what_if: a change before the softmax, in all heads.
 
     Raises:
         ConfigurationError: another kind of layer; a layer with an output gate.
@@ -62,7 +65,7 @@ def layer_walkthrough(
         )
     if query.ndim != 3 or len(query) != 1:
         raise ShapeError(f"query has the shape {tuple(query.shape)}; steps are those of one sequence, (1, length, dim)")
-    captured = CapturedAttention({layer: "the layer"}, 0, 0, None)
+    captured = CapturedAttention({layer: "the layer"}, None, None, what_if)
     projections = layer.projections
     with (
         torch.no_grad(),
@@ -96,6 +99,7 @@ def linear_walkthrough(
     head: int = 0,
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
+    what_if: WhatIf | None = None,
     **options: Unpack[LinearOptions],
 ) -> Walkthrough:
     """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j) of one head as tables: features, their products, weights, context.
@@ -111,6 +115,7 @@ def linear_walkthrough(
         head: which head, of tensors that have heads.
         queries: names of the M queries.
         keys: names of the N keys.
+        what_if: keys that are masked for all queries.
         options: as `regard.linear_attention` takes them.
 
     Raises:
@@ -124,6 +129,7 @@ def linear_walkthrough(
     """
     with torch.no_grad():
         problem = make_weights_problem(query, key, value, **options)
+        problem = problem if what_if is None else what_if.apply(problem)
         view = HeadView.of(problem, head=head, queries=queries, keys=keys)
         tables = [
             make_table("query", view.of_queries(query), view.query_names),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, nearest
 from .installed_mechanisms import MECHANISMS, choose_mechanism
-from .page_tables import left_out, page_tables
+from .page_tables import base_key, left_out, page_tables
 from .step_table import Walkthrough
 from .translation_steps import Kind, TranslatedSentence
 from .what_if import WhatIf
@@ -39,7 +39,8 @@ LONGEST_SENTENCE, MOST_CHANGES = 1000, 50
 class StepRequest:
     """What a page asks for, in the terms of the command: words, keys and source words are counted from 1.
 
-    mechanism: a name of `MECHANISMS`, "checkpoint", or "example:NAME" for a worked example, which has nothing else.
+    mechanism: a name of `MECHANISMS`, "checkpoint", or "example:NAME" for a worked example, which has a word, its query
+    whose row changes, and changes alone.
     layer: None for the last. head: None for all heads. changes: as `WhatIf.parse` reads them.
     """
 
@@ -106,6 +107,7 @@ class LiveSteps:
         self._translator = lru_cache(maxsize=None)(self._load)
         self._translated = lru_cache(maxsize=4)(self._translate)
         self._trained = lru_cache(maxsize=16)(self._steps)
+        self._example = lru_cache(maxsize=16)(worked_example)
 
     def options(self) -> dict[str, Any]:
         """What a page can choose from: mechanisms with their titles and sentences, and worked examples."""
@@ -128,11 +130,8 @@ class LiveSteps:
         Raises:
             CorpusError, ConfigurationError: as `translation_steps`, `WhatIf` and `worked_example`.
         """
-        if request.mechanism.startswith("example:"):
-            name = request.mechanism.removeprefix("example:")
-            shown = worked_example(name)
-            command = f"regard steps --example {shlex.quote(name)}"
-            return {"title": shown.title._asdict(), "tables": page_tables(shown), "command": command}
+        if example_name(request.mechanism):
+            return self._example_answer(request)
         request = self._resolved(request)
         translated = self._translated(request.mechanism, request.sentence)
         before, after, warnings = self.walkthroughs(request)
@@ -148,9 +147,10 @@ class LiveSteps:
             "attends": _attends(after),
             "attended": _attends(before),
             "scores": _scores(before),
-            "scaled": any(table.key == "scaled_scores" for table in before.tables)
-            or "score=scaled_dot" in request.changes,
-            "next": [_next_word(one) for one in ((before, after) if request.changes else (before,))],
+            "scaled": _is_scaled(before) or "score=scaled_dot" in request.changes,
+            "adds": True,
+            "drops": False,
+            "next": _next_words(before, after, request),
             "tables": page_tables(after, before if request.changes else None),
             "left_out": left_out(after, before),
             "command": self._command(request),
@@ -162,10 +162,43 @@ class LiveSteps:
         Raises:
             CorpusError, ConfigurationError: as `translation_steps` and `WhatIf`.
         """
+        if name := example_name(request.mechanism):
+            before = after = self._example(name)
+            if request.changes:
+                after = worked_example(name, WhatIf.parse(request.changes, _row(before, request)))
+            return before, after, ()
         request = self._resolved(request)
         before = self._trained(replace(request, changes=()))
         after = self._steps(request) if request.changes else before
         return before, after, self._translated(request.mechanism, request.sentence).warnings
+
+    def _example_answer(self, request: StepRequest) -> dict[str, Any]:
+        """The tables of a worked example, and what its page can change."""
+        before, after, _ = self.walkthroughs(request)
+        name = example_name(request.mechanism)
+        queries, keys = pair_names(before)
+        changes = EXAMPLES[name].changes
+        whole = "drop" in changes
+        row = len(queries) - 1 if whole else _row(before, request)
+        head = None if "head1.scores" in before.keys else 0
+        return {
+            "title": before.title._asdict(),
+            "request": asdict(
+                replace(StepRequest(request.mechanism), word=row + 1, head=head, changes=request.changes)
+            ),
+            "queries": () if whole else queries,
+            "keys": keys if changes else (),
+            "attends": _sees(after, row, keys),
+            "attended": _sees(before, row, keys),
+            "scores": _scores(before) if "score" in changes else (),
+            "scaled": ("scale" in changes and _is_scaled(before)) or "score=scaled_dot" in request.changes,
+            "adds": "add" in changes,
+            "drops": whole,
+            "next": _next_words(before, after, request),
+            "tables": page_tables(after, before if request.changes else None),
+            "left_out": left_out(after, before),
+            "command": shlex.join(_example_command(name, row, request.changes)),
+        }
 
     def _resolved(self, request: StepRequest) -> StepRequest:
         """The request with the head and layer that its mechanism has.
@@ -230,6 +263,66 @@ class LiveSteps:
         return shlex.join(parts)
 
 
+def example_name(mechanism: str) -> str:
+    """The name of the worked example that a mechanism is; "" for a translator.
+
+    >>> example_name("example:flash")
+    'flash'
+    """
+    return mechanism.removeprefix("example:") if mechanism.startswith("example:") else ""
+
+
+def pair_names(shown: Walkthrough) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the queries and keys of a worked example, as its scores have them.
+
+    >>> pair_names(worked_example("ring"))
+    (('q3', 'q4'), ('k1', 'k2', 'k3', 'k4'))
+    """
+    scores = [table for table in shown.tables if base_key(table) == "scores"]
+    if not scores:
+        return (), ()
+    keys = dict.fromkeys(name for table in scores for name in table.columns)  # of all heads, or of all hops
+    order = next((table.rows for table in shown.tables if base_key(table) == "key"), ())
+    return scores[0].rows, tuple(name for name in order if name in keys) or tuple(keys)
+
+
+def _row(shown: Walkthrough, request: StepRequest) -> int:
+    """The query whose row a request changes, counted from 0.
+
+    Raises:
+        ConfigurationError: there is no such query.
+    """
+    count = len(pair_names(shown)[0]) or 1
+    if request.word > count:
+        raise ConfigurationError(f"query {request.word} is not there: the worked example has {count}, counted from 1")
+    return request.word - 1
+
+
+def _sees(shown: Walkthrough, row: int, keys: Sequence[str]) -> list[bool]:
+    """Which keys the mask leaves to a row of a worked example: those whose score is above -inf."""
+    bases = [base_key(table) for table in shown.tables]
+    base = "masked_scores" if "masked_scores" in bases else "scores"
+    known: dict[str, bool] = {}
+    for table, name in zip(shown.tables, bases, strict=True):
+        if name in ("scores", base):
+            known |= dict(zip(table.columns, table.numbers[row].isfinite().tolist(), strict=True))
+    return [known.get(key, True) for key in keys]
+
+
+def _is_scaled(shown: Walkthrough) -> bool:
+    return any(base_key(table) == "scaled_scores" for table in shown.tables)
+
+
+def _example_command(name: str, row: int, changes: Sequence[str]) -> list[str]:
+    """The command that prints the same tables of a worked example."""
+    parts = ["regard", "steps", "--example", name]
+    if changes:
+        parts += ["--word", str(row + 1)]
+    for change in changes:
+        parts += ["--what-if", change]
+    return parts
+
+
 def _attends(shown: Walkthrough) -> list[bool]:
     """Which keys the mask leaves to the first row."""
     mask = next((table for table in shown.tables if table.key == "mask"), None)
@@ -240,7 +333,7 @@ def _attends(shown: Walkthrough) -> list[bool]:
 
 def _scores(trained: Walkthrough) -> list[str]:
     """The score that the attention was trained with, then those that can take its place."""
-    keys = trained.keys
+    keys = {base_key(table) for table in trained.tables}
     if "score_vector" in keys:
         own = "additive"
     elif "projected_query" in keys:
@@ -250,6 +343,15 @@ def _scores(trained: Walkthrough) -> list[str]:
     return [own, *(name for name in ("dot", "scaled_dot") if name != own)]
 
 
-def _next_word(shown: Walkthrough) -> Mapping[str, str]:
+def _next_words(before: Walkthrough, after: Walkthrough, request: StepRequest) -> list[Mapping[str, str]]:
+    """The next word, and the one after the changes; none of an example that predicts none."""
+    if "prediction" not in before.keys:
+        return []
+    return [next_word(one) for one in ((before, after) if request.changes else (before,))]
+
+
+def next_word(shown: Walkthrough) -> Mapping[str, str]:
+    """The most probable next word of a walkthrough that predicts one, and its probability."""
     table = shown["prediction"]
-    return {"word": table.columns[0], "probability": f"{float(table.numbers[0, 0]):.3f}"}
+    most = int(table.numbers[0].argmax())
+    return {"word": table.columns[most], "probability": f"{float(table.numbers[0, most]):.3f}"}

@@ -50,7 +50,7 @@ def page_tables(shown: Walkthrough, before: Walkthrough | None = None) -> list[d
     tables = []
     for table in shown.tables:
         other = before.counterpart(table)
-        if other is not None and _base(table) == EXPONENTIALS and table.formula != other.formula:
+        if other is not None and base_key(table) == EXPONENTIALS and table.formula != other.formula:
             other = table  # with and without the largest score they are not comparable
         tables.append(_page_table(table.compared(other), other))
     return tables
@@ -77,7 +77,7 @@ def _page_table(table: StepTable, before: StepTable | None) -> dict[str, Any]:
             was = known.get((name, table.columns[column]), "")
             cells.append([text, was] if marked is not None and marked[at][column] and text != was else text)
         rows.append({"name": name, "cells": cells})
-    base = _base(table)
+    base = base_key(table)
     values: dict[str, Any] = {
         "key": table.key,
         "title": {"en": table.title.en, "ko": table.title.text("ko")},
@@ -101,7 +101,7 @@ def _page_table(table: StepTable, before: StepTable | None) -> dict[str, Any]:
     return values
 
 
-def _base(table: StepTable) -> str:
+def base_key(table: StepTable) -> str:
     """The name of a table's step, without that of its head, hop or query: "weights" of "head2.weights"."""
     parts = table.key.split(".")
     return parts[1] if parts[0].startswith(("head", "hop")) and len(parts) > 1 else parts[0]

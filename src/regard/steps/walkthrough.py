@@ -215,12 +215,12 @@ def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTab
     """The tables from the scores to the context, of a problem whose projections are done."""
     problem, names = view.problem, view.query_names
     linear = problem.normalizer_name == "linear"
-    tables = [*_scores(view, score), *_mask_and_bias(view)]
+    tables = score_tables(view, score)
     scores = view.of_pairs(problem.scores())
-    parts = scores[0] if linear else None  # whose shares of their sum are the weights
+    parts = scores if linear else None  # whose shares of their sum are the weights
     if problem.normalizer is None:
         tables.append(exponentials := _exponentials(view, scores))
-        parts = exponentials.numbers[0]
+        parts = exponentials.numbers
     weights = view.of_pairs(observe_problem(problem, [Weights()])[Weights()])
     context = view.of_queries(run_problem(problem).output)
     weighted = "linear_weights" if linear else "weights"
@@ -234,7 +234,7 @@ def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTab
             view.keys,
             wording=weighted,
             sums="rows",
-            example="" if parts is None else quotient_example(parts, weights[0]),
+            example="" if parts is None else quotient_example(parts, weights, names, view.keys),
         )
     )
     tables += [
@@ -248,8 +248,16 @@ def attention_tables(view: HeadView, score: Score | None = None) -> list[StepTab
         )
         for at, row in enumerate(view.rows)
     ]
-    example = product_example(weights[0], view.values(0)[:, 0], context[0, 0])
+    products = torch.stack([weights[at].unsqueeze(-1) * view.values(at) for at in range(len(names))])
+    row, column = telling_cell(products.transpose(-1, -2))
+    example = product_example(weights[row], view.values(row)[:, column], context[row, column])
+    example = named_cell(example, (row, column), names, feature_names(context))
     return [*tables, make_table("context", context, names, example=example)]
+
+
+def score_tables(view: HeadView, score: Score | None = None) -> list[StepTable]:
+    """The tables of the scores, before the mask and bias and with them."""
+    return [*_scores(view, score), *_mask_and_bias(view)]
 
 
 def product_example(left: Tensor, right: Tensor, result: Tensor) -> str:
@@ -260,13 +268,42 @@ def product_example(left: Tensor, right: Tensor, result: Tensor) -> str:
     return f"{' + '.join(terms)} = {number_text(float(result), 3)}"
 
 
-def quotient_example(parts: Tensor, shares: Tensor) -> str:
-    """The first share as the quotient of its part and the sum of all; empty for sums of 0 or too long to read."""
+def matrix_example(left: Tensor, right: Tensor, result: Tensor, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """One number of the product of matrices (M, T) and (T, N) written out: the first of those with the most terms."""
+    row, column = cell = telling_cell(left.unsqueeze(1) * right.T)
+    return named_cell(product_example(left[row], right[:, column], result[cell]), cell, rows, columns)
+
+
+def quotient_example(parts: Tensor, shares: Tensor, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """One share as the quotient of its part and the sum of its row; empty for sums of 0 or too long to read.
+
+    parts: (M, N), or with more columns behind the N, as that of a sink.
+    """
     parts = parts.clamp(min=0.0)  # -inf, of masked pairs of linear attention, counts as 0
-    if not 1 < len(parts) <= LONGEST_EXAMPLE or not bool(parts.any()):
+    if not 1 < parts.shape[-1] <= LONGEST_EXAMPLE or not bool(parts.any()):
         return ""
-    texts = [number_text(part, 3) for part in parts.tolist()]
-    return f"{texts[0]} / ({' + '.join(texts)}) = {number_text(float(shares[0]), 3)}"
+    own = parts[:, : shares.shape[-1]]
+    row, column = cell = telling_cell(torch.where((own > 0).unsqueeze(-1), parts.unsqueeze(1), 0.0))
+    texts = [number_text(part, 3) for part in parts[row].tolist()]
+    example = f"{texts[column]} / ({' + '.join(texts)}) = {number_text(float(shares[cell]), 3)}"
+    return named_cell(example, cell, rows, columns)
+
+
+def telling_cell(terms: Tensor) -> tuple[int, int]:
+    """The first cell, row by row, with the most terms that are not 0, of terms (M, N, T)."""
+    counts = (terms != 0).sum(-1)
+    at = counts.flatten().tolist().index(int(counts.max()))
+    return at // counts.shape[1], at % counts.shape[1]
+
+
+def named_cell(example: str, cell: tuple[int, int], rows: Sequence[str], columns: Sequence[str]) -> str:
+    """An example with the row and column of its cell in front, where that is not the first of its table."""
+    return f"{rows[cell[0]]}, {columns[cell[1]]}: {example}" if example and cell != (0, 0) else example
+
+
+def feature_names(numbers: Tensor) -> list[str]:
+    """The columns of a table of features: 1, 2, ..."""
+    return [str(feature) for feature in range(1, numbers.shape[-1] + 1)]
 
 
 def _projections(score: object, query: Tensor, key: Tensor, view: HeadView) -> Iterator[StepTable]:
@@ -294,7 +331,7 @@ def _scores(view: HeadView, score: Score | None) -> Iterator[StepTable]:
         yield from _additive_scores(view, pairs)
     elif isinstance(pairs, DotPairs):
         scores = view.of_pairs(replace(pairs, scale=1.0).scores())
-        example = product_example(view.of_queries(pairs.query)[0], view.of_keys(pairs.key)[0], scores[0, 0])
+        example = matrix_example(view.of_queries(pairs.query), view.of_keys(pairs.key).T, scores, names, view.keys)
         wording = SCORE_STEPS.get(type(score), "scores")
         if problem.normalizer_name == "linear":
             wording = "feature_products"
@@ -302,7 +339,9 @@ def _scores(view: HeadView, score: Score | None) -> Iterator[StepTable]:
         if pairs.scale != 1.0:
             scaled = view.of_pairs(pairs.scores())
             scale = _factor(pairs.scale)
-            example = f"{_factor(float(scores[0, 0]))} · {scale} = {number_text(float(scaled[0, 0]), 3)}"
+            cell = telling_cell(scaled.unsqueeze(-1))
+            example = f"{_factor(float(scores[cell]))} · {scale} = {number_text(float(scaled[cell]), 3)}"
+            example = named_cell(example, cell, names, view.keys)
             yield make_table("scaled_scores", scaled, names, view.keys, fill=scale, example=example)
     else:
         yield make_table("scores", view.of_pairs(pairs.scores()), names, view.keys, wording="feature_products")
@@ -324,7 +363,8 @@ def _additive_scores(view: HeadView, pairs: AdditivePairs) -> Iterator[StepTable
         yield make_table(f"tanh.{row + 1}", tanh[at], view.keys, wording="tanh")
     yield make_table("score_vector", pairs.weight, ["v"])
     scores = view.of_pairs(pairs.scores())
-    example = product_example(pairs.weight, tanh[0, 0], scores[0, 0])
+    cell = telling_cell(tanh * pairs.weight)
+    example = named_cell(product_example(pairs.weight, tanh[cell], scores[cell]), cell, names, view.keys)
     yield make_table("scores", scores, names, view.keys, wording="additive_scores", example=example)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from .step_table import Walkthrough, make_table, numbered
 from .table_formats import number_text
 from .translation_steps import BAHDANAU_STEPS, LUONG_STEPS
 from .walkthrough import product_example, walkthrough
+from .what_if import CHANGES, ChangeKind, WhatIf
 from .wording import Wording
 
 STATE = ((1.0, 0.0),)
@@ -50,14 +51,16 @@ PARTS_OF_SPEECH = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1
 
 Rows = Sequence[Sequence[float]]
 Module = TypeVar("Module", bound=nn.Module)
+Make: TypeAlias = Callable[..., Walkthrough]
 
 
 @dataclass(frozen=True)
 class WorkedExample:
-    """A named example: its title, and the function that computes its tables."""
+    """A named example: its title, the function that computes its tables, and which kinds of changes it takes."""
 
     title: Wording
-    make: Callable[[], Walkthrough]
+    make: Make
+    changes: tuple[ChangeKind, ...] = CHANGES
 
 
 TITLES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -67,11 +70,12 @@ EXAMPLES: dict[str, WorkedExample] = {}
 """The worked examples by name, in the order in which the mechanisms were published."""
 
 
-def worked_example(name: str) -> Walkthrough:
-    """The tables of a worked example of `EXAMPLES`, under its title.
+def worked_example(name: str, what_if: WhatIf | None = None) -> Walkthrough:
+    """The tables of a worked example of `EXAMPLES`, under its title, with a change where one is given.
 
     Raises:
-        ConfigurationError: there is no example of that name; the message lists those that there are.
+        ConfigurationError: there is no example of that name, and the message lists those that there are; or it does not
+            take such a change.
 
     >>> from regard.steps import worked_example
     >>> print(worked_example("luong-dot")["scores"])
@@ -83,14 +87,17 @@ def worked_example(name: str) -> Walkthrough:
     if name not in EXAMPLES:
         raise ConfigurationError(f"there is no worked example {name!r}; {nearest(name, EXAMPLES)}")
     example = EXAMPLES[name]
-    return replace(example.make(), title=example.title)
+    if what_if is not None and (wrong := [kind for kind in what_if.kinds if kind not in example.changes]):
+        takes = ", ".join(example.changes) or "no change"
+        raise ConfigurationError(f"the worked example {name!r} has no {wrong[0]} to change; it takes {takes}")
+    return replace(example.make(what_if), title=example.title)
 
 
-def _example(name: str) -> Callable[[Callable[[], Walkthrough]], Callable[[], Walkthrough]]:
-    """Register a function as the example of that name."""
+def _example(name: str, changes: tuple[ChangeKind, ...] = CHANGES) -> Callable[[Make], Make]:
+    """Register a function as the example of that name, which takes such changes."""
 
-    def register(make: Callable[[], Walkthrough]) -> Callable[[], Walkthrough]:
-        EXAMPLES[name] = WorkedExample(Wording(**TITLES[name]), make)
+    def register(make: Make) -> Make:
+        EXAMPLES[name] = WorkedExample(Wording(**TITLES[name]), make, changes)
         return make
 
     return register
@@ -109,10 +116,10 @@ def _fill(module: Module, **matrices: Sequence[Sequence[float]] | Sequence[float
     return module
 
 
-def _decoder_step(score: scores.Score, **options: object) -> Walkthrough:
+def _decoder_step(score: scores.Score, what_if: WhatIf | None) -> Walkthrough:
     """One decoder state over the annotations of a source of three words."""
     state, annotations = _matrix(STATE), _matrix(ANNOTATIONS)
-    return walkthrough(state, annotations, annotations, score=score, queries=["s1"], keys=SOURCE, **options)  # type: ignore[arg-type]
+    return walkthrough(state, annotations, annotations, score=score, queries=["s1"], keys=SOURCE, what_if=what_if)
 
 
 def _whole_layer(
@@ -133,10 +140,10 @@ def _whole_layer(
     return Attention(projections).eval()
 
 
-def _six_words(mask: masks.Mask) -> Walkthrough:
+def _six_words(mask: masks.Mask, what_if: WhatIf | None) -> Walkthrough:
     """Six positions under a mask, of which the last three have the numbers of the first three."""
     query, key, value = (_matrix(2 * rows) for rows in (QUERIES, KEYS, VALUES))
-    return walkthrough(query, key, value, score=scores.Dot(), mask=mask)
+    return walkthrough(query, key, value, score=scores.Dot(), mask=mask, what_if=what_if)
 
 
 def _after_luong(attention: Walkthrough) -> Walkthrough:
@@ -182,7 +189,7 @@ def _after_bahdanau(attention: Walkthrough) -> Walkthrough:
     return replace(attention, tables=numbered([*attention.tables, *tables], BAHDANAU_STEPS))
 
 
-def _local_step(window: recurrent.MonotonicWindow | recurrent.PredictiveWindow) -> Walkthrough:
+def _local_step(window: recurrent.MonotonicWindow | recurrent.PredictiveWindow, what_if: WhatIf | None) -> Walkthrough:
     """One decoder state, at target step 2, over the window of a source of four words."""
     state, annotations = _matrix((STATE,)), _matrix((LONGER_ANNOTATIONS,))
     encoded = Encoded(annotations, torch.tensor([len(LONGER_SOURCE)]), annotations[:, -1])
@@ -198,6 +205,7 @@ def _local_step(window: recurrent.MonotonicWindow | recurrent.PredictiveWindow) 
         bias=bias,
         queries=["s2"],
         keys=LONGER_SOURCE,
+        what_if=what_if,
     )
     if not (isinstance(window, recurrent.PredictiveWindow) and isinstance(bias, Gaussian)):
         return steps
@@ -210,14 +218,14 @@ def _local_step(window: recurrent.MonotonicWindow | recurrent.PredictiveWindow) 
 
 
 @_example("bahdanau")
-def _bahdanau() -> Walkthrough:
+def _bahdanau(what_if: WhatIf | None = None) -> Walkthrough:
     score = scores.Additive(2, 2, 2)
     _fill(score, query_weight=[[1, 0], [0, 1]], key_weight=[[1, 0], [1, -1]], weight=[1, 2])
-    return _after_bahdanau(_decoder_step(score))
+    return _after_bahdanau(_decoder_step(score, what_if=what_if))
 
 
-@_example("coverage")
-def _coverage() -> Walkthrough:
+@_example("coverage", ("flip", "add"))
+def _coverage(what_if: WhatIf | None = None) -> Walkthrough:
     score = scores.Additive(2, 2, 2)
     _fill(score, query_weight=[[1, 0], [0, 1]], key_weight=[[1, 0], [1, -1]], weight=[1, 2])
     covered = _fill(recurrent.Covered(score), weight=[-1, -2])
@@ -227,150 +235,158 @@ def _coverage() -> Walkthrough:
         source = annotations[None]
         encoded = Encoded(source, torch.tensor([len(SOURCE)]), source[:, -1])
         term = covered(score, state[None], recurrent.RecurrentMemory(encoded, score.project_key(source)), before)[0]
-    steps = walkthrough(state, annotations, annotations, score=score, bias=term, queries=["s2"], keys=SOURCE)
+    steps = walkthrough(
+        state, annotations, annotations, score=score, bias=term, queries=["s2"], keys=SOURCE, what_if=what_if
+    )
     coverage = make_table("coverage", before, ["c2"], SOURCE)
     at = steps.keys.index("bias")
     return replace(steps, tables=(*steps.tables[:at], coverage, *steps.tables[at:]))
 
 
 @_example("luong-dot")
-def _luong_dot() -> Walkthrough:
-    return _after_luong(_decoder_step(scores.Dot()))
+def _luong_dot(what_if: WhatIf | None = None) -> Walkthrough:
+    return _after_luong(_decoder_step(scores.Dot(), what_if=what_if))
 
 
 @_example("luong-general")
-def _luong_general() -> Walkthrough:
-    return _decoder_step(_fill(scores.General(2, 2), weight=[[1, 1], [0, 2]]))
+def _luong_general(what_if: WhatIf | None = None) -> Walkthrough:
+    return _decoder_step(_fill(scores.General(2, 2), weight=[[1, 1], [0, 2]]), what_if=what_if)
 
 
 @_example("luong-concat")
-def _luong_concat() -> Walkthrough:
-    return _decoder_step(_fill(scores.Concat(2, 2, 2), matrix=[[1, 0, 1, 0], [0, 1, 0, -1]], weight=[2, 1]))
+def _luong_concat(what_if: WhatIf | None = None) -> Walkthrough:
+    return _decoder_step(
+        _fill(scores.Concat(2, 2, 2), matrix=[[1, 0, 1, 0], [0, 1, 0, -1]], weight=[2, 1]), what_if=what_if
+    )
 
 
-@_example("luong-location")
-def _luong_location() -> Walkthrough:
-    return _decoder_step(_fill(scores.Location(2, 3), weight=[[2, 0], [1, 1], [0, 3]]))
+@_example("luong-location", ("flip", "add"))
+def _luong_location(what_if: WhatIf | None = None) -> Walkthrough:
+    return _decoder_step(_fill(scores.Location(2, 3), weight=[[2, 0], [1, 1], [0, 3]]), what_if=what_if)
 
 
 @_example("local-m")
-def _local_m() -> Walkthrough:
-    return _local_step(recurrent.MonotonicWindow(radius=1))
+def _local_m(what_if: WhatIf | None = None) -> Walkthrough:
+    return _local_step(recurrent.MonotonicWindow(radius=1), what_if=what_if)
 
 
 @_example("local-p")
-def _local_p() -> Walkthrough:
+def _local_p(what_if: WhatIf | None = None) -> Walkthrough:
     window = recurrent.PredictiveWindow(2, radius=1)
     _fill(window.hidden, weight=[[0, 1], [0, 2]])
     _fill(window.centre, weight=[[1, 1]])
-    return _local_step(window)
+    return _local_step(window, what_if=what_if)
 
 
 @_example("scaled-dot-product")
-def _scaled_dot_product() -> Walkthrough:
+def _scaled_dot_product(what_if: WhatIf | None = None) -> Walkthrough:
     query = _matrix(((2, 0, 0, 0), (1, 1, 1, 1), (0, 2, 0, 2))).float()
     key = _matrix(((1, 0, 0, 1), (0, 1, 0, 1), (1, 1, 2, 0))).float()
-    return walkthrough(query, key, _matrix(VALUES))
+    return walkthrough(query, key, _matrix(VALUES), what_if=what_if)
 
 
 @_example("saturation")
-def _saturation() -> Walkthrough:
+def _saturation(what_if: WhatIf | None = None) -> Walkthrough:
     query = torch.tensor([[2.0, 2.0, 2.0, 2.0]])
     key = _matrix(((1, 1, 1, 1), (1, 1, 1, 0), (0, 1, 1, 0))).float()
     before = walkthrough(query, key, _matrix(VALUES))
-    return walkthrough(query, key, _matrix(VALUES), scale=1.0).compared(before)
+    return walkthrough(query, key, _matrix(VALUES), scale=1.0, what_if=what_if).compared(before)
 
 
 @_example("projections")
-def _projections() -> Walkthrough:
+def _projections(what_if: WhatIf | None = None) -> Walkthrough:
     query = ((2, 0, 0, 0), (0, 2, 1, 0), (2, 1, 0, 0), (0, 0, 0, 0))
     key = ((0, 2, 0, 0), (2, 0, 0, 0), (0, 0, 2, 0), (0, 0, 0, 2))
     value = ((1, 0), (0, 3), (1, 1), (1, 0))
     layer = _whole_layer(1, query, key, value, ((1, 0, 1, 0), (0, 1, 0, 1)))
-    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
+    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS, what_if=what_if)
 
 
 @_example("self-attention")
-def _self_attention() -> Walkthrough:
+def _self_attention(what_if: WhatIf | None = None) -> Walkthrough:
     words = _matrix(SENTENCE)
-    return walkthrough(words, words, words, queries=WORDS, keys=WORDS)
+    return walkthrough(words, words, words, queries=WORDS, keys=WORDS, what_if=what_if)
 
 
 @_example("cross-attention")
-def _cross_attention() -> Walkthrough:
+def _cross_attention(what_if: WhatIf | None = None) -> Walkthrough:
     query = ((2, 0, 0, 0), (0, 2, 0, 0), (0, 0, 2, 0), (0, 1, 0, 0))
     key = ((2, 0, 0, 0), (0, 2, 0, 0), (0, 0, 2, 0))
     layer = _whole_layer(1, query, key, ((1, 0), (0, 3), (1, 1)), ((1, 0, 1, 0), (0, 1, 0, 1)))
     french, english = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 1.0)), ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
-    return layer_walkthrough(layer, _matrix((french,)), _matrix((english,)), queries=("le", "chat"), keys=WORDS)
+    return layer_walkthrough(
+        layer, _matrix((french,)), _matrix((english,)), queries=("le", "chat"), keys=WORDS, what_if=what_if
+    )
 
 
 @_example("multi-head")
-def _multi_head() -> Walkthrough:
+def _multi_head(what_if: WhatIf | None = None) -> Walkthrough:
     query = ((2, 0, 0, 1), (0, 1, 2, 0), (2, 0, 2, 0), (0, 0, 0, 0))
     key = ((0, 2, 0, 1), (2, 0, 0, 0), (0, 0, 2, 0), (0, 0, 0, 0))
     value = ((1, 0, 1, 0), (0, 3, 0, 2), (1, 1, 1, 0), (0, 0, 0, 1))
     output = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 1), (0, 0, 1, -1))
     layer = _whole_layer(2, query, key, value, output)
-    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
+    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS, what_if=what_if)
 
 
 @_example("causal-mask")
-def _causal_mask() -> Walkthrough:
-    return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=masks.causal())
+def _causal_mask(what_if: WhatIf | None = None) -> Walkthrough:
+    return walkthrough(
+        _matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=masks.causal(), what_if=what_if
+    )
 
 
 @_example("padding-mask")
-def _padding_mask() -> Walkthrough:
+def _padding_mask(what_if: WhatIf | None = None) -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
-    return walkthrough(*tensors, score=scores.Dot(), mask=masks.padding(lengths=[2]))
+    return walkthrough(*tensors, score=scores.Dot(), mask=masks.padding(lengths=[2]), what_if=what_if)
 
 
 @_example("prefix-mask")
-def _prefix_mask() -> Walkthrough:
+def _prefix_mask(what_if: WhatIf | None = None) -> Walkthrough:
     mask = masks.causal() | masks.prefix(2)
-    return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask)
+    return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask, what_if=what_if)
 
 
 @_example("document-mask")
-def _document_mask() -> Walkthrough:
+def _document_mask(what_if: WhatIf | None = None) -> Walkthrough:
     mask = masks.causal() & masks.documents([0, 0, 1])
-    return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask)
+    return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask, what_if=what_if)
 
 
 @_example("window-mask")
-def _window_mask() -> Walkthrough:
+def _window_mask(what_if: WhatIf | None = None) -> Walkthrough:
     mask = masks.causal() & masks.window(before=1)
-    return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask)
+    return walkthrough(_matrix(QUERIES), _matrix(KEYS), _matrix(VALUES), score=scores.Dot(), mask=mask, what_if=what_if)
 
 
 @_example("strided-mask")
-def _strided_mask() -> Walkthrough:
-    return _six_words(masks.causal() & (masks.window(before=1) | masks.strided(3)))
+def _strided_mask(what_if: WhatIf | None = None) -> Walkthrough:
+    return _six_words(masks.causal() & (masks.window(before=1) | masks.strided(3)), what_if=what_if)
 
 
 @_example("fixed-mask")
-def _fixed_mask() -> Walkthrough:
-    return _six_words(masks.causal() & masks.fixed(3, 1))
+def _fixed_mask(what_if: WhatIf | None = None) -> Walkthrough:
+    return _six_words(masks.causal() & masks.fixed(3, 1), what_if=what_if)
 
 
 @_example("dilated-mask")
-def _dilated_mask() -> Walkthrough:
-    return _six_words(masks.dilated(1, 2, after=1))
+def _dilated_mask(what_if: WhatIf | None = None) -> Walkthrough:
+    return _six_words(masks.dilated(1, 2, after=1), what_if=what_if)
 
 
 @_example("global-tokens")
-def _global_tokens() -> Walkthrough:
-    return _six_words(masks.window(before=1, after=1) | masks.global_tokens([0]))
+def _global_tokens(what_if: WhatIf | None = None) -> Walkthrough:
+    return _six_words(masks.window(before=1, after=1) | masks.global_tokens([0]), what_if=what_if)
 
 
 @_example("absolute-positions")
-def _absolute_positions() -> Walkthrough:
+def _absolute_positions(what_if: WhatIf | None = None) -> Walkthrough:
     words, names = _matrix(((2.0, 0.0), (0.0, 2.0), (2.0, 0.0))), ("the 1", "cat 2", "the 3")
     positions = _matrix(((0.0, 1.0), (1.0, 0.0), (0.0, -1.0)))  # sine and cosine of 0, 90 and 180 degrees
     weights = observe(words, words, words, Weights(), score=scores.Dot())[Weights()]
     inputs = words + positions
-    steps = walkthrough(inputs, inputs, inputs, score=scores.Dot(), queries=names, keys=names)
+    steps = walkthrough(inputs, inputs, inputs, score=scores.Dot(), queries=names, keys=names, what_if=what_if)
     tables = [
         make_table("embeddings", words, names),
         make_table("plain_weights", weights, names, names, sums="rows"),
@@ -381,24 +397,24 @@ def _absolute_positions() -> Walkthrough:
 
 
 @_example("alibi")
-def _alibi() -> Walkthrough:
+def _alibi(what_if: WhatIf | None = None) -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     bias = biases.alibi(torch.tensor([1.0]))
-    return walkthrough(*tensors, score=scores.Dot(), mask=masks.causal(), bias=bias)
+    return walkthrough(*tensors, score=scores.Dot(), mask=masks.causal(), bias=bias, what_if=what_if)
 
 
 @_example("relative-bias")
-def _relative_bias() -> Walkthrough:
+def _relative_bias(what_if: WhatIf | None = None) -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     bias = biases.clipped(torch.tensor([[-1.0, 0.0, 2.0]]), before=1, after=1)
-    return walkthrough(*tensors, score=scores.Dot(), bias=bias)
+    return walkthrough(*tensors, score=scores.Dot(), bias=bias, what_if=what_if)
 
 
 @_example("rotary")
-def _rotary() -> Walkthrough:
+def _rotary(what_if: WhatIf | None = None) -> Walkthrough:
     turn = Rotation(torch.tensor([[1.0], [0.0], [-1.0]]), torch.tensor([[0.0], [1.0], [0.0]]), "interleaved")
     query, key = _matrix(((1.0, 0.0),) * 3), _matrix(((1.0, 0.0), (1.0, 0.0), (2.0, 0.0)))
-    steps = walkthrough(turn.rotate(query), turn.rotate(key), _matrix(VALUES), score=scores.Dot())
+    steps = walkthrough(turn.rotate(query), turn.rotate(key), _matrix(VALUES), score=scores.Dot(), what_if=what_if)
     names = [("q1", "q2", "q3"), ("k1", "k2", "k3")]
     before = [
         make_table(f"unrotated_{kind}", tensor, rows)
@@ -411,28 +427,28 @@ def _rotary() -> Walkthrough:
 
 
 @_example("grouped-query")
-def _grouped_query() -> Walkthrough:
+def _grouped_query(what_if: WhatIf | None = None) -> Walkthrough:
     query = ((1, 0, 1, -1), (0, 1, 1, 0), (1, 0, 0, 1), (0, -1, 0, 0))
     key, value = ((0, 1), (2, 0), (0, 2), (0, 0)), ((1, 2), (3, 0), (0, 1), (1, 1))
     output = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
     layer = _whole_layer(4, query, key, value, output, key_heads=2)
-    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
+    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS, what_if=what_if)
 
 
 @_example("multi-query")
-def _multi_query() -> Walkthrough:
+def _multi_query(what_if: WhatIf | None = None) -> Walkthrough:
     query, key, value = ((1, 0), (0, 1), (1, 0), (0, -1)), ((0,), (2,), (0,), (0,)), ((1,), (3,), (0,), (1,))
     layer = _whole_layer(2, query, key, value, ((1, 0, 1, 0), (0, 1, 0, 1)), key_heads=1)
-    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS)
+    return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS, what_if=what_if)
 
 
 @_example("cache")
-def _cache() -> Walkthrough:
+def _cache(what_if: WhatIf | None = None) -> Walkthrough:
     query, key, value = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
     with torch.no_grad():
         before = KVCache().append(key[:, :, :2], value[:, :, :2])
         after = before.append(key[:, :, 2:], value[:, :, 2:])
-    steps = walkthrough(query[:, :, 2:], after.keys, after.values, score=scores.Dot(), queries=["q3"])
+    steps = walkthrough(query[:, :, 2:], after.keys, after.values, score=scores.Dot(), queries=["q3"], what_if=what_if)
     cached = (
         make_table("cached_key", before.keys[0, 0], ["k1", "k2"]),
         make_table("cached_value", before.values[0, 0], ["k1", "k2"]),
@@ -441,93 +457,100 @@ def _cache() -> Walkthrough:
 
 
 @_example("attention-sink")
-def _attention_sink() -> Walkthrough:
+def _attention_sink(what_if: WhatIf | None = None) -> Walkthrough:
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
-    return walkthrough(*tensors, score=scores.Dot(), sinks=torch.tensor([1.0]))
+    return walkthrough(*tensors, score=scores.Dot(), sinks=torch.tensor([1.0]), what_if=what_if)
 
 
 @_example("flash")
-def _flash() -> Walkthrough:
+def _flash(what_if: WhatIf | None = None) -> Walkthrough:
     key = _matrix(((1.0, 2.0), (0.0, 0.0), (2.0, 0.0), (1.0, 1.0)))
-    return online_walkthrough(_matrix(((1.0, 0.0), (0.0, 1.0))), key, _matrix((*VALUES, (2.0, 2.0))), width=2)
+    return online_walkthrough(
+        _matrix(((1.0, 0.0), (0.0, 1.0))), key, _matrix((*VALUES, (2.0, 2.0))), width=2, what_if=what_if
+    )
 
 
-def _three_words(normalizer: Normalizer, mask: masks.Mask | None = None) -> Walkthrough:
+def _three_words(normalizer: Normalizer, mask: masks.Mask | None = None, *, what_if: WhatIf | None) -> Walkthrough:
     """Three words and another normalizer than softmax."""
     tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
-    return walkthrough(*tensors, score=scores.Dot(), mask=mask, normalizer=normalizer)
+    return walkthrough(*tensors, score=scores.Dot(), mask=mask, normalizer=normalizer, what_if=what_if)
 
 
 @_example("sparsemax")
-def _sparsemax() -> Walkthrough:
-    return _three_words(normalizers.Sparsemax())
+def _sparsemax(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.Sparsemax(), what_if=what_if)
 
 
 @_example("top-scores")
-def _top_scores() -> Walkthrough:
-    return _three_words(normalizers.TopScores(2))
+def _top_scores(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.TopScores(2), what_if=what_if)
 
 
 @_example("softmax1")
-def _softmax1() -> Walkthrough:
-    return _three_words(normalizers.Softmax1())
+def _softmax1(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.Softmax1(), what_if=what_if)
 
 
 @_example("sigmoid")
-def _sigmoid() -> Walkthrough:
-    return _three_words(normalizers.Sigmoid(-1.0))
+def _sigmoid(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.Sigmoid(-1.0), what_if=what_if)
 
 
 @_example("stick-breaking")
-def _stick_breaking() -> Walkthrough:
-    return _three_words(normalizers.StickBreaking(), masks.causal())
+def _stick_breaking(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.StickBreaking(), masks.causal(), what_if=what_if)
 
 
 @_example("chosen-keys")
-def _chosen_keys() -> Walkthrough:
-    return _six_words(masks.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 4], [2, 5]])))
+def _chosen_keys(what_if: WhatIf | None = None) -> Walkthrough:
+    return _six_words(masks.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 4], [2, 5]])), what_if=what_if)
 
 
-@_example("linear")
-def _linear() -> Walkthrough:
+@_example("linear", ("drop",))
+def _linear(what_if: WhatIf | None = None) -> Walkthrough:
     tensors = _matrix(QUERIES), _matrix(KEYS), _matrix(VALUES)
-    steps = linear_walkthrough(*tensors, feature_map=linear.Relu(), causal=True)
-    return replace(steps, tables=(*steps.tables, *state_tables(*tensors, feature_map=linear.Relu())))
+    steps = linear_walkthrough(*tensors, feature_map=linear.Relu(), causal=True, what_if=what_if)
+    query, key, value = tensors
+    if what_if is not None:  # φ of a key that is masked is 0 in the recurrence
+        key = key.index_fill(0, torch.tensor(what_if.drop), 0.0)
+    return replace(steps, tables=(*steps.tables, *state_tables(query, key, value, feature_map=linear.Relu())))
 
 
-@_example("linear-decay")
-def _linear_decay() -> Walkthrough:
+@_example("linear-decay", ())
+def _linear_decay(_: WhatIf | None = None) -> Walkthrough:
     value = _matrix(((4.0, 0.0), (0.0, 4.0), (2.0, 2.0)))
     decay = torch.full((3,), 0.5).log()
     key, identity = _matrix(((1.0, 0.0),) * 3), linear.Identity()
     return state_walkthrough(key, key, value, feature_map=identity, normalize=False, scale=1.0, decay=decay)
 
 
-@_example("delta-rule")
-def _delta_rule() -> Walkthrough:
+@_example("delta-rule", ())
+def _delta_rule(_: WhatIf | None = None) -> Walkthrough:
     key, query = _matrix(((1.0, 0.0), (0.0, 1.0), (1.0, 0.0))), _matrix(((1.0, 0.0), (1.0, 0.0), (1.0, 0.0)))
     options: LinearOptions = {"feature_map": linear.Identity(), "normalize": False, "scale": 1.0, "beta": torch.ones(3)}
     return state_walkthrough(query, key, _matrix(VALUES), **options)
 
 
-@_example("performer")
-def _performer() -> Walkthrough:
+@_example("performer", ("drop",))
+def _performer(what_if: WhatIf | None = None) -> Walkthrough:
     features = linear.FavorPlus(1, 2, matrix=torch.tensor([[1.0], [-1.0]]))
-    return favor_walkthrough(_matrix(((0.0,), (1.0,))), _matrix(((0.0,), (1.0,), (-1.0,))), _matrix(VALUES), features)
+    return favor_walkthrough(
+        _matrix(((0.0,), (1.0,))), _matrix(((0.0,), (1.0,), (-1.0,))), _matrix(VALUES), features, what_if=what_if
+    )
 
 
 @_example("linformer")
-def _linformer() -> Walkthrough:
+def _linformer(what_if: WhatIf | None = None) -> Walkthrough:
     projection = LengthProjection(max_length=4, rank=2)
     with torch.no_grad():
         projection.weight.copy_(SegmentMeans(2)(4))
     query = _matrix(((2.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 2.0)))
     key = _matrix(((2.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 2.0), (0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 2.0, 2.0)))
-    return mixture_walkthrough(query, key, _matrix((*VALUES[:2], (3.0, 1.0), (1.0, 1.0))), projection)
+    return mixture_walkthrough(query, key, _matrix((*VALUES[:2], (3.0, 1.0), (1.0, 1.0))), projection, what_if=what_if)
 
 
 @_example("ring")
-def _ring() -> Walkthrough:
+def _ring(what_if: WhatIf | None = None) -> Walkthrough:
     query = _matrix(((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (1.0, 0.0)))
     key = _matrix(((1.0, 2.0), (0.0, 0.0), (2.0, 0.0), (1.0, 1.0)))
     own = range(2, 4)
@@ -541,4 +564,5 @@ def _ring() -> Walkthrough:
             "hop0": Wording("Hop 0, own keys", "0단계, 자기 키"),
             "hop1": Wording("Hop 1, keys of process 0", "1단계, 프로세스 0의 키"),
         },
+        what_if=what_if,
     )
