@@ -4,6 +4,7 @@ from .layer_steps import layer_walkthrough as layer_walkthrough
 from .layer_steps import linear_walkthrough as linear_walkthrough
 from .step_table import StepTable as StepTable
 from .step_table import Walkthrough as Walkthrough
+from .transformer_steps import transformer_walkthrough as transformer_walkthrough
 from .translation_steps import translation_steps as translation_steps
 from .walkthrough import walkthrough as walkthrough
 from .what_if import WhatIf as WhatIf
@@ -21,6 +22,7 @@ __all__ = [
     "layer_walkthrough",
     "linear_walkthrough",
     "make_worksheet",
+    "transformer_walkthrough",
     "translation_steps",
     "walkthrough",
     "worked_example",

@@ -145,6 +145,37 @@ STEPS = {
         r"[c_1; \dots; c_H]",
     ),
     "output": StepWording(Wording("Output", "출력"), "[c_1; …; c_H] W_o", r"[c_1; \dots; c_H] W_o"),
+    # The rest of a Transformer block
+    "residual": StepWording(
+        Wording("Residual path: what goes in plus what comes out", "잔차 연결: 들어간 값 + 나온 값"),
+        "x + f(x)",
+        "x + f(x)",
+    ),
+    "normalized": StepWording(
+        Wording(
+            "Layer norm: each row less its mean, over its deviation", "층 정규화: 행마다 평균을 빼고 표준편차로 나눈다"
+        ),
+        "γ (x - mean) / √(variance + ε) + β",
+        r"\gamma \frac{x - \mathrm{mean}}{\sqrt{\mathrm{variance} + \varepsilon}} + \beta",
+    ),
+    "up_projection": StepWording(
+        Wording("Feed-forward network: matrix W_1", "피드포워드 신경망: 가중치 행렬 W_1"), "W_1", "W_1"
+    ),
+    "up_bias": StepWording(Wording("Feed-forward network: bias b_1", "피드포워드 신경망: 편향 b_1"), "b_1", "b_1"),
+    "hidden": StepWording(
+        Wording("Feed-forward network: hidden features, at least 0", "피드포워드 신경망: 은닉 특징, 0 이상"),
+        "max(0, x W_1 + b_1)",
+        r"\max(0, x W_1 + b_1)",
+    ),
+    "down_projection": StepWording(
+        Wording("Feed-forward network: matrix W_2", "피드포워드 신경망: 가중치 행렬 W_2"), "W_2", "W_2"
+    ),
+    "down_bias": StepWording(Wording("Feed-forward network: bias b_2", "피드포워드 신경망: 편향 b_2"), "b_2", "b_2"),
+    "feed_forward": StepWording(
+        Wording("Output of the feed-forward network", "피드포워드 신경망의 출력"),
+        "max(0, x W_1 + b_1) W_2 + b_2",
+        r"\max(0, x W_1 + b_1) W_2 + b_2",
+    ),
     # Linear attention
     "query_features": StepWording(Wording("Features of the queries", "질의의 특징"), "φ(q_i)", r"\varphi(q_i)"),
     "key_features": StepWording(Wording("Features of the keys", "키의 특징"), "φ(k_j)", r"\varphi(k_j)"),

@@ -23,17 +23,18 @@ from ..models import recurrent
 from ..models.recurrent.decoders import TanhReadout
 from ..models.recurrent.encoder import make_cell, run
 from ..models.recurrent.recurrent_state import Encoded
-from ..nn import Attention, KVCache, LengthProjection, Projections
+from ..nn import Attention, FeedForward, KVCache, LengthProjection, PostNorm, Projections, TransformerBlock
 from ..positions import Rotation
 from .approximation_steps import favor_walkthrough, mixture_walkthrough, state_tables, state_walkthrough
 from .block_steps import merge_walkthrough, online_walkthrough
 from .layer_steps import layer_walkthrough, linear_walkthrough
 from .step_table import Walkthrough, make_table, numbered
 from .table_formats import number_text
+from .transformer_steps import transformer_walkthrough
 from .translation_steps import BAHDANAU_STEPS, LUONG_STEPS
 from .walkthrough import product_example, walkthrough
 from .what_if import CHANGES, ChangeKind, WhatIf
-from .wording import Wording
+from .wording import STEPS, Wording
 
 STATE = ((1.0, 0.0),)
 ANNOTATIONS = ((1.0, 1.0), (0.0, 1.0), (2.0, 0.0))
@@ -327,6 +328,28 @@ def _multi_head(what_if: WhatIf | None = None) -> Walkthrough:
     output = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 1), (0, 0, 1, -1))
     layer = _whole_layer(2, query, key, value, output)
     return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS, what_if=what_if)
+
+
+@_example("transformer-block", ())
+def _transformer_block(_: WhatIf | None = None) -> Walkthrough:
+    words, positions = (
+        _matrix(PARTS_OF_SPEECH),
+        _matrix(((0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, -1.0))),
+    )
+    query = ((2, 0, 0, 0), (0, 2, 1, 0), (2, 1, 0, 0), (0, 0, 0, 0))
+    key = ((0, 2, 0, 0), (2, 0, 0, 0), (0, 0, 2, 0), (0, 0, 0, 2))
+    attention = _whole_layer(1, query, key, ((1, 0), (0, 3), (1, 1), (1, 0)), ((1, 0, 1, 0), (0, 1, 0, 1)))
+    network = _fill(FeedForward(4, 4, bias=False))
+    _fill(network.up, weight=[[-1, 1, 0, 0], [1, 0, 0, 1], [0, 0, -1, 1], [0, 0, 1, 0]])
+    _fill(network.down, weight=[[1, 0, -1, 0], [0, 1, 0, 1], [0, 0, 2, 0], [1, -1, 0, 0]])
+    block = TransformerBlock(attention, network, lambda: PostNorm(nn.LayerNorm(4))).eval()
+    steps = transformer_walkthrough(block, (words + positions)[None], words=WORDS)
+    tables = [
+        make_table("embeddings", words, WORDS),
+        make_table("positions", positions, WORDS),
+        replace(steps["input"], title=STEPS["positioned"].title, formula=STEPS["positioned"].formula),
+    ]
+    return replace(steps, tables=(*tables, *steps.tables[1:]))
 
 
 @_example("causal-mask")

@@ -207,7 +207,7 @@ def _build_recurrent(settings: sections.RecurrentSettings, source_size: int, tar
         source_size,
         target_size,
         embedding_dim=settings.embedding_dim,
-        encoder=encoder,
+        encoder=recurrent.LastStates(encoder) if settings.encoder_states == "last" else encoder,
         decoder=_build_decoder(settings, encoder.annotation_dim),
         pointer=_build_pointer(settings, encoder.annotation_dim) if settings.pointer else None,
         dropout=settings.dropout,

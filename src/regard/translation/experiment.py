@@ -171,6 +171,17 @@ class Experiment(YAMLExperiment):
         return self
 
     @model_validator(mode="after")
+    def _losses_have_attention(self) -> Experiment:
+        if isinstance(self.model, RecurrentSettings) and self.model.encoder_states == "last":
+            for name in ("coverage_loss", "guided_alignment"):
+                if getattr(self.training, name):
+                    raise ValueError(
+                        f"training.{name} is a loss of attention weights, and with model.encoder_states 'last' there "
+                        "is no attention: leave one of the two out"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _losses_of_attention_fit(self) -> Experiment:
         recurrent, guide = isinstance(self.model, RecurrentSettings), self.training.guided_alignment
         if self.training.coverage_loss and not recurrent:

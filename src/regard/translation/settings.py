@@ -214,6 +214,9 @@ class RecurrentSettings(Section):
     """The recurrent cell."""
     encoder_layers: Count = 1
     """Bidirectional layers of the encoder."""
+    encoder_states: Literal["all", "last"] = "all"
+    """What the decoder reads of the encoder: its states at all source tokens, or the last states of both directions
+    alone, one vector for a sentence, which is translation without attention (Cho et al. 2014)."""
     dropout: Share = 0.2
     """On embeddings, between encoder layers, and on the features that predict a token."""
     decoder: DecoderSettings = BahdanauSettings()
@@ -233,6 +236,16 @@ class RecurrentSettings(Section):
             raise ValueError(
                 "the score 'location' has one weight per source position and needs to know how many: "
                 "set model.max_source_length"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_vector_has_no_places(self) -> RecurrentSettings:
+        if self.encoder_states == "last" and (self.pointer or self.decoder.coverage.kind != "none"):
+            key = "pointer" if self.pointer else "decoder.coverage"
+            raise ValueError(
+                f"model.{key} reads at which source token attention is, and with model.encoder_states 'last' there is "
+                "no attention: leave one of the two out"
             )
         return self
 

@@ -3,6 +3,7 @@
 from .decoders import BahdanauDecoder as BahdanauDecoder
 from .decoders import LuongDecoder as LuongDecoder
 from .encoder import BidirectionalEncoder as BidirectionalEncoder
+from .encoder import LastStates as LastStates
 from .pointer import PointerGenerator as PointerGenerator
 from .recurrent_state import ObservedRecurrentStep as ObservedRecurrentStep
 from .recurrent_state import RecurrentMemory as RecurrentMemory
@@ -21,6 +22,7 @@ __all__ = [
     "Covered",
     "Fertility",
     "GlobalWindow",
+    "LastStates",
     "LuongDecoder",
     "MonotonicWindow",
     "ObservedRecurrentStep",

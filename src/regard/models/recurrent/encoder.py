@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -89,3 +91,31 @@ class BidirectionalEncoder(nn.Module):
             inputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=size)
             last = state[0] if isinstance(state, tuple) else state  # [2, B, H]
         return Encoded(inputs, lengths, torch.cat([last[0], last[1]], dim=-1))
+
+
+class LastStates(nn.Module):
+    """Annotation j = [→h_S; ←h_1], alike at each word j: a sentence as one vector, for a decoder without attention.
+
+    The mean of equal vectors is that vector, whatever the weights: each step of the decoder has the same context, as in
+    the RNN Encoder-Decoder. The weights are equal, and the parameters of the score have no gradient.
+
+    Shapes: as of the encoder, whose last states these are.
+
+    Source: Cho et al. 2014 (arXiv 1406.1078), section 2.2. We differ in the encoder, which reads in both directions, so
+    that the one vector is as wide as an annotation.
+    """
+
+    def __init__(self, encoder: BidirectionalEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    @property
+    def annotation_dim(self) -> int:
+        """The number of features of an annotation, both directions together."""
+        return self.encoder.annotation_dim
+
+    def forward(self, embedded: Tensor, lengths: Tensor) -> Encoded:
+        """The last states as the annotation of each word, zero behind each sentence's end."""
+        encoded = self.encoder(embedded, lengths)
+        present = torch.arange(embedded.shape[1], device=lengths.device) < lengths.unsqueeze(1)  # [B, S]
+        return replace(encoded, annotations=encoded.last.unsqueeze(1) * present.unsqueeze(-1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...errors import ConfigurationError
 from ..decoded_target import DecodedTarget, SourceHead
 from .decoders import BahdanauDecoder, LuongDecoder
-from .encoder import BidirectionalEncoder
+from .encoder import BidirectionalEncoder, LastStates
 from .pointer import PointerGenerator
 from .recurrent_state import ObservedRecurrentStep, RecurrentMemory, RecurrentState, RecurrentStep
 
@@ -44,7 +44,7 @@ class RecurrentTranslator(nn.Module):
         target_size: int,
         *,
         embedding_dim: int,
-        encoder: BidirectionalEncoder,
+        encoder: BidirectionalEncoder | LastStates,
         decoder: BahdanauDecoder | LuongDecoder,
         pointer: PointerGenerator | None = None,
         dropout: float = 0.0,
