@@ -20,6 +20,7 @@ from regard.cli.demo import demo
 from regard.cli.doctor import MISTAKES, doctor
 from regard.cli.evaluate import evaluate
 from regard.cli.examine import examine
+from regard.cli.exercise_commands import exercise_commands
 from regard.cli.explore import explore
 from regard.cli.missing_extra import naming_the_extra
 from regard.cli.saved_runs import average, export
@@ -89,3 +90,4 @@ for name, command in {
     "steps": steps,
 }.items():
     app.command(name)(command)
+app.add_typer(exercise_commands, name="exercise")
