@@ -15,6 +15,7 @@ from regard.kernels import nan_safety
 # packages of one line do not know each other. A new module has to be given its place here.
 LAYERS = (
     ("regard_command",),
+    ("regard.exercises",),
     ("regard.doctor",),
     ("regard.serving",),
     ("regard.explorer",),

@@ -55,10 +55,10 @@ async function cells(page: Page, key: string): Promise<string[]> {
 
 test("a masked word changes its weight, all that follows, and the next word", { skip }, async () => {
   const { page, quiet } = await open(LUONG);
-  assert.deepEqual(await cells(page, "weights"), ["0.000", "1.000", "1"]);
+  assert.deepEqual(await cells(page, "weights"), ["0.000", "1", "1"]);
   await page.getByRole("checkbox", { name: "attend to 학생이다" }).uncheck();
   await settled(page);
-  assert.deepEqual(await cells(page, "weights"), ["0.000|1", "1.000|0", "1"]);
+  assert.deepEqual(await cells(page, "weights"), ["0.000|1", "1|0", "1"]);
   assert.deepEqual(await cells(page, "masked_scores"), ["-9.811", "2.728|-∞"]);
   assert.equal(await page.locator("#step-decoder_state mark").count(), 0);
   assert.equal(await page.locator("#step-concatenated mark").count(), 3);
@@ -132,13 +132,35 @@ test("a class predicts: Space reveals the next number, Enter its table", { skip 
   assert.deepEqual(await cells(page, "scores"), ["-9.811", "2.728"]);
   assert.equal(await page.evaluate(() => document.activeElement?.closest("section")?.id), "step-exponentials");
   await page.locator("#step-weights .cover").nth(1).click();
-  assert.equal((await cells(page, "weights"))[1], "1.000");
+  assert.equal((await cells(page, "weights"))[1], "1");
   await page.getByRole("button", { name: "Reveal this table: 6. Prediction" }).click();
   assert.match((await page.locator(".next").textContent()) ?? "", /student/);
   await page.getByRole("button", { name: "Cover again" }).click();
   assert.equal(await page.locator("#step-scores .cover").count(), 2);
   await page.getByRole("button", { name: "Reveal all" }).click();
   assert.equal(await page.locator(".cover").count(), 0);
+  quiet();
+});
+
+test("predictions are checked one after another and counted", { skip }, async () => {
+  const { page, quiet } = await open("mechanism=example:scaled-dot-product&predict=1");
+  const field = page.getByLabel("Your prediction");
+  await field.fill("2");
+  await page.keyboard.press("Enter");
+  assert.deepEqual((await cells(page, "scores")).slice(0, 3), ["2", "?", "?"]);
+  assert.equal(await page.locator(".hits").textContent(), "1 / 1 right");
+  await page.keyboard.type("7/2"); // the field has kept the focus
+  await page.keyboard.press("Enter");
+  assert.equal(await page.locator(".hits").textContent(), "1 / 2 right");
+  assert.deepEqual(await page.locator("#step-scores td").evaluateAll((all) => all.slice(1, 3).map((td) => td.className)), [
+    "hit",
+    "miss fresh",
+  ]);
+  assert.match((await page.locator(".status").textContent()) ?? "", /: not as predicted\. 1 \/ 2 right/);
+  await page.keyboard.press("Enter"); // nothing was predicted, and nothing is revealed
+  assert.equal((await cells(page, "scores"))[2], "?");
+  await page.getByRole("button", { name: "Cover again" }).click();
+  assert.equal(await page.locator(".hits").count(), 0);
   quiet();
 });
 

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { EmbeddedSteps, merged, NotComputed, type StepTable, type StoredAnswer } from "../src/steps/answers.ts";
 import { cellsOf, Covers } from "../src/steps/covers.ts";
+import { Guesses, isHit, numberOf, textOf } from "../src/steps/guesses.ts";
 import { decodeState, encodeState, readChanges, REQUEST, writeChanges } from "../src/steps/page_state.ts";
 import { saying } from "../src/steps/page_words.ts";
 import { stepNumber, subscripts } from "../src/steps/table_view.ts";
@@ -115,4 +116,29 @@ test("formulas have subscripts, titles their numbers, and sums their sign", () =
 test("every word is there in both languages, and takes what it is about", () => {
   assert.equal(saying("ko")("was", "$&"), "이전 값 $&");
   assert.equal(saying("en")("more", "3"), "… 3 more");
+});
+
+test("a prediction is right within half of the second digit, however the number is written", () => {
+  for (const prediction of ["0.25", "1/4", "0,25", " .254 ", "0.246"]) assert.ok(isHit(prediction, "0.250"), prediction);
+  for (const prediction of ["0.256", "0.2", "", "a", "1/0"]) assert.ok(!isHit(prediction, "0.250"), prediction);
+  assert.ok(isHit("−∞", "-∞") && isHit("-inf".replace("inf", "∞"), "-∞"));
+  assert.ok(!isHit("∞", "-∞"));
+  assert.ok(isHit(" Student", "student") && !isHit("girl", "student"));
+  assert.ok(Number.isNaN(numberOf("1/")));
+});
+
+test("hits are counted of what was predicted, and a number is found by its name", () => {
+  const changed = table("weights", { sums: "rows", totals: [["1", "2"]] });
+  changed.rows[0].cells[1] = ["0.750", "0.500"];
+  const tables = [changed, table("sums", { sums: "columns", totals: ["3", "4"] }), table("prediction")];
+  assert.deepEqual(
+    ["weights 0 0", "weights 0 1", "weights 0 sum", "sums sum 1", "prediction  1", "nothing 0 0"].map((id) =>
+      textOf(tables, id),
+    ),
+    ["0.250", "0.750", "1", "4", "b", ""],
+  );
+  const guesses = new Guesses();
+  assert.equal(guesses.note("weights 0 0", "1/4", "0.250"), true);
+  assert.equal(guesses.note("weights 0 1", "1", "0.750"), false);
+  assert.deepEqual([guesses.made, guesses.right, guesses.of("weights 0 1"), guesses.of("x")], [2, 1, false, undefined]);
 });

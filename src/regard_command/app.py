@@ -22,6 +22,7 @@ from regard_command.demo import demo
 from regard_command.doctor import MISTAKES, doctor
 from regard_command.evaluate import evaluate
 from regard_command.examine import examine
+from regard_command.exercise_commands import exercise_commands
 from regard_command.explore import explore
 from regard_command.missing_extra import naming_the_extra
 from regard_command.saved_runs import average, export
@@ -96,3 +97,4 @@ for name, command in {
     "steps": steps,
 }.items():
     app.command(name)(command)
+app.add_typer(exercise_commands, name="exercise")

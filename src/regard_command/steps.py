@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -64,6 +65,25 @@ def steps(
         Path | None,
         typer.Option(metavar="FILE", help="Write a sheet of exercises with answers: .html to print, or .csv."),
     ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Of --sheet: the mechanisms, by the names of `--example list`. [default: luong-dot,"
+            "scaled-dot-product,causal-mask]",
+        ),
+    ] = None,
+    students: Annotated[
+        int | None, typer.Option(min=1, help="Of --sheet: one for each student of a class, and one file of answers.")
+    ] = None,
+    check: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Mark sheets that were filled in, .csv or a folder of them: each cell, the first wrong step, and the "
+            "likely mistake; may be repeated.",
+        ),
+    ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Open the live page, on this machine alone, until Ctrl-C.")
     ] = False,
@@ -72,7 +92,9 @@ def steps(
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of --serve. [default: any that is free]")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="With --serve, print the address alone.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the numbers of --sheet: each seed is another sheet.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of the numbers of --sheet: each seed is another sheet. [default: 1]")
+    ] = None,
     language: Annotated[Literal["en", "ko"], typer.Option("--lang", help="Language of titles and terms.")] = "en",
     output: Annotated[
         Literal["text", "markdown", "csv", "html", "json"], typer.Option("--format", help="How tables are printed.")
@@ -87,12 +109,17 @@ def steps(
     --serve opens a page of the same tables for a class: sentence, mechanism, score and mask are changed in it. --html
     writes it as one file.
 
-    --example prints a worked example that can be followed by hand, --sheet writes one to be done by hand. With --html
-    FILE an example is a page of its own, for slides: a mask, a score and 1/√d are changed in it.
+    --example prints a worked example that can be followed by hand, --sheet writes any of them with fresh numbers to be
+    done by hand, and --check marks what was filled in. With --html FILE an example is a page of its own, for slides: a
+    mask, a score and 1/√d are changed in it.
     """
-    _check(sentence, example, sheet, html=html, serve=serve, port=port, no_open=no_open)
+    _check(sentence, example, sheet, check, html=html, serve=serve, port=port, no_open=no_open)
+    _check_sheet(sheet, check, {"--topic": topic, "--students": students, "--seed": seed})
     if sheet is not None:
-        _write_sheet(sheet, seed, language)
+        _write_sheet(sheet, seed, topic, students, language)
+        return
+    if check is not None:
+        emit([_marks(check, language, output)])
         return
     if example == "list":
         emit([f"{one}: {title[language]}" for one, title in _example_titles().items()])
@@ -120,6 +147,7 @@ def _check(
     sentence: str | None,
     example: str | None,
     sheet: Path | None,
+    check: list[Path] | None,
     *,
     html: Path | None,
     serve: bool,
@@ -127,19 +155,29 @@ def _check(
     no_open: bool,
 ) -> None:
     """Refuse options that contradict each other."""
-    asked = [name for name, value in {"SENTENCE": sentence, "--example": example, "--sheet": sheet}.items() if value]
+    given = {"SENTENCE": sentence, "--example": example, "--sheet": sheet, "--check": check}
+    asked = [name for name, value in given.items() if value]
     if len(asked) > 1 or not (asked or serve):
         raise CommandError(
-            f"{' and '.join(asked) or 'nothing'} was given; it needs one of a sentence, --example NAME and --sheet FILE"
+            f"{' and '.join(asked) or 'nothing'} was given; it needs one of a sentence, --example NAME, --sheet FILE "
+            "and --check FILE"
         )
     if serve and html is not None:
         raise CommandError("--serve shows the page and --html writes it: leave one of them out")
-    if sheet is not None and (serve or html is not None):
-        wrong = "--serve" if serve else "--html"
-        raise CommandError(f"--sheet writes a sheet for paper, which is no page of {wrong}: leave {wrong} out")
+    if (sheet is not None or check) and (serve or html is not None):
+        wrong, does = "--serve" if serve else "--html", "--check marks" if check else "--sheet writes"
+        raise CommandError(f"{does} a sheet for paper, which is no page of {wrong}: leave {wrong} out")
     if not serve and (port is not None or no_open):
         wrong = "--port" if port is not None else "--no-open"
         raise CommandError(f"{wrong} is about a server, and nothing is served: add --serve, or leave {wrong} out")
+
+
+def _check_sheet(sheet: Path | None, check: list[Path] | None, options: Mapping[str, object]) -> None:
+    """Refuse options of a sheet where none is written."""
+    wrong = [name for name, value in options.items() if value is not None]
+    if sheet is None and wrong:
+        of = "a sheet says itself which seed and topics it has" if check else "it is about the numbers of --sheet FILE"
+        raise CommandError(f"{wrong[0]} was given without --sheet, and {of}: leave {wrong[0]} out")
 
 
 def _mechanism(sentence: str, score: str | None, checkpoint: Path | None, head: int | None) -> str:
@@ -223,8 +261,31 @@ def _formatted(shown: Walkthrough, language: str, output: str) -> str:
     return getattr(shown, output)(language)
 
 
-def _write_sheet(path: Path, seed: int, language: str) -> None:
-    from regard.steps import make_worksheet
+def _write_sheet(path: Path, seed: int | None, topic: str | None, students: int | None, language: str) -> None:
+    from regard.steps import make_class_sheets, make_worksheet
+    from regard.steps.worksheet import TOPICS, check_ending
 
-    make_worksheet(seed).save(path, language)
-    emit([str(path)])
+    check_ending(path)
+    topics = TOPICS if topic is None else [name.strip() for name in topic.split(",") if name.strip()]
+    seed = 1 if seed is None else seed
+    if students is None:
+        make_worksheet(seed, topics).save(path, language)
+        emit([str(path)])
+    else:
+        emit(map(str, make_class_sheets(seed, students, topics).save(path, language)))
+
+
+def _marks(paths: list[Path], language: str, output: str) -> str:
+    """The marks of the sheets in files and folders."""
+    from regard.steps import mark_sheet
+    from regard.steps.answer_sheet import sheets_in
+    from regard.steps.mark_report import marks_csv, marks_json, marks_text
+
+    if output in ("markdown", "html"):
+        raise CommandError(f"--check prints text, csv or json, and --format {output} was given: take one of those")
+    sheets = [mark_sheet(path) for path in sheets_in(paths)]
+    if output == "json":
+        import json
+
+        return json.dumps(marks_json(sheets), ensure_ascii=False)
+    return marks_csv(sheets) if output == "csv" else marks_text(sheets, language)

@@ -95,10 +95,30 @@ def test_a_sheet_is_written(regard, tmp_path):
     assert "정답" in (tmp_path / "sheet.html").read_text("utf-8")
 
 
+def test_a_class_is_marked(regard, tmp_path):
+    """A student who does not divide by √4 and one who does not start: text, a row for each cell, and counts."""
+    written = regard("steps", "--sheet", tmp_path / "class.csv", "--students", 2, "--topic", "scaled-dot-product")
+    assert written.stdout.split() == [str(tmp_path / f"class-{name}.csv") for name in ("1", "2", "answers")]
+    answers = (tmp_path / "class-answers.csv").read_text("utf-8-sig").splitlines()
+    first = answers[: next(at for at, line in enumerate(answers[1:], 1) if line.startswith("Attention by hand"))]
+    scores = next(at for at, line in enumerate(first) if line.startswith("Attention scores"))
+    scaled = next(at for at, line in enumerate(first) if line.startswith("Scores times the scale"))
+    first[scaled + 2 : scaled + 5] = first[scores + 2 : scores + 5]
+    (tmp_path / "class-1.csv").write_text("\n".join(first), "utf-8")
+    text = regard("steps", "--check", tmp_path, "--lang", "ko")
+    assert text.exit_code == 0
+    assert "짐작되는 실수: 점수를 √d로 나누지 않았습니다." in text.stdout
+    counts = json.loads(regard("steps", "--check", tmp_path, "--format", "json").stdout)
+    assert [(one["student"], one["right"] + one["wrong"], one["blank"]) for one in counts] == [(1, 42, 0), (2, 0, 42)]
+    assert counts[0]["exercises"][0]["first_wrong"] == "scaled_scores"
+    table = csv.DictReader(regard("steps", "--check", tmp_path / "class-1.csv", "--format", "csv").stdout.splitlines())
+    assert {row["table"] for row in table if row["mark"] == "wrong"} == {"scaled_scores"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing was given; it needs one of a sentence, --example NAME and --sheet FILE"),
+        ([], "nothing was given; it needs one of a sentence, --example NAME, --sheet FILE and --check"),
         (["나", "--example", "local"], "SENTENCE and --example was given; it needs one"),
         (["나", "--score", "dott"], "score is 'dott'; the translators that regard comes with have 'additive', 'dot', "),
         (
@@ -129,6 +149,16 @@ def test_a_sheet_is_written(regard, tmp_path):
         ),
         (["I am.", "--port", "8000"], "--port is about a server, and nothing is served: add --serve"),
         (["I am.", "--serve", "--html", "a.html"], "--serve shows the page and --html writes it: leave one of them"),
+        (["--sheet", "a.html", "--topic", "multihead"], "no worked example 'multihead'; did you mean 'multi-head'?"),
+        (["--sheet", "a.html", "--topic", ","], "topics is empty; a sheet needs one at least"),
+        (["--sheet", "a.html", "--topic", "flash,flash"], "the topic 'flash' is named twice"),
+        (["--sheet", "a.html", "--students", "1001"], "students is 1001; a class has 1 to 1000"),
+        (["나", "--topic", "flash"], "--topic was given without --sheet, and it is about the numbers of --sheet FILE"),
+        (["--check", "a.csv", "--seed", "2"], "and a sheet says itself which seed and topics it has: leave --seed out"),
+        (["--check", "a.csv", "--students", "2"], "leave --students out"),
+        (["--check", "a.csv", "--html", "b.html"], "--check marks a sheet for paper, which is no page of --html"),
+        (["--check", "a.csv", "--format", "html"], "--check prints text, csv or json, and --format html was given"),
+        (["--check", "nowhere.csv"], "nowhere.csv cannot be read: No such file or directory"),
         (["--sheet", "a.html", "--serve"], "--sheet writes a sheet for paper, which is no page of --serve"),
         (["I am.", "--html", "nowhere/a.html"], "the folder nowhere does not exist; make it first"),
         (["I am.", "--serve", "--word", "99"], "there is no such word"),

@@ -4,6 +4,7 @@ import { button, type Choice, make, replace, select } from "../dom.ts";
 import { browserScheme, framedScheme, type Scheme } from "../scheme.ts";
 import { type Answer, NotComputed, type Options, type StepSource } from "./answers.ts";
 import { Covers } from "./covers.ts";
+import { Guesses, textOf } from "./guesses.ts";
 import { decodeState, encodeState, type PageState, REQUEST, SIZES } from "./page_state.ts";
 import { type Say, saying } from "./page_words.ts";
 import { shownToken, stepNumber, tableSection } from "./table_view.ts";
@@ -20,6 +21,7 @@ export class StepsPage {
   private readonly size: number;
   private answer?: Answer;
   private covers = new Covers([], false);
+  private guesses = new Guesses();
   private error = "";
   /** Requests are made one at a time; of those that come meanwhile the last is made. */
   private busy = false;
@@ -152,6 +154,7 @@ export class StepsPage {
     this.answer = answer;
     this.error = "";
     this.covers = new Covers(answer.tables, this.state.predict);
+    this.guesses = new Guesses();
     this.paint();
   }
 
@@ -383,6 +386,7 @@ export class StepsPage {
       language,
       say,
       covers: this.covers,
+      hit: (id: string) => this.guesses.of(id),
       reveal: (id: string) => this.reveal(id),
       revealTable: (table: string) => this.revealTable(table),
     };
@@ -414,6 +418,7 @@ export class StepsPage {
         make(
           "span",
           { class: "covering" },
+          this.predictionForm(),
           button(say("revealAll"), () => this.reveals(() => this.covers.revealAll()), {
             set: { disabled: this.covers.left === 0 },
           }),
@@ -469,9 +474,45 @@ export class StepsPage {
   private predict(predict: boolean): void {
     this.state.predict = predict;
     this.covers = new Covers(this.answer?.tables ?? [], predict);
+    this.guesses = new Guesses();
     this.paint();
     this.write();
     this.focusNext();
+  }
+
+  /** What the class predicts for the next number: Enter reveals it and counts. */
+  private predictionForm(): HTMLElement {
+    const { say } = this;
+    const input = make("input", {
+      set: { type: "text", name: "prediction", autocomplete: "off", spellcheck: "false", size: 8, disabled: this.covers.left === 0 },
+    });
+    const { made, right } = this.guesses;
+    return make(
+      "form",
+      {
+        class: "prediction",
+        on: {
+          submit: (event) => {
+            event.preventDefault();
+            this.check(input.value);
+          },
+        },
+      },
+      make("label", { class: "field" }, make("span", {}, say("prediction")), input),
+      make("button", { set: { disabled: this.covers.left === 0 } }, say("checkIt")),
+      made > 0 && make("span", { class: "hits" }, say("hits", `${right} / ${made}`)),
+    );
+  }
+
+  private check(prediction: string): void {
+    const { next } = this.covers;
+    if (!next || !prediction.trim()) return;
+    const text = textOf(this.answer?.tables ?? [], next.id);
+    const hit = this.guesses.note(next.id, prediction, text);
+    this.reveal(next.id);
+    const { made, right } = this.guesses;
+    this.status.textContent = `${this.say(hit ? "hit" : "miss", text)}. ${this.say("hits", `${right} / ${made}`)}`;
+    this.steps.querySelector<HTMLInputElement>("input[name=prediction]")?.focus({ preventScroll: true });
   }
 
   private reveal(id: string): void {

@@ -10,6 +10,8 @@ export interface TableLook {
   language: Language;
   say: Say;
   covers: Covers;
+  /** Whether a number was predicted rightly; undefined where it was not predicted. */
+  hit(id: string): boolean | undefined;
   /** A covered number is clicked. */
   reveal(id: string): void;
   revealTable(table: string): void;
@@ -111,7 +113,8 @@ function headCell(table: StepTable, name: string, column: number, look: TableLoo
 function numberCell(cell: Cell, id: string, what: string, look: TableLook, share: boolean): HTMLTableCellElement {
   if (look.covers.has(id)) return make("td", {}, cover(id, what, look));
   const [text, before] = typeof cell === "string" ? [cell, undefined] : cell;
-  const td = make("td", { set: { "data-id": id } });
+  const hit = look.hit(id);
+  const td = make("td", { class: hit === undefined ? undefined : hit ? "hit" : "miss", set: { "data-id": id } });
   if (before === undefined) td.append(text);
   else td.append(...changed(text, before, look.say));
   if (share) {

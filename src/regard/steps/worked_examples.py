@@ -27,6 +27,7 @@ from ..nn import Attention, FeedForward, KVCache, LengthProjection, PostNorm, Pr
 from ..positions import Rotation
 from .approximation_steps import favor_walkthrough, mixture_walkthrough, state_tables, state_walkthrough
 from .block_steps import merge_walkthrough, online_walkthrough
+from .fresh_numbers import FreshNumbers
 from .layer_steps import layer_walkthrough, linear_walkthrough
 from .step_table import Walkthrough, make_table, numbered
 from .table_formats import number_text
@@ -105,8 +106,9 @@ def _example(name: str, changes: tuple[ChangeKind, ...] = CHANGES) -> Callable[[
 
 
 def _matrix(rows: Sequence[Any]) -> Tensor:
-    """The tensor of nested rows of numbers."""
-    return torch.tensor(rows)
+    """An input of an example: the tensor of these rows, or what `FreshNumbers` draws in their place."""
+    fresh = FreshNumbers.active()
+    return torch.tensor(rows) if fresh is None else fresh.in_place_of(torch.tensor(rows))
 
 
 def _fill(module: Module, **matrices: Sequence[Sequence[float]] | Sequence[float]) -> Module:
@@ -137,7 +139,7 @@ def _whole_layer(
         bias=False,
     )
     for name, rows in (("query", query), ("key", key), ("value", value), ("output", output)):
-        _fill(getattr(projections, name), weight=_matrix(rows).T.tolist())
+        _fill(getattr(projections, name), weight=torch.tensor(rows).T.tolist())
     return Attention(projections).eval()
 
 
@@ -177,14 +179,15 @@ def _after_bahdanau(attention: Walkthrough) -> Walkthrough:
     joined = torch.cat([word, context], -1)
     with torch.no_grad():
         after, _ = run(cell, joined[None], (state[None],))
-    total = joined[0] @ _matrix(candidate[0]).float()
+    first_row = torch.tensor(candidate[0])
+    total = joined[0] @ first_row.float()
     half, end = number_text(0.5, 3), number_text(float(after[0, 0, 0]), 3)
-    product = product_example(_matrix(candidate[0]), joined[0], total)
+    product = product_example(first_row, joined[0], total)
     example = f"{product}; {half} · tanh of it + {half} · 1 = {end}"
     tables = [
         make_table("target_embedding", word, ["y1"]),
         make_table("cell_input", joined, ["[y1; c2]"]),
-        make_table("cell_projection", _matrix(candidate), ["1", "2"]),
+        make_table("cell_projection", torch.tensor(candidate), ["1", "2"]),
         make_table("next_state", after[0], ["s2"], example=example),
     ]
     return replace(attention, tables=numbered([*attention.tables, *tables], BAHDANAU_STEPS))
@@ -406,7 +409,7 @@ def _global_tokens(what_if: WhatIf | None = None) -> Walkthrough:
 @_example("absolute-positions")
 def _absolute_positions(what_if: WhatIf | None = None) -> Walkthrough:
     words, names = _matrix(((2.0, 0.0), (0.0, 2.0), (2.0, 0.0))), ("the 1", "cat 2", "the 3")
-    positions = _matrix(((0.0, 1.0), (1.0, 0.0), (0.0, -1.0)))  # sine and cosine of 0, 90 and 180 degrees
+    positions = torch.tensor(((0.0, 1.0), (1.0, 0.0), (0.0, -1.0)))  # sine and cosine of 0, 90 and 180 degrees
     weights = observe(words, words, words, Weights(), score=scores.Dot())[Weights()]
     inputs = words + positions
     steps = walkthrough(inputs, inputs, inputs, score=scores.Dot(), queries=names, keys=names, what_if=what_if)

@@ -1,0 +1,103 @@
+"""`regard exercise`: coding exercises as files with holes, and their marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from regard_command.stdio import emit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.exercises import Verdict
+
+exercise_commands = typer.Typer(
+    help="Code attention yourself: files with holes, marked by the float64 oracle and explained by the doctor.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Language = Annotated[Literal["en", "ko"], typer.Option("--lang", help="Language of holes and marks.")]
+
+RIGHT = {
+    "en": "{}: right: the oracle agrees on all {} cases, forward and gradient",
+    "ko": "{}: 맞았습니다. 출력과 기울기가 {}개 문제 모두에서 기준 구현과 일치합니다",
+}
+HOLES = {
+    "en": "{}: still to be filled in: {}",
+    "ko": "{}: 아직 채우지 않은 곳이 있습니다: {}",
+}
+LINE = {"en": "line {}", "ko": "{}행"}
+WRONG = {"en": "{}: not right yet: {}", "ko": "{}: 아직 틀렸습니다. {}"}
+EXAMPLE = {"en": "A small example:", "ko": "작은 예:"}
+NAMES = {
+    "en": {"query": "query", "key": "key", "value": "value", "yours": "your result", "right": "the right one"},
+    "ko": {"query": "질의", "key": "키", "value": "값", "yours": "제출한 결과", "right": "올바른 결과"},
+}
+DOCTOR = {"en": "What the doctor sees in it:", "ko": "진단 결과:"}
+
+
+@exercise_commands.command("list")
+def list_exercises(language: Language = "en") -> None:
+    """List the exercises, in the order of the course."""
+    from regard.exercises import CODING_EXERCISES
+
+    emit(f"{name}: {exercise.title.text(language)}" for name, exercise in CODING_EXERCISES.items())
+
+
+@exercise_commands.command("write")
+def write_exercise(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of `regard exercise list`.")],
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="[default: NAME.py]", show_default=False)] = None,
+    language: Language = "en",
+) -> None:
+    """Write the file of an exercise; its holes are `...`, each with what belongs there."""
+    from regard.exercises import coding_exercise
+
+    exercise = coding_exercise(name)
+    path = file or Path(f"{name.replace('-', '_')}.py")
+    exercise.write(path, language)
+    emit([str(path)])
+
+
+@exercise_commands.command("check")
+def check_exercise(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that were filled in; they are run.")],
+    language: Language = "en",
+) -> None:
+    """Run files, compare them with the oracle in float64, and say what is wrong.
+
+    The exit code is 0 if all are right, 1 if one is not, 2 for a file that cannot be read.
+    """
+    from regard.exercises import check_answer
+
+    verdicts = [check_answer(file) for file in files]
+    emit(line for verdict in verdicts for line in _lines(verdict, language))
+    if not all(verdict.right for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _lines(verdict: Verdict, language: str) -> list[str]:
+    """What is printed of a verdict."""
+    if verdict.holes:
+        lines = ", ".join(LINE[language].format(line) for line in verdict.holes)
+        return [HOLES[language].format(verdict.path, lines)]
+    if verdict.fault is None:
+        return [RIGHT[language].format(verdict.path, verdict.cases)]
+    lines = [WRONG[language].format(verdict.path, verdict.fault)]
+    if verdict.example is not None:
+        names = NAMES[language]
+        shown = (f"  {names[name]}: {_rounded(numbers)}" for name, numbers in verdict.example.items())
+        lines += [EXAMPLE[language], *shown]
+    if verdict.findings:
+        lines += [DOCTOR[language], *(f"  {finding}" for finding in verdict.findings)]
+    return lines
+
+
+def _rounded(numbers: Tensor) -> str:
+    """The numbers with four digits."""
+    if numbers.ndim:
+        return f"[{', '.join(map(_rounded, numbers))}]"
+    return f"{float(numbers):.4g}"
