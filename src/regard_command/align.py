@@ -73,23 +73,23 @@ def align(
     from regard.heads.word_alignment import format_pharaoh
 
     _check(checkpoint, also, choose, reverse=reverse, layer=layer, head=head)
-    sources, targets = _read_pair(source, target)
-    if checkpoint is None:
-        links = _learned(sources, targets, also)
-    else:
-        from regard.translation.translator import Translator
+    from regard.translation.translator import Translator
 
-        translator = Translator.load(checkpoint, which, device, languages_of(languages))
-        if choose:
-            _choose(translator, checkpoint, sources, targets, _learned(sources, targets, also))
-            return
-        links = _seen(translator, sources, targets, batch_size, layer, head)
-        if reverse is not None:
-            backwards = Translator.load(reverse, which, device)
-            links = _grown(links, _seen(backwards, targets, sources, batch_size, None, None))
-    emit(format_pharaoh(links) for links in links)
+    translator = Translator.load(checkpoint, which, device, languages_of(languages)) if checkpoint else None
+    sources, targets = _read_pair(source, target)
+    if translator is None:
+        found = _learned(sources, targets, also)
+    elif choose:
+        _choose(translator, checkpoint or Path(), sources, targets, _learned(sources, targets, also))
+        return
+    else:
+        found = _seen(translator, sources, targets, batch_size, layer, head)
+    if reverse is not None:
+        backwards = Translator.load(reverse, which, device)
+        found = _grown(found, _seen(backwards, targets, sources, batch_size, None, None))
+    emit(format_pharaoh(links) for links in found)
     if gold is not None:
-        _report(links, gold, first, sources, targets)
+        _report(found, gold, first, sources, targets)
 
 
 def _check(

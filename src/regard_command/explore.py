@@ -186,7 +186,7 @@ def _files(given: str) -> list[str]:
         return [given]
     found = sorted(str(path) for path in folder.glob("*.atlas"))
     if not found:
-        raise AtlasError(f"the folder {given} has no atlas: the names of their files need to end with .atlas")
+        raise CommandError(f"the folder {given} has no atlas: the names of their files need to end with .atlas")
     return found
 
 

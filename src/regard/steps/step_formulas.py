@@ -113,6 +113,11 @@ def _joined(tables: WrittenTables) -> Tensor:
     return torch.cat([tables.numbers[key] for key in heads], -1)
 
 
+def _standardized(rows: Tensor) -> Tensor:
+    """Rows less their mean, over their standard deviation, with the ε of `torch.nn.LayerNorm`."""
+    return (rows - rows.mean(-1, keepdim=True)) / (rows.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+
 def _sparsemax(tables: WrittenTables) -> Tensor:
     """max(e - τ, 0), τ = (the sum of the k largest - 1) / k for the largest k whose k-th score is above it."""
     scores = tables.last_scores()
@@ -242,6 +247,15 @@ FORMULAS: Mapping[str, Formula] = {
     "context": _context,
     "concatenation": _joined,
     "output": lambda tables: tables["concatenation"] @ tables["output_projection"],
+    # The rest of a Transformer block
+    "residual": lambda tables: (
+        tables["input"] + tables["output"]
+        if tables.index == 1
+        else tables[f"normalized.{tables.index - 1}"] + tables["feed_forward"]
+    ),
+    "normalized": lambda tables: _standardized(tables[f"residual.{tables.index}"]),
+    "hidden": lambda tables: (tables["normalized.1"] @ tables["up_projection"]).clamp(min=0.0),
+    "feed_forward": lambda tables: tables["hidden"] @ tables["down_projection"],
     # Decoders
     "concatenated": lambda tables: torch.cat([tables["context"], tables["query"]], -1),
     "attentional": lambda tables: (tables["concatenated"] @ tables["attentional_projection"].T).tanh(),
