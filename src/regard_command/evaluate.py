@@ -16,6 +16,7 @@ from regard_command.stdio import emit
 if TYPE_CHECKING:
     from regard.translation.corpus import ParallelText
     from regard.translation.experiment import Experiment
+    from regard.translation.translator import Translator
 
 
 def evaluate(
@@ -42,6 +43,14 @@ def evaluate(
             "(the latter two need packages of their own), char for any.",
         ),
     ] = "13a",
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Learn from this text how far translations can be trusted, and keep it with the model: others then "
+            "get a warning where they are likely to be poor.",
+        ),
+    ] = False,
     languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
@@ -76,6 +85,8 @@ def evaluate(
         name = f"the experiment {experiment.name!r}"
     if text is None:
         raise CommandError(f"{name} has no data.test; name two files with --source and --target")
+    if calibrate:
+        _calibrate(translator, text, checkpoint, batch_size)
     if text.dropped_empty:
         typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
     start = time.perf_counter()
@@ -90,6 +101,17 @@ def evaluate(
     speed = sum(len(line.split()) for line in hypotheses) / seconds
     typer.echo(f"{len(hypotheses):,} sentences in {seconds:.1f} s, {speed:,.0f} words a second: {path}", err=True)
     emit(_scores(hypotheses, text.targets, language, lowercase, tokenize))
+
+
+def _calibrate(translator: Translator, text: ParallelText, folder: Path, batch_size: int) -> None:
+    """Learn how far translations can be trusted, and keep it in the folder of the model."""
+    trust = translator.calibrate(text.sources, text.targets, batch_size=batch_size)
+    trust.save(folder)
+    typer.echo(
+        f"trust: predicted and true chrF of {trust.pairs:,} sentences, each predicted without itself, correlate by "
+        f"{trust.correlation:.2f}; kept in {folder}",
+        err=True,
+    )
 
 
 def _check_pretrained(tokenised: bool, overrides: list[str]) -> None:

@@ -51,6 +51,10 @@ def translate(
             help="Save the attention weights of the best translations: heat maps (.png) or arrays (.npz).",
         ),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Print how far each line can be trusted, 0 to 1, as TRUST ||| TEXT."),
+    ] = False,
     split_above: Annotated[
         int | None,
         typer.Option(
@@ -84,6 +88,9 @@ def translate(
     longer than any that it was trained on: these are translated sentence by sentence, and sentences of more than twice
     as many tokens in pieces.
 
+    Where the model was calibrated (`regard test --calibrate`), a warning says which translations are likely to be poor,
+    and --trust prints the quality that is expected of each: chrF / 100.
+
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
 
@@ -95,9 +102,16 @@ def translate(
     from regard_command.attention_file import attention_file
 
     _check(sentences, attention, layer=layer, head=head)
+    if trust and n_best is not None:
+        raise CommandError("--trust is of the best translation, and --n-best prints others too: leave one of them out")
     kept = attention_file(attention, layer, head)
     folder = checkpoint or ENGLISH_FRENCH
     translator = Translator.load(folder, which, device, languages_of(languages))
+    if trust and translator.trust is None:
+        raise CommandError(
+            f"{folder} was not calibrated, so nothing is known of how far it can be trusted: regard test --checkpoint "
+            f"{folder} --calibrate, with text that it was not trained on"
+        )
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
     search = _search(folder, translator, {key: value for key, value in told.items() if value is not None})
     if checkpoint is None:
@@ -115,7 +129,10 @@ def translate(
         )
         for warning in (warning for translation in translations for warning in translation.warnings):
             typer.echo(warning, err=True)
-        emit(_plain(translations) if n_best is None else _ranked(translations, number - 1))
+        if trust:
+            emit(_trusted(translations))
+        else:
+            emit(_plain(translations) if n_best is None else _ranked(translations, number - 1))
         for line, translation in enumerate(translations, start=number):
             kept.add(line, translation)
         number += len(lines)
@@ -152,6 +169,12 @@ def _check(sentences: list[str] | None, attention: Path | None, **chosen: int | 
 
 def _plain(translations: Iterable[Translation]) -> Iterator[str]:
     return (translation.text for translation in translations)
+
+
+def _trusted(translations: Iterable[Translation]) -> Iterator[str]:
+    """An empty line, or one that is its own translation, is trusted."""
+    for one in translations:
+        yield f"{1.0 if one.trust is None else one.trust:.2f} ||| {one.text}"
 
 
 def _ranked(translations: Iterable[Translation], first: int) -> Iterator[str]:

@@ -1,4 +1,6 @@
+import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -150,3 +152,40 @@ def test_the_tokeniser_of_bleu_can_be_chosen(regard, run, tmp_path, monkeypatch)
     result = regard("test", "--checkpoint", run, "--tokenize", "ko-mecap")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "tokenize is 'ko-mecap'; did you mean 'ko-mecab'?" in result.stderr
+
+
+def test_a_model_is_calibrated_and_says_how_far_it_can_be_trusted(regard, run, corpus, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(run, model)
+    before = regard("translate", "--checkpoint", model, "--trust", "1 2 3")
+    assert before.exit_code == 2
+    assert "was not calibrated, so nothing is known of how far it can be trusted" in before.stderr
+    text = "--source", corpus / "train.digits", "--target", corpus / "train.words", "--output", tmp_path / "out.txt"
+    calibrated = regard("test", "--checkpoint", model, *text, "--calibrate")
+    assert calibrated.exit_code == 0
+    assert re.search(r"trust: predicted and true chrF of [\d,]+ sentences, each predicted without", calibrated.stderr)
+    after = regard("translate", "--checkpoint", model, "--trust", "1 2 3")
+    trust, said = after.stdout.split(" ||| ")
+    assert float(trust) > 0.5
+    assert said == "eins zwei drei\n"
+    assert "likely to be poor" not in after.stderr
+    kept = json.loads((model / "trust.json").read_text())
+    (model / "trust.json").write_text(json.dumps(kept | {"weights": [0.1, 0, 0, 0, 0, 0, 0]}))
+    assert (
+        "line 1: the translation is likely to be poor: predicted chrF 10 of 100"
+        in regard("translate", "--checkpoint", model, "1 2 3").stderr
+    )
+    both = regard("translate", "--checkpoint", model, "--trust", "--n-best", "2", "1 2 3")
+    assert both.exit_code == 2
+    assert "leave one of them out" in both.stderr
+
+
+def test_few_pairs_do_not_calibrate(regard, run, tmp_path):
+    (tmp_path / "source").write_text("1\n2\n", encoding="utf-8")
+    (tmp_path / "target").write_text("eins\nzwei\n", encoding="utf-8")
+    files = "--source", tmp_path / "source", "--target", tmp_path / "target", "--output", tmp_path / "out.txt"
+    result = regard("test", "--checkpoint", run, *files, "--calibrate")
+    assert result.exit_code == 2
+    assert "trust needs both of 100 at least" in result.stderr
+    assert not (run / "trust.json").exists()
+    assert not (tmp_path / "out.txt").exists()

@@ -57,6 +57,17 @@ def score(
     )
 
 
+def sentence_quality(hypothesis: str, reference: str) -> float:
+    """Measure one translation: chrF / 100, in 0..1.
+
+    Source: Popović 2015, chrF: character n-gram F-score for automatic MT evaluation.
+
+    >>> sentence_quality("Bonjour !", "Bonjour !"), sentence_quality("Non.", "Bonjour !") < 0.1
+    (1.0, True)
+    """
+    return CHRF().sentence_score(hypothesis, [reference]).score / 100
+
+
 def tokenised_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, language: str, lowercase: bool = False
 ) -> tuple[float, str]:

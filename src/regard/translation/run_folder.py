@@ -86,6 +86,11 @@ class RunFolder:
         return self.path / "alignment.json"
 
     @property
+    def trust(self) -> Path:
+        """How far its translations can be trusted, where `regard test --calibrate` has learned it."""
+        return self.path / "trust.json"
+
+    @property
     def logs(self) -> Path:
         """Logs for TensorBoard."""
         return self.path / "logs"
@@ -202,10 +207,10 @@ Precision = Literal["bfloat16", "float16", "float32"]
 def export(folder: str | Path, to: str | Path, *, which: Which = "best", dtype: Precision = "bfloat16") -> Path:
     """Write the files that translating needs into another folder, and return its path.
 
-    The folder gets experiment.yaml, both vocabularies, the chosen weights, as best.safetensors, and alignment.json
-    where the run has one; it is made if it is not there, and what else it holds stays. All that takes the folder of a
-    run takes it, but that no training goes on from it. The experiment's `data.folder` is left out: it says where the
-    text was on this machine.
+    The folder gets experiment.yaml, both vocabularies, the chosen weights, as best.safetensors, and alignment.json and
+    trust.json where the run has them; it is made if it is not there, and what else it holds stays. All that takes the
+    folder of a run takes it, but that no training goes on from it. The experiment's `data.folder` is left out: it says
+    where the text was on this machine.
 
     Raises:
         CheckpointError: the run lacks a file; a weight is too large for `dtype`; the folder holds a run of its own, or
@@ -229,7 +234,7 @@ def export(folder: str | Path, to: str | Path, *, which: Which = "best", dtype: 
     except OSError as error:
         raise CheckpointError(f"cannot make the folder {exported.path} ({error.strerror})") from None
     experiment.model_copy(update={"data": data}).save(exported.experiment)
-    chosen = [run.alignment.name] * run.alignment.exists()
+    chosen = [file.name for file in (run.alignment, run.trust) if file.exists()]
     for name in (run.source_vocabulary.name, run.target_vocabulary.name, *chosen):
         with atomic_write(exported.path / name) as partial:
             shutil.copyfile(run.path / name, partial)

@@ -34,6 +34,7 @@ from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
+from regard.translation.trust import LOW, TranslationNumbers, Trust
 from regard.translation.vocabulary import LineVocabulary
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class Candidate:
 class Translation:
     """Translation of one line: its n best candidates, best first; none for an empty line.
 
-    kept: what of a line without candidates is its own translation, as a line of emoji.
+    kept: what of a line without candidates is its own translation, as a line of emoji. trust: the quality that the
+    model's own numbers predict, chrF / 100 in 0..1, where the model was calibrated (see `Trust`); None elsewhere.
     """
 
     source: str
@@ -73,6 +75,7 @@ class Translation:
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...] = ()
     kept: str = ""
+    trust: float | None = None
 
     @property
     def text(self) -> str:
@@ -112,7 +115,8 @@ class Translator:
     Made with `load` from the folder of a training run, or from the parts. The model is put into eval mode.
 
     longest_trained: how many tokens the longest sentences had that the model was trained on, at most; None where that
-    is not known. alignment: whose weights `align` reads, where that was chosen.
+    is not known. alignment: whose weights `align` reads, where that was chosen. trust: what
+    predicts the quality of a translation, where the model was calibrated.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Translator:
         *,
         longest_trained: int | None = None,
         alignment: AlignmentChoice | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.model = model.eval()
         self.source_vocabulary = source_vocabulary
@@ -131,6 +136,7 @@ class Translator:
         self.search = search
         self.longest_trained = longest_trained
         self.alignment = alignment
+        self.trust = trust
 
     @classmethod
     def load(
@@ -170,6 +176,7 @@ class Translator:
             experiment.search,
             longest_trained=longest,
             alignment=AlignmentChoice.load(run.path),
+            trust=Trust.load(run.path),
         )
 
     @classmethod
@@ -214,6 +221,7 @@ class Translator:
             read.target_vocabulary,
             read.search,
             alignment=AlignmentChoice.load(Path(folder)),
+            trust=Trust.load(Path(folder)),
         )
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
@@ -374,16 +382,35 @@ class Translator:
         self.alignment = best_choice((seen, frozenset(links[row])) for row, _, _, seen in observed)
         return self.alignment
 
+    def calibrate(self, source_lines: Sequence[str], target_lines: Sequence[str], *, batch_size: int = 64) -> Trust:
+        """Learn from known translations how far others can be trusted, and keep it as `trust`.
+
+        The lines should be ones that the model was not trained on, of all kinds that it may meet. `Trust.save(folder)`
+        keeps it with a model, and `load` reads it.
+
+        Raises:
+            CorpusError: the sides differ in length, there are fewer than 100 pairs, or a source has more tokens than
+                the model allows.
+        """
+        from regard.translation.bleu import sentence_quality  # which loads sacrebleu
+
+        _check_pairs(source_lines, target_lines)
+        translations = self.translate(source_lines, batch_size=batch_size, observe=False)
+        known = [(one, line) for one, line in zip(translations, target_lines, strict=True) if one.candidates and line]
+        numbers = [
+            TranslationNumbers(best.log_probability, len(best.tokens), len(one.source_tokens))
+            for one, _ in known
+            for best in one.candidates[:1]
+        ]
+        self.trust = Trust.fit(numbers, [sentence_quality(one.text, line) for one, line in known])
+        return self.trust
+
     @torch.no_grad()
     def _observed(
         self, source_lines: Sequence[str], target_lines: Sequence[str], batch_size: int, first_line: int
     ) -> Iterator[tuple[int, list[int], list[int], ObservedPair]]:
         """The number of each pair, its ids, and the weights of all steps; pairs of like length one after the other."""
-        if len(source_lines) != len(target_lines):
-            raise CorpusError(
-                f"the sides do not line up: there are {len(source_lines):,} source lines and {len(target_lines):,} "
-                "target lines; line i of one needs to translate line i of the other"
-            )
+        _check_pairs(source_lines, target_lines)
         sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
         targets = self.target_vocabulary.encode_batch(target_lines)
         text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
@@ -436,13 +463,19 @@ class Translator:
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
         special = self.source_vocabulary.special
         nothing_known = set(ids) <= {special.unknown, special.end}
-        warnings = _warnings(read, len(ids), nothing_known, joined, len(parts), self.longest_trained)
+        warnings = list(_warnings(read, len(ids), nothing_known, joined, len(parts), self.longest_trained))
+        trust = None
+        if self.trust is not None and joined:
+            trust = self.trust.of(TranslationNumbers(joined[0].log_probability, len(joined[0].tokens), len(ids)))
+            if trust < LOW:
+                warnings.append(f"the translation is likely to be poor: predicted chrF {100 * trust:.0f} of 100")
         return Translation(
             source=read.line,
             source_tokens=tuple(self.source_vocabulary.tokens(ids)),
             candidates=joined,
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
             kept=put_back("", read.kept.parts, 0),
+            trust=trust,
         )
 
     def _candidate(self, hypothesis: BeamHypothesis, kept: list[KeptPart], words: int) -> Candidate:
@@ -471,6 +504,14 @@ class _ReadLine(NamedTuple):
         """Read a line."""
         kept = take_out(line, vocabulary)
         return cls(line, kept, normalize_line(kept.text, vocabulary))
+
+
+def _check_pairs(source_lines: Sequence[str], target_lines: Sequence[str]) -> None:
+    if len(source_lines) != len(target_lines):
+        raise CorpusError(
+            f"the sides do not line up: there are {len(source_lines):,} source lines and {len(target_lines):,} target "
+            "lines; line i of one needs to translate line i of the other"
+        )
 
 
 def _several(lines: Sequence[str]) -> Sequence[str]:

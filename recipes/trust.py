@@ -1,0 +1,65 @@
+"""How far the English-French translator that regard comes with can be trusted: calibrate it, and measure that.
+
+    python recipes/trust.py --data DIR
+
+DIR has `tatoeba-eng-fra/eng-fra.tsv.gz`, of which held-out pairs are taken, split as for the training, and Multi30k's
+captions as `multi30k/PART.LANGUAGE.gz`. Calibrated on the validation halves, which is kept in the model's folder;
+measured on the test halves: how many sentences get a warning, and how many of those whose translation was cut short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+from pathlib import Path
+
+from regard.translation.corpus import ParallelText
+from regard.translation.data_split import split
+from regard.translation.experiment import Experiment
+from regard.translation.run_folder import ENGLISH_FRENCH, RunFolder
+from regard.translation.translator import Translator
+from regard.translation.trust import LOW
+
+CUT = 0.6
+"""A translation of fewer words than this share of the reference was cut short."""
+
+
+def captions(folder: Path, part: str) -> tuple[list[str], list[str]]:
+    """A part of Multi30k, English and French."""
+    english, french = (gzip.decompress((folder / f"{part}.{code}.gz").read_bytes()) for code in ("en", "fr"))
+    return english.decode("utf-8").splitlines(), french.decode("utf-8").splitlines()
+
+
+def main(data: Path) -> None:
+    """Calibrate, and print what the warnings find."""
+    experiment = Experiment.load(
+        RunFolder(ENGLISH_FRENCH).experiment, [f"data.train.tsv={data / 'tatoeba-eng-fra' / 'eng-fra.tsv.gz'}"]
+    )
+    assert experiment.data.split is not None
+    held_out = split(ParallelText.read(experiment.data.train, experiment.data.folder), experiment.data.split)
+    translator = Translator.load(ENGLISH_FRENCH)
+    everyday, known = held_out["validation"], captions(data / "multi30k", "val")
+    trust = translator.calibrate([*everyday.sources, *known[0]], [*everyday.targets, *known[1]])
+    trust.save(ENGLISH_FRENCH)
+    sys.stdout.write(f"calibrated on {trust.pairs:,} pairs, correlation {trust.correlation:.3f}\n\n")
+    sys.stdout.write(
+        "| text | sentences | with a warning | cut short | of these with a warning |\n| --- |" + " --- |" * 4 + "\n"
+    )
+    tests = {
+        "everyday sentences (Tatoeba)": (held_out["test"].sources, held_out["test"].targets),
+        "captions (Multi30k, test_2016)": captions(data / "multi30k", "test_2016_flickr"),
+    }
+    for name, (sources, targets) in tests.items():
+        found = translator.translate(sources, observe=False)
+        low = [one.trust is not None and one.trust < LOW for one in found]
+        cut = [len(one.text.split()) < CUT * len(line.split()) for one, line in zip(found, targets, strict=True)]
+        told = sum(a and b for a, b in zip(low, cut, strict=True))
+        shares = [f"{100 * sum(low) / len(low):.1f} %", f"{sum(cut):,}", f"{100 * told / max(1, sum(cut)):.1f} %"]
+        sys.stdout.write(f"| {name} | {len(found):,} | {' | '.join(shares)} |\n")
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--data", type=Path, required=True)
+    main(arguments.parse_args().data)

@@ -1,0 +1,66 @@
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+
+from regard.errors import CheckpointError, CorpusError
+from regard.translation.trust import TranslationNumbers, Trust
+
+
+def made(count, seed=4):
+    """Numbers of translations, and qualities that follow from them by known weights, with some noise."""
+    random.seed(seed)
+    numbers, qualities = [], []
+    for _ in range(count):
+        source, said = random.randint(3, 40), random.randint(2, 40)
+        p = -random.random()
+        numbers.append(TranslationNumbers(p * said, said, source))
+        qualities.append(0.6 + 0.5 * p + 0.1 * min(said / source, 2) - 0.02 * math.log(source))
+    return numbers, qualities
+
+
+def test_what_follows_from_the_numbers_is_predicted():
+    numbers, qualities = made(2000)
+    trust = Trust.fit(numbers, [quality + random.gauss(0, 0.02) for quality in qualities])
+    assert trust.pairs == 2000
+    assert trust.correlation > 0.9
+    new, true = made(500, seed=5)
+    errors = [trust.of(one) - min(max(quality, 0), 1) for one, quality in zip(new, true, strict=True)]
+    assert np.abs(errors).mean() < 0.03
+
+
+def test_what_does_not_follow_from_them_is_not():
+    numbers, _ = made(2000)
+    random.seed(6)
+    trust = Trust.fit(numbers, [random.random() for _ in numbers])
+    assert abs(trust.correlation) < 0.1
+    assert {round(trust.of(one), 1) for one in numbers} <= {0.4, 0.5, 0.6}
+
+
+def test_predictions_stay_between_0_and_1():
+    numbers, qualities = made(300)
+    trust = Trust.fit(numbers, qualities)
+    assert trust.of(TranslationNumbers(-1e6, 1, 1)) in (0.0, 1.0)
+    assert 0 <= trust.of(TranslationNumbers(0.0, 0, 0)) <= 1
+
+
+def test_it_is_kept_in_the_folder(tmp_path):
+    assert Trust.load(tmp_path) is None
+    trust = Trust.fit(*made(100))
+    trust.save(tmp_path)
+    assert Trust.load(tmp_path) == trust
+    kept = json.loads((tmp_path / "trust.json").read_text())
+    (tmp_path / "trust.json").write_text(json.dumps(kept | {"weights": [1.0]}))
+    with pytest.raises(CheckpointError, match=r"trust.json has 1 weights, of another version: calibrate anew"):
+        Trust.load(tmp_path)
+    (tmp_path / "trust.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"trust.json is no calibration: .*; remove it, or calibrate anew"):
+        Trust.load(tmp_path)
+
+
+def test_few_pairs_are_refused():
+    numbers, qualities = made(99)
+    with pytest.raises(CorpusError, match="there are 99 translations with numbers and 99 with a quality; trust needs"):
+        Trust.fit(numbers, qualities)
