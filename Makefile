@@ -135,6 +135,7 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	$(call printed,sets.txt,$(BIN)/python examples/sets.py)
 	$(call printed,alignment_of_heads.txt,$(BIN)/python recipes/alignment_of_heads.py --data $(DATA)/align-en-fr)
 	$(call printed,word_alignment.txt,$(BIN)/python recipes/word_alignment.py --data $(DATA))
+	$(call printed,trust.txt,$(BIN)/python recipes/trust.py --data $(DATA))
 	$(call printed,heads_and_positions.txt,$(BIN)/python recipes/heads_and_positions.py --data $(DATA))
 	$(call printed,approximations_of_models.txt,$(BIN)/python recipes/approximations_of_models.py --data $(DATA) \
 	  --pictures $(PICTURES))
