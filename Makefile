@@ -140,6 +140,9 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	  --pictures $(PICTURES))
 	$(call printed,dependencies.txt,$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --dependencies \
 	  --pictures $(PICTURES))
+	$(BIN)/python recipes/transformer_drawing.py $(PICTURES)/transformer.svg
+	$(BIN)/python benchmarks/textbook_claims.py --figure $(PICTURES)/score-variance.svg
+	$(call printed,parts_of_a_transformer.txt,$(BIN)/python recipes/parts_of_a_transformer.py --data $(DATA)/tatoeba-eng-fra)
 	$(call printed,demo.txt,$(BIN)/regard demo --folder build/demo)
 	$(call printed,zoo.txt,$(BIN)/regard examine --zoo --results build/zoo --table $(FIGURES)/zoo.md)
 	$(call printed,effects_of_heads.txt,$(BIN)/python recipes/effects_of_heads.py --data $(DATA) --docs $(FIGURES)/docs)
