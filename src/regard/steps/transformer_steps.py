@@ -14,7 +14,7 @@ from .captured_attention import captured_calls
 from .layer_steps import layer_walkthrough
 from .step_table import StepTable, Walkthrough, make_table, relabelled
 from .table_formats import number_text
-from .walkthrough import TITLE, product_example
+from .walkthrough import TITLE, feature_names, named_cell, product_example, telling_cell
 
 CROSS = {"en": "Cross-attention", "ko": "크로스 어텐션"}
 
@@ -117,13 +117,14 @@ def _feed_forward(network: nn.Module, x: Tensor, words: list[str]) -> tuple[list
     with captured_calls(up=network.up, down=network.down) as calls:
         output = network(x)
     hidden = calls["down"][0][0]
-    first = _product(network.up, x, calls["up"][1])
-    first += f"; max(0, …) = {_text(hidden[0, 0, 0])}" if first else ""
+    first, cell = _product(network.up, x[0], calls["up"][1][0], words)
+    first += f"; max(0, …) = {_text(hidden[0][cell])}" if first else ""
+    last, _ = _product(network.down, hidden[0], output[0], words)
     tables = [
         *_weights("up", network.up),
         make_table("hidden", hidden[0], words, example=first),
         *_weights("down", network.down),
-        make_table("feed_forward", output[0], words, example=_product(network.down, hidden, output)),
+        make_table("feed_forward", output[0], words, example=last),
     ]
     return tables, output
 
@@ -135,9 +136,13 @@ def _weights(name: str, linear: nn.Linear) -> Iterator[StepTable]:
         yield make_table(f"{name}_bias", linear.bias, ["b"])
 
 
-def _product(linear: nn.Linear, x: Tensor, result: Tensor) -> str:
-    """The first number of a layer without bias, written out."""
-    return "" if linear.bias is not None else product_example(linear.weight[0], x[0, 0], result[0, 0, 0])
+def _product(linear: nn.Linear, x: Tensor, result: Tensor, words: list[str]) -> tuple[str, tuple[int, int]]:
+    """One number of a layer without bias written out, of those with the most terms, and its row and column."""
+    row, column = cell = telling_cell(x.unsqueeze(1) * linear.weight)
+    if linear.bias is not None:
+        return "", cell
+    example = product_example(x[row], linear.weight[column], result[cell])
+    return named_cell(example, cell, words, feature_names(result)), cell
 
 
 def _norm_table(norm: nn.Module, source: Tensor, result: Tensor, words: list[str], number: int) -> StepTable:
