@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from regard.steps.wording import STEPS
 DIM, LENGTH, MEMORY = 6, 5, 3
 
 
-def _block(residual=PostNorm, *, cross=False, bias=True, activation=nn.functional.relu):
+def _block(residual: Any = PostNorm, *, cross=False, bias=True, activation=nn.functional.relu):
     torch.manual_seed(1)
     block = TransformerBlock(
         Attention(Projections(DIM, 2), mask=masks.causal()),
@@ -51,18 +52,19 @@ def test_each_table_follows_from_those_before_it(residual):
     block, x = _block(residual), torch.randn(1, LENGTH, DIM)
     steps = transformer_walkthrough(block, x)
     table = lambda key: steps[key].numbers  # noqa: E731
-    close = {"rtol": 1e-5, "atol": 1e-5}
     norms = block.attention_residual.norm, block.feed_forward_residual.norm
     before = x[0].double()
     for number, (branch, norm) in enumerate(zip(("output", "feed_forward"), norms, strict=True), start=1):
-        torch.testing.assert_close(table(f"residual.{number}"), before + table(branch), **close)
+        torch.testing.assert_close(table(f"residual.{number}"), before + table(branch), rtol=1e-5, atol=1e-5)
         source = table(f"residual.{number}") if residual is PostNorm else before
-        torch.testing.assert_close(table(f"normalized.{number}"), _norm(source, norm), **close)
+        torch.testing.assert_close(table(f"normalized.{number}"), _norm(source, norm), rtol=1e-5, atol=1e-5)
         before = table(f"{'normalized' if residual is PostNorm else 'residual'}.{number}")
     inner = table("normalized.1") if residual is PostNorm else table("normalized.2")
     hidden = (inner @ table("up_projection") + table("up_bias")).clamp(min=0)
-    torch.testing.assert_close(table("hidden"), hidden, **close)
-    torch.testing.assert_close(table("feed_forward"), hidden @ table("down_projection") + table("down_bias"), **close)
+    torch.testing.assert_close(table("hidden"), hidden, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        table("feed_forward"), hidden @ table("down_projection") + table("down_bias"), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_the_worked_example_by_the_formulas_of_the_paper():
