@@ -8,7 +8,7 @@ from torch import nn
 from regard import masks
 from regard.errors import ConfigurationError, ShapeError
 from regard.nn import Attention, BranchNorm, FeedForward, PostNorm, PreNorm, Projections, TransformerBlock
-from regard.steps import transformer_walkthrough, worked_example
+from regard.steps import WhatIf, transformer_walkthrough, worked_example
 from regard.steps.wording import STEPS
 
 DIM, LENGTH, MEMORY = 6, 5, 3
@@ -86,6 +86,19 @@ def test_what_is_written_out_below_a_table_is_its_first_number():
     steps = worked_example("transformer-block")
     for key in ("residual.1", "normalized.1", "hidden", "feed_forward", "residual.2", "normalized.2"):
         assert math.isclose(float(steps[key].example.split("= ")[-1]), steps[key].numbers[0, 0], abs_tol=6e-4), key
+
+
+def test_a_change_of_the_attention_is_carried_through_the_block():
+    before, after = worked_example("transformer-block"), worked_example("transformer-block", WhatIf(scale=1.0))
+    x = before["input"].numbers
+    matrices = {name: before[f"{name}_projection"].numbers for name in ("value", "output", "up", "down")}
+    scores = before["scores"].numbers  # not divided by 2
+    attended = _norm(x + scores.softmax(-1) @ x @ matrices["value"] @ matrices["output"])
+    output = _norm(attended + (attended @ matrices["up"]).clamp(min=0) @ matrices["down"])
+    torch.testing.assert_close(after["normalized.2"].numbers, output, rtol=1e-5, atol=1e-5)
+    marked = after.compared(before)["normalized.2"].marked
+    assert marked is not None
+    assert marked.all()
 
 
 def test_every_step_has_its_wording_in_both_languages():
