@@ -151,6 +151,7 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	@for table in comparisons/*/table.md; do \
 	  cp $$table $(FIGURES)/compare-$$(basename $$(dirname $$table)).md || exit 1; \
 	done
+	$(BIN)/python recipes/bottleneck_figure.py comparisons/bottleneck/results.json $(PICTURES)/bottleneck.svg
 	@for file in $(BENCHMARKS); do \
 	  $(BIN)/python $$file > $(FIGURES)/bench-$$(basename $$file .py).txt || exit 1; \
 	done
