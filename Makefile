@@ -141,6 +141,9 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	  --pictures $(PICTURES))
 	$(call printed,dependencies.txt,$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --dependencies \
 	  --pictures $(PICTURES))
+	$(BIN)/python recipes/transformer_drawing.py $(PICTURES)/transformer.svg
+	$(BIN)/python benchmarks/textbook_claims.py --figure $(PICTURES)/score-variance.svg
+	$(call printed,parts_of_a_transformer.txt,$(BIN)/python recipes/parts_of_a_transformer.py --data $(DATA)/tatoeba-eng-fra)
 	$(call printed,demo.txt,$(BIN)/regard demo --folder build/demo)
 	$(call printed,zoo.txt,$(BIN)/regard examine --zoo --results build/zoo --table $(FIGURES)/zoo.md)
 	$(call printed,effects_of_heads.txt,$(BIN)/python recipes/effects_of_heads.py --data $(DATA) --docs $(FIGURES)/docs)
@@ -149,6 +152,7 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	@for table in comparisons/*/table.md; do \
 	  cp $$table $(FIGURES)/compare-$$(basename $$(dirname $$table)).md || exit 1; \
 	done
+	$(BIN)/python recipes/bottleneck_figure.py comparisons/bottleneck/results.json $(PICTURES)/bottleneck.svg
 	@for file in $(BENCHMARKS); do \
 	  $(BIN)/python $$file > $(FIGURES)/bench-$$(basename $$file .py).txt || exit 1; \
 	done

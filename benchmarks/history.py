@@ -142,7 +142,7 @@ def by_length(lengths: tuple[int, ...] = (256, 1024, 4096, 8192)) -> None:
     """What flash gains over stored weights as a sequence grows."""
     rows = []
     for tokens in lengths:
-        spent = processor_seconds({name: make(tokens) for name, make in FLASH.items()})
+        spent = processor_seconds({name: make(tokens) for name, make in FLASH.items()}, 3)
         before, after = spent.values()
         memory = [peak(name, tokens) for name in FLASH]
         rows.append(

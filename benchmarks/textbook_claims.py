@@ -74,6 +74,22 @@ def loops() -> None:
     table("Loops (`benchmarks/textbook_claims.py`)", ["tokens", "way", "time", "times that of the formula"], rows)
 
 
+def products() -> None:
+    """The scores alone: a product for each pair against one of two matrices."""
+    rows = []
+    for tokens in LOOP_TOKENS:
+        torch.manual_seed(0)
+        query, key = torch.randn(2, tokens, LOOP_DIM).unbind()
+        works = {
+            "loop": lambda q=query, k=key: torch.stack([torch.stack([torch.dot(a, b) for b in k]) for a in q]),
+            "product": lambda q=query, k=key: q @ k.T,
+        }
+        agree("products", [works["loop"]()], [works["product"]()])
+        loop, product = _median(works["loop"], 3), _median(works["product"], 101, calls=50)
+        rows.append([f"{tokens}", f"{loop * 1e3:,.1f} ms", f"{product * 1e6:,.1f} µs", f"{loop / product:,.0f}"])
+    table("Scores alone", ["tokens", "torch.dot for each pair", "one product of matrices", "factor"], rows)
+
+
 def _median(work: Callable[[], object], rounds: int, calls: int = 1) -> float:
     def repeat() -> None:
         for _ in range(calls):
@@ -192,6 +208,7 @@ def main() -> None:
     print(_timing.machine())
     with torch.no_grad():
         loops()
+        products()
         variances()
         saturation()
         by_width()

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -7,13 +8,13 @@ from torch import nn
 from regard import masks
 from regard.errors import ConfigurationError, ShapeError
 from regard.nn import Attention, BranchNorm, FeedForward, PostNorm, PreNorm, Projections, TransformerBlock
-from regard.steps import transformer_walkthrough, worked_example
+from regard.steps import WhatIf, transformer_walkthrough, worked_example
 from regard.steps.wording import STEPS
 
 DIM, LENGTH, MEMORY = 6, 5, 3
 
 
-def _block(residual=PostNorm, *, cross=False, bias=True, activation=nn.functional.relu):
+def _block(residual: Any = PostNorm, *, cross=False, bias=True, activation=nn.functional.relu):
     torch.manual_seed(1)
     block = TransformerBlock(
         Attention(Projections(DIM, 2), mask=masks.causal()),
@@ -51,18 +52,19 @@ def test_each_table_follows_from_those_before_it(residual):
     block, x = _block(residual), torch.randn(1, LENGTH, DIM)
     steps = transformer_walkthrough(block, x)
     table = lambda key: steps[key].numbers  # noqa: E731
-    close = {"rtol": 1e-5, "atol": 1e-5}
     norms = block.attention_residual.norm, block.feed_forward_residual.norm
     before = x[0].double()
     for number, (branch, norm) in enumerate(zip(("output", "feed_forward"), norms, strict=True), start=1):
-        torch.testing.assert_close(table(f"residual.{number}"), before + table(branch), **close)
+        torch.testing.assert_close(table(f"residual.{number}"), before + table(branch), rtol=1e-5, atol=1e-5)
         source = table(f"residual.{number}") if residual is PostNorm else before
-        torch.testing.assert_close(table(f"normalized.{number}"), _norm(source, norm), **close)
+        torch.testing.assert_close(table(f"normalized.{number}"), _norm(source, norm), rtol=1e-5, atol=1e-5)
         before = table(f"{'normalized' if residual is PostNorm else 'residual'}.{number}")
     inner = table("normalized.1") if residual is PostNorm else table("normalized.2")
     hidden = (inner @ table("up_projection") + table("up_bias")).clamp(min=0)
-    torch.testing.assert_close(table("hidden"), hidden, **close)
-    torch.testing.assert_close(table("feed_forward"), hidden @ table("down_projection") + table("down_bias"), **close)
+    torch.testing.assert_close(table("hidden"), hidden, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        table("feed_forward"), hidden @ table("down_projection") + table("down_bias"), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_the_worked_example_by_the_formulas_of_the_paper():
@@ -84,6 +86,19 @@ def test_what_is_written_out_below_a_table_is_its_first_number():
     steps = worked_example("transformer-block")
     for key in ("residual.1", "normalized.1", "hidden", "feed_forward", "residual.2", "normalized.2"):
         assert math.isclose(float(steps[key].example.split("= ")[-1]), steps[key].numbers[0, 0], abs_tol=6e-4), key
+
+
+def test_a_change_of_the_attention_is_carried_through_the_block():
+    before, after = worked_example("transformer-block"), worked_example("transformer-block", WhatIf(scale=1.0))
+    x = before["input"].numbers
+    matrices = {name: before[f"{name}_projection"].numbers for name in ("value", "output", "up", "down")}
+    scores = before["scores"].numbers  # not divided by 2
+    attended = _norm(x + scores.softmax(-1) @ x @ matrices["value"] @ matrices["output"])
+    output = _norm(attended + (attended @ matrices["up"]).clamp(min=0) @ matrices["down"])
+    torch.testing.assert_close(after["normalized.2"].numbers, output, rtol=1e-5, atol=1e-5)
+    marked = after.compared(before)["normalized.2"].marked
+    assert marked is not None
+    assert marked.all()
 
 
 def test_every_step_has_its_wording_in_both_languages():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from .captured_attention import captured_calls
 from .layer_steps import layer_walkthrough
 from .step_table import StepTable, Walkthrough, make_table, relabelled
 from .table_formats import number_text
-from .walkthrough import TITLE, product_example
+from .walkthrough import TITLE, feature_names, named_cell, product_example, telling_cell
+from .what_if import WhatIf
 
 CROSS = {"en": "Cross-attention", "ko": "크로스 어텐션"}
 
@@ -26,6 +28,7 @@ def transformer_walkthrough(
     *,
     words: Sequence[str] | None = None,
     memory_words: Sequence[str] | None = None,
+    what_if: WhatIf | None = None,
 ) -> Walkthrough:
     """norm(x + f(x)) of each sublayer f of a Transformer block as tables: attention, feed-forward, and all between.
 
@@ -41,6 +44,7 @@ def transformer_walkthrough(
         memory: (1, N, memory dim), the output of an encoder.
         words: names of the M rows of x.
         memory_words: names of the N rows of the memory.
+        what_if: a change to the self-attention before its softmax, in all heads.
 
     Raises:
         ConfigurationError: other parts of a block than these; as `layer_walkthrough`.
@@ -61,7 +65,7 @@ def transformer_walkthrough(
         block(x, memory)  # which refuses what does not fit
         names = [f"x{row}" for row in range(1, x.shape[1] + 1)] if words is None else list(words)
         tables: list[StepTable] = []
-        for number, (residual, compute) in enumerate(_sublayers(block, memory, names, memory_words), start=1):
+        for number, (residual, compute) in enumerate(_sublayers(block, memory, names, memory_words, what_if), start=1):
             if not isinstance(residual, PostNorm | PreNorm):
                 raise ConfigurationError(
                     f"block has a {type(residual).__name__}; its steps are known of PostNorm and PreNorm"
@@ -82,29 +86,33 @@ Compute = Callable[[Tensor], tuple[list[StepTable], Tensor]]
 
 
 def _sublayers(
-    block: TransformerBlock, memory: Tensor | None, words: list[str], memory_words: Sequence[str] | None
+    block: TransformerBlock,
+    memory: Tensor | None,
+    words: list[str],
+    memory_words: Sequence[str] | None,
+    what_if: WhatIf | None,
 ) -> Iterator[tuple[nn.Module, Compute]]:
     """The residual connection of each sublayer, and the function that computes its tables and its output."""
-    yield block.attention_residual, lambda h: _attention(block.attention, h, None, words, words)
+    yield block.attention_residual, lambda h: _attention(block.attention, h, queries=words, keys=words, what_if=what_if)
     cross = block.cross_attention
     if cross is not None and block.cross_residual is not None:
-        yield block.cross_residual, lambda h: _cross_attention(cross, h, memory, words, memory_words)
+        yield block.cross_residual, lambda h: _cross_attention(cross, h, memory, queries=words, keys=memory_words)
     yield block.feed_forward_residual, lambda h: _feed_forward(block.feed_forward, h, words)
 
 
 def _attention(
-    layer: object, x: Tensor, memory: Tensor | None, words: list[str], keys: Sequence[str] | None
+    layer: object, x: Tensor, memory: Tensor | None = None, **options: Any
 ) -> tuple[list[StepTable], Tensor]:
-    """The tables of attention, and its output (1, M, dim)."""
-    steps = layer_walkthrough(layer, x, memory, queries=words, keys=keys)  # type: ignore[arg-type]  # which checks it
+    """The tables of attention by `layer_walkthrough`, and its output (1, M, dim)."""
+    steps = layer_walkthrough(layer, x, memory, **options)  # type: ignore[arg-type]  # which checks it
     return list(steps.tables), steps["output"].numbers.to(x)[None]
 
 
 def _cross_attention(
-    layer: Attention, x: Tensor, memory: Tensor | None, words: list[str], keys: Sequence[str] | None
+    layer: Attention, x: Tensor, memory: Tensor | None, **options: Any
 ) -> tuple[list[StepTable], Tensor]:
     """As `_attention`, under keys with the prefix `cross.`."""
-    tables, output = _attention(layer, x, memory, words, keys)
+    tables, output = _attention(layer, x, memory, **options)
     return [relabelled(table, "cross.", CROSS) for table in tables], output
 
 
@@ -117,13 +125,14 @@ def _feed_forward(network: nn.Module, x: Tensor, words: list[str]) -> tuple[list
     with captured_calls(up=network.up, down=network.down) as calls:
         output = network(x)
     hidden = calls["down"][0][0]
-    first = _product(network.up, x, calls["up"][1])
-    first += f"; max(0, …) = {_text(hidden[0, 0, 0])}" if first else ""
+    first, cell = _product(network.up, x[0], calls["up"][1][0], words)
+    first += f"; max(0, …) = {_text(hidden[0][cell])}" if first else ""
+    last, _ = _product(network.down, hidden[0], output[0], words)
     tables = [
         *_weights("up", network.up),
         make_table("hidden", hidden[0], words, example=first),
         *_weights("down", network.down),
-        make_table("feed_forward", output[0], words, example=_product(network.down, hidden, output)),
+        make_table("feed_forward", output[0], words, example=last),
     ]
     return tables, output
 
@@ -135,9 +144,13 @@ def _weights(name: str, linear: nn.Linear) -> Iterator[StepTable]:
         yield make_table(f"{name}_bias", linear.bias, ["b"])
 
 
-def _product(linear: nn.Linear, x: Tensor, result: Tensor) -> str:
-    """The first number of a layer without bias, written out."""
-    return "" if linear.bias is not None else product_example(linear.weight[0], x[0, 0], result[0, 0, 0])
+def _product(linear: nn.Linear, x: Tensor, result: Tensor, words: list[str]) -> tuple[str, tuple[int, int]]:
+    """One number of a layer without bias written out, of those with the most terms, and its row and column."""
+    row, column = cell = telling_cell(x.unsqueeze(1) * linear.weight)
+    if linear.bias is not None:
+        return "", cell
+    example = product_example(x[row], linear.weight[column], result[cell])
+    return named_cell(example, cell, words, feature_names(result)), cell
 
 
 def _norm_table(norm: nn.Module, source: Tensor, result: Tensor, words: list[str], number: int) -> StepTable:

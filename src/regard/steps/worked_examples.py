@@ -51,6 +51,9 @@ WORDS = ("the", "cat", "sat")
 PARTS_OF_SPEECH = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0))
 """Features of "the cat sat": article, noun, verb, past tense."""
 
+TURNED_POSITIONS = ((0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, -1.0))
+"""Sine and cosine of 0, 90 and 180 degrees, in the last two features."""
+
 Rows = Sequence[Sequence[float]]
 Module = TypeVar("Module", bound=nn.Module)
 Make: TypeAlias = Callable[..., Walkthrough]
@@ -333,12 +336,9 @@ def _multi_head(what_if: WhatIf | None = None) -> Walkthrough:
     return layer_walkthrough(layer, _matrix((PARTS_OF_SPEECH,)), queries=WORDS, keys=WORDS, what_if=what_if)
 
 
-@_example("transformer-block", ())
-def _transformer_block(_: WhatIf | None = None) -> Walkthrough:
-    words, positions = (
-        _matrix(PARTS_OF_SPEECH),
-        _matrix(((0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, -1.0))),
-    )
+@_example("transformer-block")
+def _transformer_block(what_if: WhatIf | None = None) -> Walkthrough:
+    words, positions = _matrix(PARTS_OF_SPEECH), _matrix(TURNED_POSITIONS)
     query = ((2, 0, 0, 0), (0, 2, 1, 0), (2, 1, 0, 0), (0, 0, 0, 0))
     key = ((0, 2, 0, 0), (2, 0, 0, 0), (0, 0, 2, 0), (0, 0, 0, 2))
     attention = _whole_layer(1, query, key, ((1, 0), (0, 3), (1, 1), (1, 0)), ((1, 0, 1, 0), (0, 1, 0, 1)))
@@ -346,7 +346,7 @@ def _transformer_block(_: WhatIf | None = None) -> Walkthrough:
     _fill(network.up, weight=[[-1, 1, 0, 0], [1, 0, 0, 1], [0, 0, -1, 1], [0, 0, 1, 0]])
     _fill(network.down, weight=[[1, 0, -1, 0], [0, 1, 0, 1], [0, 0, 2, 0], [1, -1, 0, 0]])
     block = TransformerBlock(attention, network, lambda: PostNorm(nn.LayerNorm(4))).eval()
-    steps = transformer_walkthrough(block, (words + positions)[None], words=WORDS)
+    steps = transformer_walkthrough(block, (words + positions)[None], words=WORDS, what_if=what_if)
     tables = [
         make_table("embeddings", words, WORDS),
         make_table("positions", positions, WORDS),
