@@ -184,6 +184,7 @@ test("a patch says which tokens are aligned and which are not; a mean needs its 
   assert.equal(await runButton(page).isDisabled(), true);
   await choose(page, "head", "before", "it rained");
   await run(page);
+  assert.equal(await newest(page).locator("h2").textContent(), "With head 0 of h.0 as in “it rained”");
   assert.equal(
     await newest(page).locator("p.muted").textContent(),
     "1 token of the two texts aligned; left as they are, since the other text does not have them: 1 “was”, 2 “late”, 3 “.”; not put in, since this text does not have them: 1 “rained” of the other text.",

@@ -4,7 +4,7 @@ import type { Context } from "../context.ts";
 import { button, make, replace, select } from "../dom.ts";
 import type { Need } from "../loader.ts";
 import { KEPT_ORDERS } from "../ordering.ts";
-import { whole } from "../text.ts";
+import { plain, whole } from "../text.ts";
 import { comparedWords, type Offer, offers, requestOf } from "./effect_request.ts";
 import type { EffectStore, Measured, Switched } from "./effect_store.ts";
 import { REPLACEMENTS, type EffectRequest, type ModelKind, type Replacement } from "./effect_types.ts";
@@ -190,9 +190,7 @@ export class EffectsPanel {
     ] as const);
     const request = requestOf(this.context, this.store, offer);
     if (!request) return;
-    const each = request.terms === null ? "each head alone" : offer.words;
-    const title = `${each}, replaced by ${REPLACEMENT_WORDS[choices.replace]}`;
-    void this.store.run(request, title, compared);
+    void this.store.run(request, titleOf(request, offer), compared);
   }
 
   private showResults(need: Need, kind: ModelKind): void {
@@ -217,7 +215,7 @@ export class EffectsPanel {
     const focused = article.contains(document.activeElement);
     const alignment = before?.alignment && make("p", { class: "muted" }, alignmentWords(before.alignment, token));
     const body = request.terms === null ? this.table.of(one, kind) : single(one, kind);
-    const heading = make("h2", { set: { tabindex: -1 } }, `Without ${one.title}`);
+    const heading = make("h2", { set: { tabindex: -1 } }, one.title);
     replace(article, heading, ...stateWords(one), alignment || undefined, ...body);
     if (request.terms === null && state === "done") {
       const order = () => this.context.update({ view: "grid", order: `-${KEPT_ORDERS.effect}` });
@@ -230,6 +228,15 @@ export class EffectsPanel {
 
 function chosen(all: Offer[], switched: Switched): Offer {
   return all.find((offer) => offer.switched === switched && !offer.fault) ?? all.find(({ fault }) => !fault) ?? all[all.length - 1];
+}
+
+/** What was switched off, and what stands in its place. */
+function titleOf({ terms, replace: by, reference }: EffectRequest, { words }: Offer): string {
+  const what = terms === null ? "each head alone" : words;
+  const text = `“${plain(reference ?? "", 60)}”`;
+  if (by === "before") return `With ${what} as in ${text}`;
+  if (by === "mean") return `Without ${what}, replaced by its mean over ${text}`;
+  return `Without ${what}, replaced by ${REPLACEMENT_WORDS[by]}`;
 }
 
 function name(label: HTMLLabelElement, effect: string): void {
