@@ -230,6 +230,17 @@ test("keys alone: open, choose, run, close", async () => {
   quiet();
 });
 
+test("a record of another text than the model reads is told; Escape closes the panel", async () => {
+  const { page, quiet } = await open(bench, "strange/#view=head");
+  await opener(page).click();
+  await page.waitForFunction(() => document.querySelector(".told-cost")?.textContent?.startsWith("The model reads 4 tokens here, and the record has 6: "));
+  assert.equal(await runButton(page).isDisabled(), true);
+  await page.keyboard.press("Escape");
+  assert.equal(await page.locator(".effects").isVisible(), false);
+  assert.equal(await page.locator(".head-view").count(), 1, "the view stays");
+  quiet();
+});
+
 test("touch, a narrow screen, both schemes, and readers", async () => {
   for (const scheme of ["light", "dark"] as const) {
     const { page, quiet } = await open(bench, "live/#view=head&at=2,1", { touch: true, scheme, size: { width: 390, height: 844 } });

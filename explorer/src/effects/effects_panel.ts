@@ -5,7 +5,7 @@ import { button, make, replace, select } from "../dom.ts";
 import type { Need } from "../loader.ts";
 import { KEPT_ORDERS } from "../ordering.ts";
 import { plain, whole } from "../text.ts";
-import { comparedWords, type Offer, offers, requestOf } from "./effect_request.ts";
+import { comparedWords, lengthFault, type Offer, offers, requestOf } from "./effect_request.ts";
 import type { EffectStore, Measured, Switched } from "./effect_store.ts";
 import { REPLACEMENTS, type EffectRequest, type ModelKind, type Replacement } from "./effect_types.ts";
 import { alignmentWords, costWords, EFFECT_MEANINGS, effectSentence, outcomeTable, REPLACEMENT_WORDS } from "./effect_words.ts";
@@ -52,6 +52,7 @@ export class EffectsPanel {
       this.update();
     });
     this.element.append(this.form, this.told, this.results);
+    this.element.addEventListener("keydown", (event) => this.leave(event));
     this.unlisten = store.listen(() => this.update());
   }
 
@@ -85,6 +86,14 @@ export class EffectsPanel {
     this.asking.abort();
     clearTimeout(this.timer);
     this.context.loader.release(this);
+  }
+
+  /** Escape closes it, and leads no further. */
+  private leave(event: KeyboardEvent): void {
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.toggle();
   }
 
   private build(need: Need, kind: ModelKind): void {
@@ -151,7 +160,7 @@ export class EffectsPanel {
     this.asking.abort();
     clearTimeout(this.timer);
     this.setPriced(false);
-    if (!request) return this.say("Write the other text first.");
+    if (!request) return this.say(this.store.text ? "Write the other text first." : "It is not known which text this record is of.");
     this.say("Asking what it costs …");
     const asking = (this.asking = new AbortController());
     this.timer = window.setTimeout(() => void this.ask(request, asking), REST);
@@ -161,8 +170,9 @@ export class EffectsPanel {
     try {
       const cost = await this.store.cost(request, asking.signal);
       if (asking.signal.aborted) return;
-      this.say(costWords(cost));
-      this.setPriced(true);
+      const fault = lengthFault(this.context, this.store, cost);
+      this.say(fault || costWords(cost), fault !== "");
+      this.setPriced(!fault);
     } catch (error) {
       if (asking.signal.aborted) return;
       this.say(error instanceof Error ? error.message : String(error), true);
