@@ -52,7 +52,7 @@ export class EffectTable {
       make("td", { class: "figure" }, whole(Math.min(same, at) + 1)),
       make("td", { class: "figure" }, signed(effect.value, kind)),
       make("th", { set: { scope: "row" } }, this.head(effect)),
-      make("td", { class: kind === "encoder" ? "figure" : "said" }, outcome(effect, kind, before)),
+      make("td", { class: kind === "encoder" ? "figure" : "said" }, ...outcome(effect, kind, before)),
     );
   }
 
@@ -67,11 +67,12 @@ export class EffectTable {
   }
 }
 
-function outcome({ distance, after }: Effect, kind: ModelKind, before: Outcome | undefined): string {
-  if (kind === "encoder") return figure(distance);
-  if (kind === "translator") return after.changed ? plain(after.text ?? "", 120) : "the same";
+/** In words; texts of any script have their own direction. */
+function outcome({ distance, after }: Effect, kind: ModelKind, before: Outcome | undefined): (Node | string)[] {
+  if (kind === "encoder") return [figure(distance)];
+  if (kind === "translator") return after.changed ? [make("bdi", {}, plain(after.text ?? "", 120))] : ["the same"];
   const next = after.next?.[0];
-  if (!next) return "";
-  const same = next[0] === before?.next?.[0]?.[0] ? "the same" : `“${visible(next[0])}”`;
-  return `${same}, ${figure(next[1])}`;
+  if (!next) return [];
+  const same = next[0] === before?.next?.[0]?.[0];
+  return [same ? "the same" : make("bdi", {}, `“${visible(next[0])}”`), `, ${figure(next[1])}`];
 }
