@@ -115,9 +115,15 @@ test("all heads, one by one: progress, a ranked table, and an order of the heads
   await page.getByRole("button", { name: "Table" }).click();
   assert.equal(await page.locator(".table-view").isVisible(), true);
   await page.getByRole("button", { name: "Heads", exact: true }).click();
+  release();
+  bench.served.hold = new Promise((resolve) => (release = resolve));
+  // What has the focus in the growing table keeps it.
+  await newest(page).locator("tbody button").first().focus();
+  const focused = await page.evaluate(() => document.activeElement?.textContent);
   bench.served.hold = undefined;
   release();
   await page.waitForFunction(() => document.querySelector("article.effect")?.textContent?.includes("All 8 heads are measured."));
+  assert.equal(await page.evaluate(() => document.activeElement?.textContent), focused);
   const all = [0, 1].flatMap((map) => [0, 1, 2, 3].map((head) => ({ map, head, value: effectOf("encoder", map, head) })));
   const sorted = [...all].sort((a, b) => b.value - a.value);
   const cells = (column: string) => newest(page).locator(`tbody ${column}`).allTextContents();

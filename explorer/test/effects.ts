@@ -41,8 +41,9 @@ export async function answerEffects(name: string, cost: boolean, request: Incomi
   const line = (value: unknown) => response.write(`${JSON.stringify(value)}\n`);
   const next = [["down", 0.5], [" <b>up</b>", 0.25]];
   const before = kind === "encoder" ? {} : kind === "translator" ? { text: "le chat est là", score: -1.5 } : { next };
-  const now = atlas.maps[0].map.queries;
-  const alignment = replace === "before" ? { pairs: [[0, 0]], missing_before: [1], missing_tokens: ["rained"], missing_now: Array.from({ length: now - 1 }, (_, at) => at + 1) } : null;
+  const [map] = atlas.maps;
+  const others = Array.from({ length: map.map.queries - 1 }, (_, at) => at + 1);
+  const alignment = replace === "before" ? { pairs: [[0, 0]], missing_before: [1], missing_now: others, tokens: { before: ["rained"], now: others.map((at) => map.token("query", at)) } } : null;
   line({ before, of: chosen.length, alignment });
   let done = 0;
   for (const { at, head, module } of chosen) {

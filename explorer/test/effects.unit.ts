@@ -78,8 +78,8 @@ test("costs, signs and alignments in words", () => {
   const sentence = effectSentence("translator", "", { text: "oui" }, { done: 1, module: null, head: null, value: -2, after: { changed: false } });
   assert.equal(sentence, "The translation stays the same. The log-probability of what it said before changes by −2.0000.");
   const pairs: [number, number][] = [[0, 0], [1, 1]];
-  const all = alignmentWords({ pairs, missing_before: [], missing_now: [], missing_tokens: [] }, String);
+  const all = alignmentWords({ pairs, missing_before: [], missing_now: [], tokens: { before: [], now: [] } });
   assert.equal(all, "2 tokens of the two texts aligned.");
   const many = Array.from({ length: 9 }, (_, at) => at);
-  assert.match(alignmentWords({ pairs, missing_before: [], missing_now: many, missing_tokens: [] }, (at) => `t${at}`), /: 0 “t0”, .*5 “t5”, and 3 more\.$/);
+  assert.match(alignmentWords({ pairs, missing_before: [], missing_now: many, tokens: { before: [], now: many.map((at) => `t${at}`) } }), /: 0 “t0”, .*5 “t5”, and 3 more\.$/);
 });
