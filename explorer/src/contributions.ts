@@ -9,7 +9,7 @@ export const CONTRIBUTION_MEANING =
   "the contributions of a row do not sum to 1, and those of a word are the sum over its tokens.";
 
 /** Of longer maps the pooled cells would take minutes: all pairs are read for each head. */
-export const MOST_PAIRS = 2 ** 30;
+export const MOST_PAIRS = 2 ** 29;
 
 /** Why contributions cannot be shown, in words; "" where they can. */
 export function contributionFault(source: Source, meta: Meta): string {

@@ -1,7 +1,7 @@
 /** Native dialogs, and the help: focus stays inside, Escape closes. */
 
 import { button, make } from "./dom.ts";
-import { FILES, MARKS, METRIC_MEANINGS, ROWS_OF_METRICS } from "./meanings.ts";
+import { FILES, KEPT_MEANINGS, MARKS, METRIC_MEANINGS, ROWS_OF_METRICS } from "./meanings.ts";
 
 const KEYS: [string, string][] = [
   ["← → or j k", "previous, next head; with the focus on a map j k alone"],
@@ -41,7 +41,7 @@ export function openHelp(root: HTMLElement, sharing: string): void {
     root,
     "Help",
     ...section("Keys", KEYS, true),
-    ...section("Numbers", metrics),
+    ...section("Numbers", [...KEPT_MEANINGS, ...metrics]),
     make("p", { class: "muted" }, ROWS_OF_METRICS),
     ...section("Marks", MARKS),
     ...section("Files", FILES),

@@ -116,6 +116,14 @@ export function keptOrders(context: Context): KeptOrder[] {
   return orders;
 }
 
+/** Why an order by what is kept is not here, as an address may name it; "" where it is. */
+export function orderFault(context: Context, by: KeptOrder): string {
+  if (keptOrders(context).includes(by)) return "";
+  if (by === "effect") return "it needs the model, which is not here";
+  if (by === "change") return context.state().words ? "changes are told between tokens: turn Words off" : "there is no other record beside this one";
+  return context.contributionFault() || `choose ${by} in place of ${context.state().measure}`;
+}
+
 /** Finds the values of all heads, and keeps them until something else is kept. */
 export class KeptValues {
   private name = "";
@@ -147,7 +155,7 @@ export class KeptValues {
   private values(need: Need, at: Kept, by: Measure): Ranking | undefined {
     const { meta, source } = this.context;
     const { map, measure } = this.context.state();
-    if (by !== measure && !source.kept) return new Ranking(new Map(), false, `heads are ranked by what is shown alone: choose ${by}s`);
+    if (by !== measure && !source.kept) return undefined;
     const heads = this.places()
       .flatMap((of) => Array.from({ length: meta.maps[of].heads }, (_, head) => ({ map: of, head })))
       .slice(0, MOST_RANKED);

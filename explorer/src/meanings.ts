@@ -1,5 +1,8 @@
 /** What metrics, marks and files are, in words: the same in tables, tooltips and the help. */
 
+import { CONTRIBUTION_MEANING } from "./contributions.ts";
+import { EFFECT_MEANINGS } from "./effects/effect_words.ts";
+
 export const METRIC_MEANINGS: Readonly<Record<string, string>> = {
   entropy: "mean entropy of the rows, −Σ w ln w, in nats: 0 where each query looks at one key",
   effective_keys: "mean of exp(entropy) of the rows: over how many keys equal weights would be spread",
@@ -12,6 +15,14 @@ export const METRIC_MEANINGS: Readonly<Record<string, string>> = {
   next: "mean weight on the token behind",
   AER_argmax: "alignment error rate of the greatest weight of each row, against links that people made: 0 is best",
 };
+
+/** What heads are ranked by of what is kept, and what maps show. */
+export const KEPT_MEANINGS: readonly [name: string, words: string][] = [
+  ["weight α", "what the query gives to the key; the weights of a row sum to 1"],
+  ["contribution", CONTRIBUTION_MEANING.replace(/^contribution /, "")],
+  ["change", "weight of what is kept, less that of another atlas; of a row alone half the sum of all differences"],
+  ["effect", `what switching the head off does. Encoder: ${EFFECT_MEANINGS.encoder}. Language model: ${EFFECT_MEANINGS["language model"]}. Translator: ${EFFECT_MEANINGS.translator}`],
+];
 
 export const ROWS_OF_METRICS = "Means are over the queries that attend to some key.";
 

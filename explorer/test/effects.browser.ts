@@ -115,14 +115,20 @@ test("all heads, one by one: progress, a ranked table, and an order of the heads
   await page.getByRole("button", { name: "Table" }).click();
   assert.equal(await page.locator(".table-view").isVisible(), true);
   await page.getByRole("button", { name: "Heads", exact: true }).click();
+  release();
+  bench.served.hold = new Promise((resolve) => (release = resolve));
+  // What has the focus in the growing table keeps it.
+  await newest(page).locator("tbody button").first().focus();
+  const focused = await page.evaluate(() => document.activeElement?.textContent);
   bench.served.hold = undefined;
   release();
   await page.waitForFunction(() => document.querySelector("article.effect")?.textContent?.includes("All 8 heads are measured."));
+  assert.equal(await page.evaluate(() => document.activeElement?.textContent), focused);
   const all = [0, 1].flatMap((map) => [0, 1, 2, 3].map((head) => ({ map, head, value: effectOf("encoder", map, head) })));
   const sorted = [...all].sort((a, b) => b.value - a.value);
   const cells = (column: string) => newest(page).locator(`tbody ${column}`).allTextContents();
   assert.deepEqual(await cells("th"), sorted.map(({ map, head }) => `h.${map} · head ${head}`));
-  assert.deepEqual(await cells("td:nth-child(3)"), sorted.map(({ value }) => figure(value)));
+  assert.deepEqual(await cells("td:nth-child(2)"), sorted.map(({ value }) => figure(value)));
   await page.getByRole("button", { name: "Order heads by effect" }).click();
   await settled(page);
   assert.deepEqual(
@@ -184,6 +190,7 @@ test("a patch says which tokens are aligned and which are not; a mean needs its 
   assert.equal(await runButton(page).isDisabled(), true);
   await choose(page, "head", "before", "it rained");
   await run(page);
+  assert.equal(await newest(page).locator("h2").textContent(), "With head 0 of h.0 as in “it rained”");
   assert.equal(
     await newest(page).locator("p.muted").textContent(),
     "1 token of the two texts aligned; left as they are, since the other text does not have them: 1 “was”, 2 “late”, 3 “.”; not put in, since this text does not have them: 1 “rained” of the other text.",
@@ -205,7 +212,11 @@ test("a record without its model has no button, and says why", async () => {
     await page.keyboard.press("z");
     assert.equal(await page.locator(".effects").isVisible(), false);
     await page.goto(`${page.url().split("#")[0]}#order=-kept:effect`);
-    await settled(page);
+    await page.getByText("No order by effect of switching off: it needs the model, which is not here.").waitFor();
+    if (path === "small/") {
+      await page.goto(`${page.url().split("#")[0]}#at=3,2&order=-kept:change`);
+      await page.getByText("No order by change of what is kept: there is no other record beside this one.").waitFor();
+    }
     quiet();
   }
 });
@@ -226,6 +237,17 @@ test("keys alone: open, choose, run, close", async () => {
   assert.equal(await newest(page).locator("h2").textContent(), "Without all 4 heads of h.0, replaced by zero");
   await page.keyboard.press("z");
   assert.equal(await page.evaluate(() => document.activeElement?.textContent), "Switch off …");
+  quiet();
+});
+
+test("a record of another text than the model reads is told; Escape closes the panel", async () => {
+  const { page, quiet } = await open(bench, "strange/#view=head");
+  await opener(page).click();
+  await page.waitForFunction(() => document.querySelector(".told-cost")?.textContent?.startsWith("The model reads 4 tokens here, and the record has 6: "));
+  assert.equal(await runButton(page).isDisabled(), true);
+  await page.keyboard.press("Escape");
+  assert.equal(await page.locator(".effects").isVisible(), false);
+  assert.equal(await page.locator(".head-view").count(), 1, "the view stays");
   quiet();
 });
 

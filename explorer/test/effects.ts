@@ -4,7 +4,7 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { EffectRequest, ModelKind } from "../src/effects/effect_types.ts";
 import { noise, type SyntheticAtlas } from "./synthetic.ts";
 
-export const KINDS: Record<string, ModelKind> = { live: "encoder", predicts: "language model", translates: "translator" };
+export const KINDS: Record<string, ModelKind> = { live: "encoder", strange: "encoder", predicts: "language model", translates: "translator" };
 
 /** What `atlases` tells of it. */
 export function listedEffects(name: string, atlas: SyntheticAtlas): unknown {
@@ -33,7 +33,7 @@ export async function answerEffects(name: string, cost: boolean, request: Incomi
   const one = atlas.maps.findIndex(({ map }) => map.name === terms?.module);
   const chosen = terms === null ? heads : [{ at: Math.max(one, 0), head: terms.heads?.[0] ?? 0, module: terms.module }];
   if (cost) {
-    const told = { interventions: chosen.length, seconds: 0.25 * chosen.length, tokens: atlas.maps[0].map.queries };
+    const told = { interventions: chosen.length, seconds: 0.25 * chosen.length, tokens: asked.text.split(" ").length };
     response.writeHead(200, { "content-type": "application/json" }).end(JSON.stringify(told));
     return;
   }
@@ -41,8 +41,9 @@ export async function answerEffects(name: string, cost: boolean, request: Incomi
   const line = (value: unknown) => response.write(`${JSON.stringify(value)}\n`);
   const next = [["down", 0.5], [" <b>up</b>", 0.25]];
   const before = kind === "encoder" ? {} : kind === "translator" ? { text: "le chat est là", score: -1.5 } : { next };
-  const now = atlas.maps[0].map.queries;
-  const alignment = replace === "before" ? { pairs: [[0, 0]], missing_before: [1], missing_tokens: ["rained"], missing_now: Array.from({ length: now - 1 }, (_, at) => at + 1) } : null;
+  const [map] = atlas.maps;
+  const others = Array.from({ length: map.map.queries - 1 }, (_, at) => at + 1);
+  const alignment = replace === "before" ? { pairs: [[0, 0]], missing_before: [1], missing_now: others, tokens: { before: ["rained"], now: others.map((at) => map.token("query", at)) } } : null;
   line({ before, of: chosen.length, alignment });
   let done = 0;
   for (const { at, head, module } of chosen) {

@@ -32,7 +32,7 @@ test("help defines every metric, the marks and the files", async () => {
   const { page, quiet } = await open(bench, "small/");
   await page.keyboard.press("?");
   const terms = await page.locator("dialog th").allTextContents();
-  for (const term of ["entropy", "effective keys", "top1", "sink", "distance", "local", "self", "previous", "next", "AER argmax", "hatched", "checks", "NPZ", "Backspace"])
+  for (const term of ["entropy", "effective keys", "top1", "sink", "distance", "local", "self", "previous", "next", "AER argmax", "hatched", "checks", "NPZ", "Backspace", "contribution", "change", "effect", "i", "z"])
     assert.ok(terms.includes(term), term);
   await page.keyboard.press("Escape");
   assert.match((await page.locator(".count").textContent()) ?? "", /^8 of 8 heads\. Each picture is a head: a row for each query/);

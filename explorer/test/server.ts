@@ -33,6 +33,7 @@ const MAKERS: Record<string, () => SyntheticAtlas> = {
 const COLLECTIONS: Record<string, () => Named[]> = {
   steps: () => steps(4),
   live: () => [read("it was late .")],
+  strange: () => [{ ...read("it was very late already ."), name: "it was late ." }],
   predicts: () => [read("it was late .")],
   translates: () => [{ name: "the cat is there", atlas: translation() }],
 };

@@ -126,7 +126,10 @@ def test_links_means_and_patches(server, reader):
     alignment = align_tokens(*tokens)
     assert before["alignment"]["pairs"] == [list(pair) for pair in alignment.pairs]
     assert before["alignment"]["missing_now"] == list(alignment.unaligned_now)
-    assert before["alignment"]["missing_tokens"] == [tokens[0][at] for at in before["alignment"]["missing_before"]]
+    for side, own in zip(("before", "now"), tokens, strict=True):
+        missing = before["alignment"][f"missing_{side}"]
+        assert missing
+        assert before["alignment"]["tokens"][side] == [own[at] for at in missing]
     patch = capture_patch(reader.model, run("It is late."), HeadTerms(**whole), alignment=alignment)
     expected = state_effects(reader.model, run(), replace=patch).effect(HeadTerms(**whole))
     assert effect["value"] == pytest.approx(expected.value, rel=1e-3)

@@ -7,7 +7,7 @@ import type { Need } from "../loader.ts";
 import type { Side } from "../types.ts";
 import { otherKept } from "../words.ts";
 import type { EffectStore, Switched } from "./effect_store.ts";
-import type { EffectRequest, ModelKind, Terms } from "./effect_types.ts";
+import type { EffectCost, EffectRequest, ModelKind, Terms } from "./effect_types.ts";
 
 /** What can be switched off here, in words; with `fault` it cannot, for that reason. */
 export interface Offer {
@@ -99,6 +99,14 @@ export function requestOf(context: Context, store: EffectStore, { terms }: Offer
   if (needsText && !choices.reference.trim()) return undefined;
   const token = comparedToken(context, model.kind);
   return { text, token, terms, replace: choices.replace, reference: needsText ? choices.reference : null };
+}
+
+/** Why a model does not read what the record is of; "" where it does. A translator's sides have their own lengths. */
+export function lengthFault(context: Context, { model }: EffectStore, { tokens }: EffectCost): string {
+  const { map } = context.state();
+  const { queries } = context.tokenMaps?.[map] ?? context.meta.maps[map];
+  if (model?.kind === "translator" || tokens === queries) return "";
+  return `The model reads ${whole(tokens)} tokens here, and the record has ${whole(queries)}: it is of another text, or of another model.`;
 }
 
 function tokenWords(need: Need, context: Context, side: Side, index: number): string {

@@ -12,7 +12,7 @@ const MOST_RESULTS = 6;
 /** One run: of all heads it grows. */
 export interface Measured {
   request: EffectRequest;
-  /** What was switched off and by what it was replaced, in words. */
+  /** What was switched off, and what stood in its place, in words. */
   title: string;
   /** What is compared, in words. */
   compared: string;

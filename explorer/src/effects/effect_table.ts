@@ -21,7 +21,7 @@ export class EffectTable {
     if (!all.length) return [];
     const shown = all.slice(0, this.whole && one.state === "done" ? all.length : FIRST);
     const extra = kind === "encoder" ? "of its length" : kind === "translator" ? "what it says then" : "next token then";
-    const names = ["rank", "head", "effect", extra];
+    const names = ["rank", "effect", "head", extra];
     const lines = shown.map((effect, at) => this.line(effect, at, all, kind, one.before?.before));
     const table = make(
       "table",
@@ -50,9 +50,9 @@ export class EffectTable {
       "tr",
       {},
       make("td", { class: "figure" }, whole(Math.min(same, at) + 1)),
-      make("th", { set: { scope: "row" } }, this.head(effect)),
       make("td", { class: "figure" }, signed(effect.value, kind)),
-      make("td", { class: kind === "encoder" ? "figure" : "" }, outcome(effect, kind, before)),
+      make("th", { set: { scope: "row" } }, this.head(effect)),
+      make("td", { class: kind === "encoder" ? "figure" : "said" }, ...outcome(effect, kind, before)),
     );
   }
 
@@ -67,11 +67,12 @@ export class EffectTable {
   }
 }
 
-function outcome({ distance, after }: Effect, kind: ModelKind, before: Outcome | undefined): string {
-  if (kind === "encoder") return figure(distance);
-  if (kind === "translator") return after.changed ? plain(after.text ?? "", 120) : "the same";
+/** In words; texts of any script have their own direction. */
+function outcome({ distance, after }: Effect, kind: ModelKind, before: Outcome | undefined): (Node | string)[] {
+  if (kind === "encoder") return [figure(distance)];
+  if (kind === "translator") return after.changed ? [make("bdi", {}, plain(after.text ?? "", 120))] : ["the same"];
   const next = after.next?.[0];
-  if (!next) return "";
-  const same = next[0] === before?.next?.[0]?.[0] ? "the same" : `“${visible(next[0])}”`;
-  return `${same}, ${figure(next[1])}`;
+  if (!next) return [];
+  const same = next[0] === before?.next?.[0]?.[0];
+  return [same ? "the same" : make("bdi", {}, `“${visible(next[0])}”`), `, ${figure(next[1])}`];
 }

@@ -48,8 +48,8 @@ export interface Alignment {
   pairs: readonly (readonly [before: number, now: number])[];
   missing_before: readonly number[];
   missing_now: readonly number[];
-  /** The tokens of `missing_before`. */
-  missing_tokens: readonly string[];
+  /** Of those that are missing. */
+  tokens: { before: readonly string[]; now: readonly string[] };
 }
 
 /** The first line: how many effects are to come, and what the model does without them. */

@@ -114,15 +114,14 @@ function common(old: string[], now: string[]): Set<number> {
 const MOST_NAMED = 6;
 
 /** Which tokens a patch has between two texts, and which of them it leaves as they are. */
-export function alignmentWords({ pairs, missing_before, missing_now, missing_tokens }: Alignment, token: (index: number) => string): string {
-  const list = (indices: readonly number[], name: (index: number) => string) => {
-    const more = indices.length > MOST_NAMED ? `, and ${whole(indices.length - MOST_NAMED)} more` : "";
-    return `${indices.slice(0, MOST_NAMED).map(name).join(", ")}${more}`;
+export function alignmentWords({ pairs, missing_before, missing_now, tokens }: Alignment): string {
+  const list = (indices: readonly number[], words: readonly string[]) => {
+    const named = indices.slice(0, MOST_NAMED).map((index, at) => `${whole(index)} “${visible(words[at] ?? "", 24)}”`);
+    return named.join(", ") + (indices.length > MOST_NAMED ? `, and ${whole(indices.length - MOST_NAMED)} more` : "");
   };
   const parts = [`${whole(pairs.length)} ${pairs.length === 1 ? "token" : "tokens"} of the two texts aligned`];
-  const other = (index: number) => visible(missing_tokens[missing_before.indexOf(index)] ?? "", 24);
-  if (missing_now.length) parts.push(`left as they are, since the other text does not have them: ${list(missing_now, (at) => `${at} “${visible(token(at), 24)}”`)}`);
-  if (missing_before.length) parts.push(`not put in, since this text does not have them: ${list(missing_before, (at) => `${at} “${other(at)}”`)} of the other text`);
+  if (missing_now.length) parts.push(`left as they are, since the other text does not have them: ${list(missing_now, tokens.now)}`);
+  if (missing_before.length) parts.push(`not put in, since this text does not have them: ${list(missing_before, tokens.before)} of the other text`);
   return `${parts.join("; ")}.`;
 }
 

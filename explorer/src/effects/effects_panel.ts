@@ -1,15 +1,14 @@
-/** Switches heads, layers, tokens and links off, says what it costs before, and shows what changes. */
+/** The panel in which one chooses what is switched off, and is told what it costs before. */
 
 import type { Context } from "../context.ts";
 import { button, make, replace, select } from "../dom.ts";
 import type { Need } from "../loader.ts";
-import { KEPT_ORDERS } from "../ordering.ts";
-import { whole } from "../text.ts";
-import { comparedWords, type Offer, offers, requestOf } from "./effect_request.ts";
-import type { EffectStore, Measured, Switched } from "./effect_store.ts";
+import { plain } from "../text.ts";
+import { comparedWords, lengthFault, type Offer, offers, requestOf } from "./effect_request.ts";
+import { EffectResults } from "./effect_results.ts";
+import type { EffectStore, Switched } from "./effect_store.ts";
 import { REPLACEMENTS, type EffectRequest, type ModelKind, type Replacement } from "./effect_types.ts";
-import { alignmentWords, costWords, EFFECT_MEANINGS, effectSentence, outcomeTable, REPLACEMENT_WORDS } from "./effect_words.ts";
-import { EffectTable } from "./effect_table.ts";
+import { costWords, EFFECT_MEANINGS, REPLACEMENT_WORDS } from "./effect_words.ts";
 
 /** The cost is asked for once the choices have rested so long. */
 const REST = 250;
@@ -24,11 +23,8 @@ export class EffectsPanel {
   private readonly form = make("div", { class: "bar" });
   private readonly reference = make("textarea", { set: { rows: 1, "aria-label": "the other text", spellcheck: "false" } });
   private readonly told = make("p", { class: "told-cost", set: { role: "status" } });
-  private readonly results = make("div", { class: "effect-results" });
-  private readonly table: EffectTable;
-  private readonly tables = new Map<Measured, HTMLElement>();
+  private readonly results: EffectResults;
   private built = "";
-  private shownResults = "";
   private priced = "";
   private isPriced = false;
   private asking = new AbortController();
@@ -40,7 +36,7 @@ export class EffectsPanel {
     private readonly store: EffectStore,
     why = NO_MODEL,
   ) {
-    this.table = new EffectTable(context);
+    this.results = new EffectResults(context, store);
     this.opener = store.model
       ? button("Switch off …", () => this.toggle(), {
           class: "opener",
@@ -51,7 +47,8 @@ export class EffectsPanel {
       store.choices.reference = this.reference.value;
       this.update();
     });
-    this.element.append(this.form, this.told, this.results);
+    this.element.append(this.form, this.told, this.results.element);
+    this.element.addEventListener("keydown", (event) => this.leave(event));
     this.unlisten = store.listen(() => this.update());
   }
 
@@ -87,6 +84,14 @@ export class EffectsPanel {
     this.context.loader.release(this);
   }
 
+  /** Escape closes it, and leads no further. */
+  private leave(event: KeyboardEvent): void {
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.toggle();
+  }
+
   private build(need: Need, kind: ModelKind): void {
     const all = offers(need, this.context, this.store);
     const offer = chosen(all, this.store.choices.switched);
@@ -99,7 +104,7 @@ export class EffectsPanel {
       this.controls(all, offer, compared, kind, isRunning);
     }
     this.price(requestOf(this.context, this.store, offer));
-    this.showResults(need, kind);
+    this.results.update(kind);
   }
 
   private controls(all: Offer[], offer: Offer, compared: string, kind: ModelKind, isRunning: boolean): void {
@@ -151,7 +156,7 @@ export class EffectsPanel {
     this.asking.abort();
     clearTimeout(this.timer);
     this.setPriced(false);
-    if (!request) return this.say("Write the other text first.");
+    if (!request) return this.say(this.store.text ? "Write the other text first." : "It is not known which text this record is of.");
     this.say("Asking what it costs …");
     const asking = (this.asking = new AbortController());
     this.timer = window.setTimeout(() => void this.ask(request, asking), REST);
@@ -161,8 +166,9 @@ export class EffectsPanel {
     try {
       const cost = await this.store.cost(request, asking.signal);
       if (asking.signal.aborted) return;
-      this.say(costWords(cost));
-      this.setPriced(true);
+      const fault = lengthFault(this.context, this.store, cost);
+      this.say(fault || costWords(cost), fault !== "");
+      this.setPriced(!fault);
     } catch (error) {
       if (asking.signal.aborted) return;
       this.say(error instanceof Error ? error.message : String(error), true);
@@ -190,41 +196,7 @@ export class EffectsPanel {
     ] as const);
     const request = requestOf(this.context, this.store, offer);
     if (!request) return;
-    const each = request.terms === null ? "each head alone" : offer.words;
-    const title = `${each}, replaced by ${REPLACEMENT_WORDS[choices.replace]}`;
-    void this.store.run(request, title, compared);
-  }
-
-  private showResults(need: Need, kind: ModelKind): void {
-    const { results } = this.store;
-    const made = JSON.stringify(results.map((one) => [one.title, one.compared, one.state, one.effects.length]));
-    if (made === this.shownResults) return;
-    this.shownResults = made;
-    const token = (index: number) => this.context.tokens.at(need, this.context.state().map, "query", index) ?? "…";
-    for (const one of this.tables.keys()) if (!results.includes(one)) this.tables.delete(one);
-    for (const one of results) {
-      const there = this.tables.get(one) ?? make("article", { class: "effect" });
-      this.tables.set(one, there);
-      if (there.dataset.state !== `${one.state} ${one.effects.length}`) this.fill(there, one, kind, token);
-      there.dataset.state = `${one.state} ${one.effects.length}`;
-    }
-    const all = results.map((one) => this.tables.get(one) as HTMLElement);
-    if (all.some((one, at) => this.results.children[at] !== one) || this.results.children.length !== all.length) replace(this.results, ...all);
-  }
-
-  private fill(article: HTMLElement, one: Measured, kind: ModelKind, token: (index: number) => string): void {
-    const { request, before, effects, state } = one;
-    const focused = article.contains(document.activeElement);
-    const alignment = before?.alignment && make("p", { class: "muted" }, alignmentWords(before.alignment, token));
-    const body = request.terms === null ? this.table.of(one, kind) : single(one, kind);
-    const heading = make("h2", { set: { tabindex: -1 } }, `Without ${one.title}`);
-    replace(article, heading, ...stateWords(one), alignment || undefined, ...body);
-    if (request.terms === null && state === "done") {
-      const order = () => this.context.update({ view: "grid", order: `-${KEPT_ORDERS.effect}` });
-      const sum = `All ${whole(effects.length)} heads are measured.`;
-      article.insertBefore(make("p", {}, sum, " ", button("Order heads by effect", order)), article.children[1] ?? null);
-    }
-    if (focused) (heading as HTMLElement).focus();
+    void this.store.run(request, titleOf(request, offer), compared);
   }
 }
 
@@ -232,26 +204,16 @@ function chosen(all: Offer[], switched: Switched): Offer {
   return all.find((offer) => offer.switched === switched && !offer.fault) ?? all.find(({ fault }) => !fault) ?? all[all.length - 1];
 }
 
+/** What was switched off, and what stands in its place. */
+function titleOf({ terms, replace: by, reference }: EffectRequest, { words }: Offer): string {
+  const what = terms === null ? "each head alone" : words;
+  const text = `“${plain(reference ?? "", 60)}”`;
+  if (by === "before") return `With ${what} as in ${text}`;
+  if (by === "mean") return `Without ${what}, replaced by its mean over ${text}`;
+  return `Without ${what}, replaced by ${REPLACEMENT_WORDS[by]}`;
+}
+
 function name(label: HTMLLabelElement, effect: string): void {
   const box = label.querySelector("select");
   if (box) box.dataset.effect = effect;
-}
-
-/** How far a run is. */
-function stateWords({ state, error, before, effects }: Measured): (HTMLElement | undefined)[] {
-  if (state === "running") {
-    const of = before?.of ?? 1;
-    const bar = make("progress", { set: { max: of, value: effects.length, "aria-label": "heads measured" } });
-    return [make("p", { class: "muted" }, bar, ` ${whole(effects.length)} of ${whole(of)}`)];
-  }
-  if (state === "cancelled") return [make("p", { class: "muted", set: { role: "status" } }, `Cancelled after ${whole(effects.length)}.`)];
-  if (state === "failed") return [make("p", { class: "failed", set: { role: "alert" } }, error ?? "it failed")];
-  return [];
-}
-
-function single({ before, effects, compared }: Measured, kind: ModelKind): HTMLElement[] {
-  const [effect] = effects;
-  if (!before || !effect) return [];
-  const sentence = make("p", { class: "moved", set: { role: "status" } }, effectSentence(kind, compared, before.before, effect));
-  return [sentence, outcomeTable(kind, before.before, effect.after)].filter((part) => part !== undefined);
 }

@@ -17,10 +17,8 @@ export function filters(context: Context, similar = false): HTMLElement[] {
   if (similar && state.measure === "weight") orders.push({ value: SIMILAR, label: "similar heads together" });
   const kept = keptOrders(context).map((by) => KEPT_ORDERS[by]);
   for (const order of [...kept, ...metrics, ...roles.map(roleOrder)]) {
-    orders.push(
-      { value: `-${order}`, label: `${orderWords(order)}, greatest first` },
-      { value: order, label: `${orderWords(order)}, least first` },
-    );
+    const words = order === KEPT_ORDERS.change ? ["most changed heads", "least changed heads"] : ["greatest", "least"].map((most) => `${orderWords(order)}, ${most}`);
+    orders.push({ value: `-${order}`, label: `${words[0]} first` }, { value: order, label: `${words[1]} first` });
   }
   const order = select("Order", orders, state.order, (chosen) => context.update({ order: chosen }));
   const box = order.querySelector("select");

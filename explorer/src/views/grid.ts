@@ -6,7 +6,7 @@ import { make, replace } from "../dom.ts";
 import { mapsOf } from "../hypotheses.ts";
 import { MOST_HEADS } from "../clustering.ts";
 import { isNothing, keptText } from "../kept.ts";
-import { KeptValues, orderMeaning, rankedBy, type Ranking } from "../kept_values.ts";
+import { KeptValues, orderFault, orderMeaning, rankedBy, type Ranking } from "../kept_values.ts";
 import type { Need } from "../loader.ts";
 import { FIRST_LINE } from "../meanings.ts";
 import { type Head, heads, keptOrder, orderWords, rolesOf, SIMILAR, valueOf } from "../ordering.ts";
@@ -204,10 +204,11 @@ export class GridView implements ViewPart {
   /** What the values under the heads are. */
   private keptSaid({ at, order }: State): string {
     const by = keptOrder(order);
+    const fault = (by && orderFault(this.context, by)) || this.ranking?.fault;
+    if (fault) return ` No order by ${orderWords(order.replace(/^-/, ""))}: ${fault}.`;
     if (by === "effect" && !this.ranking) return " Effects are not measured yet: choose Switch off …, all heads, one by one.";
     if (isNothing(at) && by !== "effect") return by ? " Nothing is kept to order them by: go to a token (g)." : ` ${FIRST_LINE}`;
     if (!this.ranking) return " Asking each head for what is kept …";
-    if (this.ranking.fault) return ` No order by ${orderWords(order.replace(/^-/, ""))}: ${this.ranking.fault}.`;
     const meaning = orderMeaning(this.context, rankedBy(this.context));
     return ` Under each: ${meaning}, and behind # its rank among ${whole(this.ranking.count)} heads.`;
   }

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ..errors import RegardError
+from ..heads import TokenAlignment
 from ..heads.interventions import ranked_effects
 from .api import shortened
 from .collection import Collection, RunStopped, stoppable
@@ -92,12 +93,7 @@ class EffectsEndpoint:
     async def _lines(self, run: EffectRun) -> AsyncIterator[bytes]:
         """What is before, each effect, and the ranking; an error as the last line."""
         stop = self._stop or Event()
-        alignment = run.alignment and {
-            "pairs": run.alignment.pairs,
-            "missing_before": run.alignment.unaligned_before,
-            "missing_now": run.alignment.unaligned_now,
-            "missing_tokens": [shortened(run.alignment.before[at]) for at in run.alignment.unaligned_before],
-        }
+        alignment = run.alignment and _told_of_alignment(run.alignment)
         try:
             yield _line({"before": run.before, "of": len(run.interventions), "alignment": alignment})
             effects: Iterator[Any] = iter(run.interventions)
@@ -115,6 +111,20 @@ class EffectsEndpoint:
             yield _line({"error": "the model failed at this; where the server runs it has said more"})
         finally:
             stop.set()
+
+
+def _told_of_alignment(alignment: TokenAlignment) -> dict[str, Any]:
+    """Pairs of positions, and the positions and tokens of either text without a partner."""
+    before, now = alignment.unaligned_before, alignment.unaligned_now
+    return {
+        "pairs": alignment.pairs,
+        "missing_before": before,
+        "missing_now": now,
+        "tokens": {
+            "before": [shortened(alignment.before[at]) for at in before],
+            "now": [shortened(alignment.now[at]) for at in now],
+        },
+    }
 
 
 def _seconds(run: EffectRun, stop: Event) -> float:

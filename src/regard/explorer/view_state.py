@@ -71,7 +71,8 @@ class ViewState:
         text: the text that the model reads, where it can be run on another; "": the one that it has read.
         pins: heads to compare, up to six, (map, head).
         difference: of two pinned heads the difference is shown.
-        order: "layer", or a metric or role to sort by; with a minus before it the greatest first.
+        order: "layer", or a metric or role to sort by; "kept:weight", "kept:contribution", "kept:change" or
+            "kept:effect" to sort by what is kept; with a minus before it the greatest first.
         role: only heads that have it; "": all.
         metric: only heads for which this is true, such as "entropy>1.5"; "": all.
         find: tokens that are marked.
