@@ -10,6 +10,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 sys.path.insert(0, str(DOCS / "hooks"))
 
+import gain_drawing  # noqa: E402
 import mechanism_drawings  # noqa: E402
 from mechanism_drawings import DRAWINGS, Say  # noqa: E402
 from svg_canvas import Canvas  # noqa: E402
@@ -100,3 +101,35 @@ def test_weights_and_context_are_those_of_the_formula():
         context = weights[0] * 1 + weights[2] * 3, weights[1] * 2 + weights[2] * 1
         assert {f"{number:.3f}".replace("1.000", "1") for number in context} <= {*shown}
     assert {"Q (3, 4)", "Kᵀ (4, 3)", "A (3, 3)", "V (3, 2)", "C (3, 2)"} <= {*shown}
+
+
+@pytest.mark.parametrize("name", ["what-heads-learn.md", "what-heads-learn.ko.md"])
+def test_every_row_of_the_tables_has_its_mark_at_its_gain(name):
+    text = (DOCS / name).read_text("utf-8")
+    language = "ko" if name.endswith(".ko.md") else "en"
+    found = gain_drawing.gains(text)
+    rows = [line for line in text.splitlines() if re.search(r"^\|.*\| \**[-+]\d+\.\d \[", line)]
+    assert sum(len(gains) for models in found.values() for gains in models.values()) == len(rows)
+    assert [len(models) for models in found.values()] == [3, 2]
+    drawn = gain_drawing.drawing(text, language)
+    assert drawn.count('class="mark') == len(rows) + 3 + 2
+    assert "::: gains" in text
+    assert all(
+        one.low <= one.gain <= one.high
+        for models in found.values()
+        for gains in models.values()
+        for one in gains.values()
+    )
+    widest = max(text_width(relation) for models in found.values() for gains in models.values() for relation in gains)
+    assert 12.0 * widest < gain_drawing.RIGHT - gain_drawing.LEFT
+    first = next(iter(next(iter(found.values())).values()))
+    assert next(iter(first.values())) == gain_drawing.Gain(92.3, 91.9, 92.6)
+
+
+def test_both_languages_draw_the_same_gains():
+    english, korean = (
+        gain_drawing.gains((DOCS / f"what-heads-learn{end}.md").read_text("utf-8")) for end in ("", ".ko")
+    )
+    assert [[[*gains.values()] for gains in models.values()] for models in english.values()] == [
+        [[*gains.values()] for gains in models.values()] for models in korean.values()
+    ]

@@ -58,6 +58,14 @@ class Canvas:
             f'<path class="arrow" d="M{start[0]:g} {start[1]:g} L{end[0]:g} {end[1]:g}"/>',
         )
 
+    def mark(self, x: float, y: float, shape: str, kind: str) -> None:
+        """A mark around a point: a circle, a square or a diamond."""
+        if shape == "circle":
+            self._parts.append(f'<circle class="mark {kind}" cx="{x:g}" cy="{y:g}" r="4"/>')
+            return
+        turn = f' transform="rotate(45 {x:g} {y:g})"' if shape == "diamond" else ""
+        self._parts.append(f'<rect class="mark {kind}" x="{x - 3.5:g}" y="{y - 3.5:g}" width="7" height="7"{turn}/>')
+
     def svg(self) -> str:
         """The drawing as an element of a page."""
         return (
