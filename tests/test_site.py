@@ -12,6 +12,7 @@ from explorer_npm import needs_browser, run_npm
 ROOT = Path(__file__).parents[1]
 PAGES = ("index", "ko/index", "mechanisms/scaled-dot-product", "ko/mechanisms/scaled-dot-product", "benchmarks", "zoo")
 PAGES += ("api/regard", "extending/kernel", "architecture")
+PAGES += ("ko/mechanisms/luong", "ko/what-heads-learn", "figures/scaled-dot-product")
 
 
 @needs_browser

@@ -1,6 +1,7 @@
 """Heat maps of all lengths and their differences: scales, masks, notes, labels, saved files."""
 
 import itertools
+import math
 from typing import Any
 
 import matplotlib
@@ -216,3 +217,42 @@ def test_colours_of_heads_differ_in_grey_too():
     grey = sorted(sum(w * int(c[i : i + 2], 16) for w, i in ((0.3, 1), (0.59, 3), (0.11, 5))) for c in HEADS)
     assert len(set(HEADS)) == 7
     assert grey[-1] < 200  # all stand out from white
+
+
+def test_cells_have_their_numbers_in_ink_that_is_seen_on_their_colour():
+    weights, mask = torch.tensor([[0.0, 1.0], [0.25, math.nan]]), torch.tensor([[True, True], [True, True]])
+    axes = heatmap(weights, ["a", "b"], ["c", "d"], mask=mask, annot=True).axes[0]
+    assert [(text.get_text(), text.get_position(), text.get_color()) for text in axes.texts] == [
+        ("0.00", (0, 0), "white"),  # viridis: dark at 0
+        ("1.00", (1, 0), "black"),
+        ("0.25", (0, 1), "white"),
+    ]
+    hidden = heatmap(weights, ["a", "b"], ["c", "d"], mask=~mask | mask.tril(), annot=True).axes[0]
+    assert [text.get_text() for text in hidden.texts] == ["0.00", "0.25"]
+
+
+@pytest.mark.parametrize("shape", [(23, 23), (2, 23), (1, 1)])
+def test_numbers_stay_within_their_cells(shape):
+    figure = heatmap(-100 * spread(*shape), tokens(shape[0]), tokens(shape[1]), annot=True)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    width = axes.get_window_extent().width / shape[1]
+    assert all(text.get_window_extent().width <= width for text in axes.texts)
+    assert len(axes.texts) == shape[0] * shape[1]
+
+
+def test_axes_have_names_in_korean_and_notes_below_them(inside, notes):
+    figure = heatmap(spread(3, 3), tokens(3), tokens(3), names=("질의", "키"), unit="가중치", maximum=0.1)
+    assert {"질의", "키", "가중치"} <= {*inside(figure)}
+    assert "is the greatest, drawn as 0.1" in notes(figure)
+    figure.draw_without_rendering()
+    (key,) = figure.axes[0].texts
+    assert figure.axes[0].xaxis.label.get_window_extent().y1 <= key.get_window_extent().y0 + 1
+    fonts = {key.get_fontfamily()[-1], figure.axes[0].yaxis.label.get_fontfamily()[-1]}
+    assert not any("DejaVu" in font for font in fonts)
+
+
+@pytest.mark.parametrize("size", [(24, 24), (600, 2)])
+def test_more_cells_than_have_room_for_numbers_say_so(size):
+    with pytest.raises(ConfigurationError, match=r"annot writes .* have no room for that: .* at most 23 on a side"):
+        heatmap(spread(*size), tokens(size[0]), tokens(size[1]), annot=True)

@@ -90,7 +90,7 @@ export class WhatIfPanel {
     this.reset = button(say("reset"), () => this.change([]), { class: "reset" });
     this.rows = keys.map((key, at) => this.row(shownToken(key, say), at, attended[at] ?? true, drops, say));
     const oneHead = answer.request?.head !== null;
-    const weighed = oneHead && answer.tables.some(({ key }) => key === "weights");
+    const weighed = oneHead && !drops && answer.tables.some(({ key }) => key === "weights");
     const head = [say("key"), say("attend"), ...(adds ? [say("add")] : []), ...(weighed ? [say("weight")] : [])];
     const body = this.rows.map((row, at) =>
       make(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy
 
 from regard.errors import ConfigurationError, require
+from regard.plots.labels import font_families
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,4 +141,5 @@ def add_colour_bar(
     bar.ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     bar.ax.tick_params(labelsize=8, length=2)
     unit = colouring.unit if colouring.scale == "linear" else f"{colouring.unit} ({colouring.scale} scale)"
-    bar.set_label(unit, fontsize=8, color="0.35", parse_math=False, usetex=False)
+    family = font_families(unit)
+    bar.set_label(unit, fontsize=8, color="0.35", fontfamily=family, parse_math=False, usetex=False)

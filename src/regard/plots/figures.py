@@ -30,7 +30,7 @@ _MARGIN = 0.08
 NOTE = 0.16  # a line
 _CHARACTER = 0.09  # of a title
 
-_POINTS = 72
+POINTS = 72  # of an inch
 _NOTE_CHARACTERS = 15  # in an inch
 _LEAST_CHARACTERS, _MOST_CHARACTERS = 32, 400  # of a line of a title, and before it is folded
 _MOST_POSITIONS = 20
@@ -93,7 +93,7 @@ class CellGeometry:
         else:
             width, height = min(width, SMALLEST_LABELLED_CELL), min(height, SMALLEST_LABELLED_CELL)
         room = across.spacing * width
-        upright = across.width * font_size(width) / _POINTS <= 0.92 * room
+        upright = across.width * font_size(width) / POINTS <= 0.92 * room
         return cls(width, height, rotation=0 if upright else 45 if room >= 0.25 else 90)
 
     @property
@@ -110,7 +110,7 @@ def cell_size(count: int) -> float:
 
 def font_size(cell: float) -> float:
     """The font size of labels in points, for cells of that size in inches."""
-    return min(11.0, max(7.0, 0.66 * cell * _POINTS))
+    return min(11.0, max(7.0, 0.66 * cell * POINTS))
 
 
 def text_width(text: str) -> float:
@@ -161,7 +161,7 @@ def draw_notes(axes: Axes, lines: Sequence[str], below: float = 0.0) -> None:
     """Write notes at the left edge of the axes, `below` inches below them."""
     if lines:
         axes.xaxis.set_label_position("bottom")
-        axes.set_xlabel("\n".join(lines), fontsize=8, color="0.35", loc="left", labelpad=4 + below * _POINTS)
+        axes.set_xlabel("\n".join(lines), fontsize=8, color="0.35", loc="left", labelpad=4 + below * POINTS)
         axes.xaxis.label.set(ha="left", linespacing=1.25, fontfamily=font_families("".join(lines)), **PLAIN)
 
 

@@ -11,10 +11,12 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from regard.errors import ShapeError, require
+from regard.errors import ConfigurationError, ShapeError, require
 from regard.plots.colours import HEADS, ColourScale, Scale, add_colour_bar, format_number
 from regard.plots.figures import (
+    NOTE,
     PLAIN,
+    POINTS,
     SMALLEST_LABELLED_CELL,
     AxisLabels,
     CellGeometry,
@@ -24,6 +26,7 @@ from regard.plots.figures import (
     label_axis,
     new_axes,
     ordinal,
+    text_width,
     wrap_notes,
 )
 from regard.plots.labels import font_families, phrase, token_label
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 
 
 _COLOUR_BAR = 0.14  # inches
+SMALLEST_ANNOTATED_CELL = 0.3
+"""Inches of a cell that has room for a number of two decimals in type of 7 points."""
+_LARGEST_NUMBER = 8.0  # points
+_DARK = 0.45  # luminance below which text is white
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Heatmap:
     """A heat map: pooled weights, their colours, title and notes.
 
     `right` and `below` reserve inches for other axes, between the map and its colour bar, and below it. Without a
-    colouring only the grid is drawn. `noun` is what a row or a column stands for.
+    colouring only the grid is drawn. `noun` is what a row or a column stands for. `annotated`: each cell has its
+    number. `names` are those of the axes: down the side, and below.
     """
 
     pooled: PooledWeights
@@ -52,6 +60,20 @@ class Heatmap:
     below: float = 0.0
     notes: list[str] = field(default_factory=list)
     noun: str = "token"
+    annotated: bool = False
+    names: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        rows, columns = self.pooled.values.shape
+        if self.annotated and (self.pooled.pooling_note or min(self._cell) < SMALLEST_ANNOTATED_CELL):
+            raise ConfigurationError(
+                f"annot writes the weight into each cell, and {rows:,} × {columns:,} cells have no room for that: draw "
+                "fewer tokens, at most 23 on a side, or leave annot out"
+            )
+
+    @property
+    def _cell(self) -> tuple[float, float]:
+        return self.geometry.cell_width, self.geometry.cell_height
 
     @property
     def labels(self) -> tuple[AxisLabels, AxisLabels]:
@@ -91,7 +113,18 @@ class Heatmap:
         axes.spines[:].set_visible(False)
         self._rule(axes)
         draw_title(axes, self.title, self.extent[0] + self.right)
-        draw_notes(axes, self.note_lines, self.below)
+        if self.annotated:
+            self._annotate(axes)
+        below = self.below
+        if self.names is not None:
+            down_name, across_name = self.names
+            look = {"fontsize": 9, "color": "0.35", "fontfamily": font_families("".join(self.names)), **PLAIN}
+            axes.set_ylabel(down_name, **look)
+            axes.annotate(
+                across_name, (0.5, 0), (0, -4), "axes fraction", "offset points", ha="center", va="top", **look
+            )
+            below += NOTE
+        draw_notes(axes, self.note_lines, below)
         return axes
 
     def fit(self, axes: Axes) -> Figure:
@@ -114,6 +147,31 @@ class Heatmap:
         )
         width = _COLOUR_BAR / self.extent[0]
         add_colour_bar(axes, image, self.colouring, (1 + width + self.right / self.extent[0], 0, width, 1))
+
+    def _annotate(self, axes: Axes) -> None:
+        """Write each number into its cell, in white on dark colours; none into those that are hatched or grey."""
+        values, hidden = self.pooled.values, self.pooled.hidden
+        texts = {
+            at: f"{values[at]:.2f}".replace("-", "−")
+            for at in numpy.ndindex(*values.shape)
+            if values[at] is not numpy.ma.masked and not hidden[at]
+        }
+        longest = max(map(text_width, texts.values()), default=1.0)
+        size = min(_LARGEST_NUMBER, 0.9 * self.geometry.cell_width * POINTS / longest)
+        image = axes.images[0]
+        for (row, column), text in texts.items():
+            red, green, blue, _ = image.to_rgba(values[row, column])
+            is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < _DARK
+            axes.text(
+                column,
+                row,
+                text,
+                color="white" if is_dark else "black",
+                fontsize=size,
+                ha="center",
+                va="center",
+                **PLAIN,
+            )
 
     def _thinned(self) -> list[str]:
         """A note on which tokens are labelled, where not all are; labels of pooled cells have positions instead."""
@@ -169,6 +227,8 @@ def heatmap(
     mask: ArrayLike | Tensor | None = None,
     pooling: Pooling | None = None,
     unit: str = "weight",
+    annot: bool = False,
+    names: tuple[str, str] | None = None,
 ) -> Figure:
     """A matplotlib figure of `weights` [R, C]: output tokens down the side, input tokens along the top.
 
@@ -176,6 +236,9 @@ def heatmap(
     if that is negative) to `maximum`, by default the greatest weight, on a scale that is "linear", "log" or "sqrt";
     the colour bar names the `unit`. Weights that are NaN or infinite are grey; pairs where `mask` [R, C] is False are
     hatched. Spaces are drawn as ␣. From about 60 tokens on, only every second, third, ... token is labelled.
+
+    `annot` writes each weight into its cell, with two decimals, of at most 23 tokens on a side. `names` are those of
+    the axes, such as ("Query", "Key") or ("질의", "키").
 
     Sides of more than 512 tokens are pooled, to the largest weight of each cell or by `pooling`, and the figure notes
     it. With `pooling`, the weights may also be pooled already, such as a level of an atlas or the result of
@@ -188,17 +251,19 @@ def heatmap(
     Raises:
         ShapeError: the weights are no matrix, or do not have a row and a column for each token, or for each cell.
         DtypeError: the mask is not bool.
-        ConfigurationError: an unknown scale, negative weights on another than the linear scale, or a maximum
-            below the least weight.
+        ConfigurationError: an unknown scale, negative weights on another than the linear scale, a maximum below the
+            least weight, or `annot` of more cells than have room for numbers.
         MissingExtra: matplotlib is not installed.
 
-    >>> figure = heatmap([[0.9, 0.1], [0.2, 0.8]], ["das", "Haus"], ["the", "house"])
+    >>> figure = heatmap([[0.9, 0.1], [0.2, 0.8]], ["das", "Haus"], ["the", "house"], annot=True, names=("질의", "키"))
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['das', 'Haus']
+    >>> [text.get_text() for text in figure.axes[0].texts], figure.axes[0].get_ylabel()
+    (['0.90', '0.10', '0.20', '0.80', '키'], '질의')
     """
     pooled = pool_weights(weights, rows, columns, mask=mask, pooling=pooling)
     colouring = ColourScale.for_weights(pooled.values, scale, maximum, unit)
-    plot = Heatmap(pooled, colouring, title)
+    plot = Heatmap(pooled, colouring, title, annotated=annot, names=names)
     return plot.fit(plot.draw())
 
 
