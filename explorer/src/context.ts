@@ -10,7 +10,7 @@ import type { Bounded } from "./rendering/painter.ts";
 import type { Picture } from "./shapes.ts";
 import type { State } from "./state.ts";
 import type { Tokens } from "./tokens.ts";
-import type { AttentionMap, Meta, Source } from "./types.ts";
+import type { AttentionMap, Meta, Region, Source } from "./types.ts";
 
 export interface Context {
   readonly source: Source;
@@ -42,7 +42,7 @@ export interface Context {
   palette(): Palette;
   /** Says something to those who cannot see the picture, and in the status line. */
   announce(text: string): void;
-  offers(map: number, head: number, level: number): boolean;
+  offers(map: number, head: number, level: number, region?: Region): boolean;
 }
 
 /** One of the explorer's views. */

@@ -4,7 +4,7 @@ import { type Context, headName, headTitle } from "./context.ts";
 import type { Need } from "./loader.ts";
 import { coarsest, type TileIndex, tileRegion } from "./pyramid.ts";
 import { difference, greatest, less, normalised, pool, quantile, type Raster, rowMaxima } from "./raster.ts";
-import { type AttentionMap, EXACT, type Reduce, TILE } from "./types.ts";
+import { type AttentionMap, EXACT, type Reduce, type Region, TILE } from "./types.ts";
 
 const CLIPPED = 0.99;
 
@@ -25,7 +25,7 @@ export interface Field {
   readonly signed: boolean;
   /** The heads that it shows, for profiles and values. */
   readonly heads: readonly HeadField[];
-  offers(level: number): boolean;
+  offers(level: number, region?: Region): boolean;
   pooled(need: Need, level: number, settings: Settings): Raster | undefined;
   exact(need: Need, tile: TileIndex, factor: number, settings: Settings): Raster | undefined;
   /** The value that has the last colour. */
@@ -54,8 +54,8 @@ export class HeadField implements Field {
     return [this];
   }
 
-  offers(level: number): boolean {
-    return this.context.offers(this.mapIndex, this.head, level);
+  offers(level: number, region?: Region): boolean {
+    return this.context.offers(this.mapIndex, this.head, level, region);
   }
 
   pooled(need: Need, level: number, settings: Settings): Raster | undefined {
@@ -229,8 +229,8 @@ export class DifferenceField implements Field {
     return `${first.context.atlas.label} − ${second.context.atlas.label} · ${name}`;
   }
 
-  offers(level: number): boolean {
-    return this.first.offers(level) && this.second.offers(level);
+  offers(level: number, region?: Region): boolean {
+    return this.first.offers(level, region) && this.second.offers(level, region);
   }
 
   pooled(need: Need, level: number, settings: Settings): Raster | undefined {

@@ -116,8 +116,9 @@ export function describe(
   tokenNeed: Need,
 ): { query: string; key: string; value: string } {
   const token = (side: Side, index: number) => tokenWords(context, field, side, index, tokenNeed);
-  const weight = field.offers(EXACT) ? field.value(weightNeed, row, column) : undefined;
-  const unknown = field.offers(EXACT) ? "…" : "not in this page";
+  const there = field.offers(EXACT, { row0: row, row1: row + 1, column0: column, column1: column + 1 });
+  const weight = there ? field.value(weightNeed, row, column) : undefined;
+  const unknown = there ? "…" : "not in this page";
   return {
     query: `query ${whole(row)}  ${token("query", row)}`,
     key: `key ${whole(column)}  ${token("key", column)}`,

@@ -226,7 +226,7 @@ export function keptValue(need: Need, context: Context, { map, head }: Head, ask
   }
   const { query, key } = kept;
   if (query.length && key.length) {
-    if (!context.offers(map, head, EXACT)) return NaN;
+    if (!offersPairs(context, { map, head }, kept)) return NaN;
     const name = `kept ${map}/${head}/${keptText(kept)}`;
     return need(name, async (signal) => Float32Array.of(await pairWeight(context, { map, head }, kept, signal)))?.[0];
   }
@@ -238,6 +238,12 @@ export function keptValue(need: Need, context: Context, { map, head }: Head, ask
   if (!profile) return undefined;
   const sum = [...query, ...key].reduce((total, index) => total + profile[index], 0);
   return sum / (query.length || context.meta.maps[map].queries);
+}
+
+/** Whether all single weights of what is kept are there. */
+function offersPairs(context: Context, { map, head }: Head, { query, key }: Kept): boolean {
+  const cell = (row: number, column: number) => ({ row0: row, row1: row + 1, column0: column, column1: column + 1 });
+  return query.every((row) => key.every((column) => context.offers(map, head, EXACT, cell(row, column))));
 }
 
 /** The mean over the queries of the sum over the keys; NaN where no pair exists, infinity at a query that attends to NaN. */

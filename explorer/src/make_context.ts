@@ -35,6 +35,6 @@ export function makeContext(
     tokens: new Tokens(source, meta, loader, () => shared.state().rows === "read"),
     derived: new Bounded<Raster>(DERIVED_BYTES, () => undefined),
     names: shortNames(meta.maps.map((map) => map.name)),
-    offers: (map, head, level) => source.offers?.(map, head, level) ?? true,
+    offers: (map, head, level, region) => source.offers?.(map, head, level, region) ?? true,
   };
 }

@@ -79,7 +79,8 @@ export function withMeans(source: Source, meta: Meta): { source: Source; means: 
     for (const old of held.keys()) if (held.size > MOST_HELD) held.delete(old);
     return asked;
   };
-  const offers = (map: number, head: number, level: number) => source.offers?.(map, head, level) ?? true;
+  const offers = (map: number, head: number, level: number, region?: Region) =>
+    source.offers?.(map, head, level, region) ?? true;
   const asked = {
     weights: async (map: number, head: number, region: Region, signal?: AbortSignal) => {
       const heads = means.of(map, head);
@@ -95,9 +96,9 @@ export function withMeans(source: Source, meta: Meta): { source: Source; means: 
       const heads = means.of(map, head);
       return heads ? profileOfWhole(await whole(map, head, heads), which) : source.profile(map, head, which, signal);
     },
-    offers: (map: number, head: number, level: number) => {
+    offers: (map: number, head: number, level: number, region?: Region) => {
       const heads = means.of(map, head);
-      return heads ? heads.every((one) => offers(one.map, one.head, EXACT)) : offers(map, head, level);
+      return heads ? heads.every((one) => offers(one.map, one.head, EXACT)) : offers(map, head, level, region);
     },
   };
   return { source: Object.assign(Object.create(source) as Source, asked), means };

@@ -25,9 +25,10 @@ export function partWords(meta: Meta, offers: Offers): string {
   const sizes = [...new Set(finest.filter((cell) => cell !== undefined))];
   const cells = sizes.length ? `cells of ${sizes.slice(0, 3).join(", ")} weights and more` : "cells of many weights";
   const exact = meta.exact ?? "exact weights";
+  const but = meta.around ? " but around what it opens with" : "";
   const held = whole
-    ? `${capital(exact)} of ${whole} of ${heads} heads are in this page, of the others ${cells}`
-    : `No single weights are in this page: of all ${heads} heads it has ${cells}`;
+    ? `${capital(exact)} of ${whole} of ${heads} heads are in this page, of the others ${cells}${but && ", and single weights around what it opens with"}`
+    : `No single weights are in this page${but}: of all ${heads} heads it has ${cells}`;
   return `${held}${meta.all ? `; ${meta.all}` : ""}.`;
 }
 

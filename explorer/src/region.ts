@@ -34,7 +34,7 @@ interface Taken {
 
 /** What goes into a file of a region: its first rows and columns, where it is larger than that. */
 async function taken(context: Context, field: HeadField, seen: Region, kind: string): Promise<Taken> {
-  if (!field.offers(EXACT)) throw new Error("the exact weights of this head are not in this page");
+  if (!field.offers(EXACT, seen)) throw new Error("the exact weights of this head are not in this page");
   const region = {
     ...seen,
     row1: Math.min(seen.row1, seen.row0 + MOST_WRITTEN),

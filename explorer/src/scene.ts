@@ -30,7 +30,7 @@ export function scene(
   settings: Settings,
 ): Scene {
   const seen = visible(viewport, { rows: field.map.queries, columns: field.map.keys }, size);
-  const choice = choose(field.map, viewport.scale * ratio, seen, (level) => field.offers(level));
+  const choice = choose(field.map, viewport.scale * ratio, seen, (level) => field.offers(level, seen));
   const device: Viewport = { ...viewport, scale: viewport.scale * ratio };
   if (choice.level !== EXACT) {
     const quad = levelQuad(need, field, choice.level, settings, device);

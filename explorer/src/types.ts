@@ -66,6 +66,8 @@ export interface Meta {
   all?: string;
   /** What the numbers are, where they are no weights. */
   quantity?: "contribution";
+  /** Whether a page has single weights around what it opens with, of heads whose weights it has not all. */
+  around?: boolean;
   /** What single weights are called; "exact weights" where absent, else such as "weights to within 0.4 %". */
   exact?: string;
   /** The lists of numbers that a source's own meta data names by their places here, in the `words` of maps. */
@@ -92,8 +94,10 @@ export interface Source {
   profile(map: number, head: number, which: string, signal?: AbortSignal): Promise<Float32Array>;
   /** The coarsest level of all heads of a map: (heads, rows, columns). */
   overview?(map: number, reduce: Reduce, signal?: AbortSignal): Promise<Float32Array>;
-  /** Whether it can give this level (or EXACT); a source without the method gives all. */
-  offers?(map: number, head: number, level: number): boolean;
+  /**
+   * Whether it can give this level (or EXACT), or of it the weights of a region; a source without the method gives all.
+   */
+  offers?(map: number, head: number, level: number, region?: Region): boolean;
   /** Of each key of a head, ‖v W‖: what its value is after the output projection. */
   norms?(map: number, head: number, signal?: AbortSignal): Promise<Float32Array>;
   /** As `pooled`, of contributions. */

@@ -40,7 +40,8 @@ export function spelled(pieces: string[]): string {
 
 /** The same source by words; maps without words stay, and so does all else that the source can do. */
 export function byWords(source: Source, meta: Meta): { source: Source; meta: Meta } {
-  const offers = (map: number, head: number, level: number) => source.offers?.(map, head, level) ?? true;
+  const offers = (map: number, head: number, level: number, region?: Region) =>
+    source.offers?.(map, head, level, region) ?? true;
   const merged = new Merged(source, meta, offers);
   const maps = meta.maps.map((map, at) => merged.map(map, at));
   const asked = {
@@ -55,7 +56,8 @@ export function byWords(source: Source, meta: Meta): { source: Source; meta: Met
       merged.has(map) ? merged.weights(map, head, region) : source.weights(map, head, region, signal),
     profile: (map: number, head: number, which: string, signal?: AbortSignal) =>
       merged.has(map) ? merged.profile(map, head, which) : source.profile(map, head, which, signal),
-    offers: (map: number, head: number, level: number) => (merged.has(map) ? true : offers(map, head, level)),
+    offers: (map: number, head: number, level: number, region?: Region) =>
+      merged.has(map) ? true : offers(map, head, level, region),
     overview: undefined,
     // These are asked by tokens.
     kept: undefined,

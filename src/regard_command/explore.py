@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
@@ -67,6 +68,10 @@ def explore(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one page that works without a server, and end.")
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The largest page that --html writes, such as 5MB. [default: 32MB]"),
+    ] = None,
     save: Annotated[Path | None, typer.Option(metavar="ATLAS", help="Keep what was recorded as an atlas.")] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Of 127.0.0.1. [default: any that is free]")
@@ -92,6 +97,7 @@ def explore(
         given = [path for each in given for path in _files(each)]
     _check(given, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
     _check_parts(model, first, window, html or save)
+    most = _page_size(budget, html)
     chosen = _ChosenTranslator(checkpoint, which, languages) if translate else None
     if languages is not None and chosen is None:
         raise CommandError("--languages chooses those of a translator, and none was asked for: add --translate")
@@ -104,7 +110,7 @@ def explore(
         shown.save(save)
         typer.echo(f"{save}: {save.stat().st_size / 1e6:.1f} MB", err=True)
     if html is not None:
-        _write(shown, html, state)
+        _write(shown, html, state, most)
     else:
         from regard.explorer.server import ExplorerServer
 
@@ -196,10 +202,10 @@ def _named(paths: list[str]) -> dict[str, str]:
     return dict(zip(stems if len(set(stems)) == len(stems) else paths, paths, strict=True))
 
 
-def _write(atlas: Atlas, path: Path, state: str | None) -> None:
-    from regard.explorer.static_page import static_page
+def _write(atlas: Atlas, path: Path, state: str | None, most: int | None) -> None:
+    from regard.explorer.static_page import MOST_BYTES, static_page
 
-    page = static_page(atlas, state=state)
+    page = static_page(atlas, state=state, most=MOST_BYTES if most is None else most)
     page.save(path)
     typer.echo(f"{page.size / 1e6:.1f} MB: {page.contents}", err=True)
     emit([str(path)])
@@ -267,6 +273,22 @@ def _check_model(what: list[str], model: Path | None, text: Path | None) -> None
         raise CommandError(f"--model reads one text, and there are {what[0][:40]!r} and --text: leave one out")
     if len(what) > 1:
         raise CommandError(f"--model takes one sentence, and there are {len(what)}: put it into quotes")
+
+
+SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?(kB|MB|GB)", re.ASCII | re.IGNORECASE)
+UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
+
+
+def _page_size(budget: str | None, html: Path | None) -> int | None:
+    """The bytes of `--budget`; None without it."""
+    if budget is None:
+        return None
+    if html is None:
+        raise CommandError("--budget is the size of the page that --html writes: add --html FILE, or leave it out")
+    told = SIZE.fullmatch(budget)
+    if told is None:
+        raise CommandError(f"--budget is {budget!r}; it needs a number with kB, MB or GB, such as 5MB")
+    return int(float(told[1]) * UNITS[told[2].lower()])
 
 
 def _check_parts(model: Path | None, first: int | None, window: int | None, file: Path | None) -> None:

@@ -283,6 +283,8 @@ def test_what_is_no_whole_atlas_is_told(regard, atlas, tmp_path):
         (["--text", "t"], "--text is there without a model that reads it: add --model FOLDER"),
         (["a", "--model", "m", "--text", "t"], "--model reads one text, and there are 'a' and --text: leave one out"),
         (["a", "b", "--model", "m"], "--model takes one sentence, and there are 2: put it into quotes"),
+        (["a.atlas", "--budget", "5MB"], "--budget is the size of the page that --html writes: add --html FILE"),
+        (["a.atlas", "--html", "b.html", "--budget", "5"], "--budget is '5'; it needs a number with kB, MB or GB"),
         (["a.atlas", "--first", "9"], "--first cuts the text that a model reads, and there is none"),
         (["a.atlas", "--window", "9"], "--window cuts the text that a model reads, and there is none"),
         (["a", "--model", "m", "--first", "9", "--window", "9"], "--first reads one part of the text and --window all"),

@@ -129,6 +129,84 @@ def test_the_heads_with_the_clearest_roles_are_in_it_as_far_as_there_is_room():
             np.testing.assert_allclose(np.hstack(row), weights, rtol=2**-8, atol=2**-22)
 
 
+@pytest.fixture(scope="module")
+def long():
+    """Two layers of two heads with 1,500 tokens, and a third of another text."""
+    torch.manual_seed(1)
+    layers = torch.nn.ModuleList(
+        regard.nn.Attention(regard.nn.Projections(8, num_heads=2), mask=regard.masks.causal()) for _ in range(3)
+    )
+    with torch.no_grad(), record(layers) as recording:
+        for layer, length in zip(layers, (1500, 1500, 700), strict=True):
+            layer(torch.randn(1, length, 8))
+    words = {str(layer): [f"{layer // 2}:{at}" for at in range(700 if layer == 2 else 1500)] for layer in range(3)}
+    return recording.atlas(tokens=words)
+
+
+def exact_weights(page, atlas, number, head, row, column):
+    """A tile of a page, and what the atlas has there."""
+    of = atlas.maps[number]
+    rows, columns = (
+        slice(256 * at, min(256 * at + 256, count)) for at, count in ((row, of.queries), (column, of.keys))
+    )
+    expected = of.weights(head, rows, columns)
+    return read(held(page.text)["tiles"][f"{number}/{head}/{row}/{column}"], expected.shape), expected
+
+
+def test_weights_around_a_kept_pair_are_in_it_for_all_heads_of_the_text(long):
+    page = static_page(long, state="view=head&map=1&head=1&at=1100,700")
+    tiles = held(page.text)["tiles"]
+    around = {(3, 2), (4, 2)} | {(3, 3), (4, 3)}  # rows 972 to 1228, columns 572 to 828
+    expected = {f"{number}/{head}/{row}/{column}" for number in (0, 1) for head in (0, 1) for row, column in around}
+    assert set(tiles) == expected
+    for number, head in ((0, 0), (1, 1)):
+        found, weights = exact_weights(page, long, number, head, 4, 2)
+        exists = ~np.isnan(found)
+        assert exists.all()
+        np.testing.assert_allclose(found, weights, rtol=2**-8, atol=2**-22)
+    assert "16 tiles of weights around what is shown" in page.contents
+    first = list(tiles)[:4]
+    assert all(key.startswith("1/1/") for key in first)  # those of the shown head come first
+    assert not held(static_page(long).text)["tiles"]
+
+
+@pytest.mark.parametrize(
+    ("state", "tiles"),
+    [
+        ("view=head&map=0&head=1&frame=1300,300,100", {"0/1/4/0", "0/1/4/1", "0/1/5/0", "0/1/5/1"}),
+        ("view=head&map=2&head=0&at=600,", {f"2/{head}/{r}/{c}" for head in (0, 1) for r in (1, 2) for c in (1, 2)}),
+        ("view=lines&map=0&head=0&window=1400,1380", {"0/0/5/5"}),
+        (
+            "view=compare&map=0&pins=1.1,2.0&frame=100,100,50",
+            {"0/0/0/0", "1/1/0/0"},  # the pin of another text has other places
+        ),
+        ("view=head&map=0&at=0,0&frame=1499,0,4", {"0/0/5/0"} | {f"{m}/{h}/0/0" for m in (0, 1) for h in (0, 1)}),
+    ],
+)
+def test_weights_that_a_state_shows_are_in_it(long, state, tiles):
+    assert set(held(static_page(long, state=state).text)["tiles"]) == tiles
+
+
+@pytest.mark.parametrize("most", [300_000, 400_000, 600_000, 1_000_000, 5_000_000])
+@pytest.mark.parametrize("state", [None, "view=head&map=1&head=1&at=1100,700"])
+def test_a_page_is_no_larger_than_its_budget(long, most, state):
+    page = static_page(long, state=state, most=most)
+    assert page.size <= most
+    # At least what is seen first is there, also where there is no room for all heads.
+    assert state is None or most < 500_000 or "1/1/4/2" in held(page.text)["tiles"]
+
+
+def test_a_wide_frame_has_its_middle_in_it(long):
+    tiles = held(static_page(long, state="view=head&map=0&frame=750,750,1e9").text)["tiles"]
+    assert "0/0/2/2" in tiles
+    assert len(tiles) <= 25
+
+
+def test_maps_of_one_text_share_its_tokens(long):
+    tokens = held(static_page(long).text)["tokens"]
+    assert tokens == [{"query": [f"0:{at}" for at in range(1500)]}, 0, {"query": [f"1:{at}" for at in range(700)]}]
+
+
 def test_its_policy_lets_its_own_script_run_and_nothing_else(causal):
     text = static_page(causal).text
     policy = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)

@@ -1,5 +1,6 @@
 /** The source of a static page: data embedded in the page as JSON. */
 
+import { countTiles, type TileIndex, tilesOf } from "../pyramid.ts";
 import { checkedMeta, EXACT, type Meta, type Reduce, type Region, type Side, type Source, TILE } from "../types.ts";
 import { floats, type WrittenArray } from "./arrays.ts";
 
@@ -10,7 +11,8 @@ import { floats, type WrittenArray } from "./arrays.ts";
  */
 export interface Embedded {
   meta: Meta;
-  tokens: { query: string[]; key?: string[] }[];
+  /** Of each map, or the number of an earlier one that has the same. */
+  tokens: ({ query: string[]; key?: string[] } | number)[];
   pooled: Record<string, WrittenArray>;
   tiles: Record<string, WrittenArray>;
   profiles: Record<string, WrittenArray>;
@@ -20,11 +22,15 @@ export interface Embedded {
 
 export class EmbeddedSource implements Source {
   private readonly checked: Meta;
-  private readonly whole: Set<string>;
+  /** By "map/head": how many of its tiles are there. */
+  private readonly tiles = new Map<string, number>();
 
   constructor(private readonly held: Embedded) {
     this.checked = checkedMeta(held.meta);
-    this.whole = new Set(Object.keys(held.tiles ?? {}).map((key) => key.split("/").slice(0, 2).join("/")));
+    for (const key of Object.keys(held.tiles ?? {})) {
+      const head = key.split("/").slice(0, 2).join("/");
+      this.tiles.set(head, (this.tiles.get(head) ?? 0) + 1);
+    }
   }
 
   get state(): string {
@@ -40,7 +46,8 @@ export class EmbeddedSource implements Source {
   }
 
   async tokens(map: number, side: Side, start: number, stop: number): Promise<string[]> {
-    const tokens = this.held.tokens[map];
+    const told = this.held.tokens[map];
+    const tokens = typeof told === "number" ? (this.held.tokens[told] as Exclude<typeof told, number>) : told;
     return ((side === "key" && tokens.key) || tokens.query).slice(start, stop);
   }
 
@@ -70,8 +77,15 @@ export class EmbeddedSource implements Source {
     return result;
   }
 
-  offers(map: number, head: number, level: number): boolean {
-    if (level === EXACT) return this.whole.has(`${map}/${head}`);
+  offers(map: number, head: number, level: number, region?: Region): boolean {
+    if (level === EXACT) {
+      const { queries, keys } = this.checked.maps[map];
+      const all = { row0: 0, row1: queries, column0: 0, column1: keys };
+      const held = this.tiles.get(`${map}/${head}`) ?? 0;
+      if (held === countTiles(all)) return true;
+      const within = ({ row, column }: TileIndex) => Object.hasOwn(this.held.tiles, `${map}/${head}/${row}/${column}`);
+      return region !== undefined && held > 0 && countTiles(region) <= held && tilesOf(region).every(within);
+    }
     return `${map}/${head}/${level}/max` in this.held.pooled || `${map}/${head}/${level}/mean` in this.held.pooled;
   }
 

@@ -85,7 +85,7 @@ export class Aside {
 
   private heldWords(field: HeadField): string {
     const cell = finestCell(field.map, (level) => field.offers(level)) ?? "many";
-    return `Of this head the page has cells of ${cell} weights and more, and no single weights.`;
+    return `Of this head the page has cells of ${cell} weights and more, and no single weights${this.context.meta.around ? " but around what it opens with" : ""}.`;
   }
 
   private greatest(need: Need, field: HeadField): void {

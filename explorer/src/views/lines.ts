@@ -297,8 +297,8 @@ export class LinesView implements ViewPart {
       const shapes: Shape[] = [];
       if (several.length) {
         shapes.push(...this.coloured(need, several, place));
-      } else if (!field.offers(EXACT)) {
-        this.say("the exact weights of this head are not in this page");
+      } else if (!field.offers(EXACT, region)) {
+        this.say("the exact weights of these queries and keys are not in this page");
       } else {
         const weights = this.weights(need, field, region);
         const matched = this.matcher.look(need, field);
@@ -328,7 +328,7 @@ export class LinesView implements ViewPart {
     const names = fields.map((field) => headName(this.context, field.mapIndex, field.head));
     let count = 0;
     const curves = fields.flatMap((field, at) => {
-      const weights = field.offers(EXACT) && this.weights(need, field, region);
+      const weights = field.offers(EXACT, region) && this.weights(need, field, region);
       if (!weights) return [];
       const selection = this.selection(this.whole(need, field, weights));
       const found = withKept(links(weights, rows, columns, selection), weights, columns, region, place.kept);

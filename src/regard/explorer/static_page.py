@@ -12,8 +12,9 @@ import hashlib
 import html
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..errors import AtlasError, ConfigurationError
 from ..utils.atomic_files import atomic_write
 from .api import MAX_TILE_SIDE, AtlasAPI, Floats, displayed_weights, head_profile, shortened
 from .atlas import Atlas, AttentionMap
+from .page_places import tiles_in_sight
 from .view_state import ViewState, opening_permalink
 
 DIGITS = 8
@@ -145,19 +147,28 @@ class PagePayload:
     size: int = 0
     whole: int = 0
     heads: int = 0
+    tiles: int = 0
+    written: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By key, arrays that were written for a finer detail, which was too large; keys differ between parts."""
     cells: set[tuple[int, int]] = field(default_factory=set)
+    texts: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
 
-    def add(self, part: str, key: str, values: Floats) -> None:
-        """Add an array, or raise PayloadTooLarge."""
-        text = encode_array(values)
-        self.payload[part][key] = text
-        self.size += _size(key, text)
+    def add(self, part: str, key: str, make: Callable[[], Floats]) -> None:
+        """Add the array that `make` returns, or raise PayloadTooLarge."""
+        text = self.written.get(key) or encode_array(make())
+        self.add_texts(part, {key: text})
+        self.written[key] = text
+
+    def add_texts(self, part: str, texts: dict[str, dict[str, Any]]) -> None:
+        """Add arrays that are written already, or raise PayloadTooLarge."""
+        self.payload[part].update(texts)
+        self.size += sum(_size(key, text) for key, text in texts.items())
         if self.size > self.most:
             raise PayloadTooLarge
 
-    def add_if_they_fit(self, part: str, arrays: dict[str, Floats]) -> bool:
+    def add_if_they_fit(self, part: str, arrays: Mapping[str, Callable[[], Floats]]) -> bool:
         """Add all arrays if they fit, else none; return whether they did."""
-        texts = {key: encode_array(values) for key, values in arrays.items()}
+        texts = {key: self.written.get(key) or encode_array(make()) for key, make in arrays.items()}
         size = sum(_size(key, text) for key, text in texts.items())
         if self.size + size > self.most:
             return False
@@ -174,40 +185,80 @@ class PagePayload:
         if others:
             finest = " and ".join(f"{rows} × {columns}" for rows, columns in sorted(self.cells))
             more = f", with whole weights of {_counted(self.heads, 'head')} of them" if self.heads else ""
-            parts.append(f"{_counted(others, 'map')} in cells of {finest} weights and more{more}")
+            near = f", and {_counted(self.tiles, 'tile')} of weights around what is shown" if self.tiles else ""
+            parts.append(f"{_counted(others, 'map')} in cells of {finest} weights and more{more}{near}")
         return "; ".join(parts)
 
 
-def fit_payload(atlas: Atlas, most: int) -> PagePayload:
-    """Choose the finest detail of an atlas that fits into so many bytes.
+IN_SIGHT = (0.5, 0.25, 0.125, 0.0)
+"""The part of a page that may be weights around what its state shows: the largest that leaves room for all else."""
+
+
+def fit_payload(atlas: Atlas, most: int, state: ViewState | None = None) -> PagePayload:
+    """Choose the finest detail of an atlas that fits into so many bytes, beside the weights that a state shows.
 
     Raises:
         AtlasError: not even the least fits; there is no map in the atlas.
     """
     meta = AtlasAPI(atlas).meta() | {"exact": f"weights to within {100 * 2.0**-DIGITS:.1f} %", "all": ALL}
     del meta["overview"]
-    for depth in DEPTHS:
-        weights = sum(of.heads * of.queries * of.keys for of in atlas.maps if depth.takes_whole(of))
-        if weights * LEAST_BYTES > most:
-            continue
-        payload: dict[str, Any] = {"meta": meta, "tokens": [], "pooled": {}, "tiles": {}, "profiles": {}}
-        contents = PagePayload(most, payload)
-        try:
-            for number, of in enumerate(atlas.maps):
-                _write(contents, depth, number, of)
-        except PayloadTooLarge:
-            continue
-        _fill(contents, depth, atlas)
-        return contents
+    room = most - len(embedded_json(meta).encode())
+    written: dict[str, dict[str, Any]] = {}
+    for part in IN_SIGHT[-1:] if state is None else IN_SIGHT:
+        sight = {} if state is None else _in_sight(atlas, state, part * room)
+        written |= sight
+        for depth in DEPTHS:
+            contents = PagePayload(room, _empty_payload(meta), written=written)
+            if _fits(contents, depth, atlas, sight):
+                _fill(contents, depth, atlas)
+                return contents
     heads = sum(of.heads for of in atlas.maps)
     raise AtlasError(
         f"the atlas has {len(atlas.maps)} maps with {heads} heads in all, and even their overviews take more than "
-        f"{most / 1e6:,.0f} MB in a page: record fewer layers or shorter texts, or serve it with `regard explore ATLAS`"
+        f"{most / 1e6:,.3g} MB in a page: record fewer layers or shorter texts, or serve it with `regard explore ATLAS`"
     )
 
 
+def _empty_payload(meta: dict[str, Any]) -> dict[str, Any]:
+    return {"meta": meta, "tokens": [], "pooled": {}, "tiles": {}, "profiles": {}}
+
+
+def _fits(contents: PagePayload, depth: DetailLevel, atlas: Atlas, sight: dict[str, dict[str, Any]]) -> bool:
+    """Add the tiles in sight and all maps in this detail; whether they fit."""
+    weights = sum(of.heads * of.queries * of.keys for of in atlas.maps if depth.takes_whole(of))
+    if weights * LEAST_BYTES > contents.most:
+        return False
+    named = {key: text for key, text in sight.items() if not depth.takes_whole(atlas.maps[int(key.split("/")[0])])}
+    contents.tiles = len(named)
+    if named:
+        contents.payload["meta"] = {**contents.payload["meta"], "around": True}
+    try:
+        contents.add_texts("tiles", named)
+        for number, of in enumerate(atlas.maps):
+            _write(contents, depth, number, of)
+    except PayloadTooLarge:
+        return False
+    return True
+
+
+def _in_sight(atlas: Atlas, state: ViewState, most: float) -> dict[str, dict[str, Any]]:
+    """The tiles that a state shows, written, while they fit."""
+    written: dict[str, dict[str, Any]] = {}
+    size = 0
+    for number, head, row, column in tiles_in_sight(atlas, state):
+        of, key = atlas.maps[number], f"{number}/{head}/{row}/{column}"
+        if key in written:
+            continue
+        written[key] = encode_array(_tile(of, head, row, column))
+        size += _size(key, written[key])
+        if size > most:
+            del written[key]
+            break
+    return written
+
+
 def _write(contents: PagePayload, depth: DetailLevel, number: int, of: AttentionMap) -> None:
-    contents.payload["tokens"].append(_tokens(contents, of))
+    contents.payload["tokens"].append(_tokens(contents, number, of))
     levels = depth.levels(of)
     if depth.takes_whole(of):
         contents.whole += 1
@@ -216,12 +267,13 @@ def _write(contents: PagePayload, depth: DetailLevel, number: int, of: Attention
     for head in range(of.heads):
         for level in levels:
             for reduce in ("max", "mean"):
-                contents.add("pooled", f"{number}/{head}/{level}/{reduce}", of.pooled_pairs(head, level, reduce))
+                make = partial(of.pooled_pairs, head, level, reduce)
+                contents.add("pooled", f"{number}/{head}/{level}/{reduce}", make)
         if depth.takes_whole(of):
-            for key, values in _tiles(of, number, head):
-                contents.add("tiles", key, values)
+            for key, make in _tiles(of, number, head):
+                contents.add("tiles", key, make)
         for which in contents.payload["meta"]["profiles"]:
-            contents.add("profiles", f"{number}/{head}/{which}", head_profile(of, head, which))
+            contents.add("profiles", f"{number}/{head}/{which}", partial(head_profile, of, head, which))
 
 
 def _fill(contents: PagePayload, depth: DetailLevel, atlas: Atlas) -> None:
@@ -238,20 +290,30 @@ def _fill(contents: PagePayload, depth: DetailLevel, atlas: Atlas) -> None:
         contents.heads += 1
 
 
-def _tiles(of: AttentionMap, number: int, head: int) -> Iterator[tuple[str, Floats]]:
+def _tiles(of: AttentionMap, number: int, head: int) -> Iterator[tuple[str, Callable[[], Floats]]]:
+    """By their keys, the tiles of a head, to be computed."""
     for row in range(-(-of.queries // MAX_TILE_SIDE)):
         for column in range(-(-of.keys // MAX_TILE_SIDE)):
-            rows = slice(row * MAX_TILE_SIDE, min((row + 1) * MAX_TILE_SIDE, of.queries))
-            columns = slice(column * MAX_TILE_SIDE, min((column + 1) * MAX_TILE_SIDE, of.keys))
-            yield f"{number}/{head}/{row}/{column}", displayed_weights(of, head, rows, columns)
+            yield f"{number}/{head}/{row}/{column}", partial(_tile, of, head, row, column)
+
+
+def _tile(of: AttentionMap, head: int, row: int, column: int) -> Floats:
+    """The weights of one tile, cut at the edges of the map."""
+    rows = slice(row * MAX_TILE_SIDE, min((row + 1) * MAX_TILE_SIDE, of.queries))
+    columns = slice(column * MAX_TILE_SIDE, min((column + 1) * MAX_TILE_SIDE, of.keys))
+    return displayed_weights(of, head, rows, columns)
 
 
 def _size(key: str, text: dict[str, Any]) -> int:
     return len(text["data"]) + len(key) + 60
 
 
-def _tokens(contents: PagePayload, of: AttentionMap) -> dict[str, list[str]]:
-    """Tokens of a map; those of the keys are left out if they equal those of the queries."""
+def _tokens(contents: PagePayload, number: int, of: AttentionMap) -> dict[str, list[str]] | int:
+    """Tokens of a map, or the number of an earlier map that has the same; those of keys only if they are others."""
+    texts = (of.query_tokens, of.key_tokens)
+    earlier = contents.texts.setdefault(texts, number)
+    if earlier != number:
+        return earlier
     tokens = {"query": [shortened(word) for word in of.query_tokens]}
     if of.key_tokens != of.query_tokens:
         tokens["key"] = [shortened(word) for word in of.key_tokens]
@@ -334,8 +396,9 @@ def static_page(atlas: Atlas, *, state: ViewState | str | None = None, most: int
 
     Maps of at most 512 rows and columns are in it weight by weight, each to within 0.4 %; longer ones, or all where
     that is too much, by the levels of their pyramids, as fine as there is room, and then as many heads as there is room
-    for weight by weight, those whose roles are clearest first. The page says what it does not hold. Its policy lets it
-    run the script that is in it and nothing else, and load nothing; tokens and names are data to it, never markup.
+    for weight by weight, those whose roles are clearest first. Of long maps it has the weights around what a state
+    shows: what is kept, for all heads, its frame and its window. The page says what it does not hold. Its policy lets
+    it run the script that is in it and nothing else, and load nothing; tokens and names are data to it, never markup.
     It opens with a state, or as a permalink tells, unless there is another permalink in its address.
 
     Raises:
@@ -350,7 +413,8 @@ def static_page(atlas: Atlas, *, state: ViewState | str | None = None, most: int
     bundle = WebBundle.read()
     fixed = sum(len(part.encode()) for part in (bundle.markup, bundle.script, bundle.styles)) + 1000
     opening = opening_permalink(state, [atlas])
-    contents = fit_payload(atlas, max(most - fixed, 0))
+    shown = ViewState.from_permalink(opening).within(atlas) if opening else None
+    contents = fit_payload(atlas, max(most - fixed, 0), shown)
     payload = {**contents.payload, "state": opening} if opening else contents.payload
     return StaticPage(embedded_page(bundle, payload, atlas.title), contents.summary())
 

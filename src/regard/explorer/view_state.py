@@ -173,7 +173,7 @@ class ViewState:
             _check_count(f"head of map {of}", head, atlas.maps[of].heads)
         of = atlas.maps[chosen]
         for side, kept, count in zip(("query", "key"), self.at or (), (of.queries, of.keys), strict=False):
-            for index in _kept_tokens(kept):
+            for index in kept_tokens(kept):
                 _check_count(f"chosen {side}", index, count)
         return replace(self, map=chosen)
 
@@ -212,7 +212,8 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(map(_is_count, value))
 
 
-def _kept_tokens(value: Kept) -> tuple[int, ...]:
+def kept_tokens(value: Kept) -> tuple[int, ...]:
+    """The kept tokens of one side of `ViewState.at`."""
     if value is None:
         return ()
     return value if isinstance(value, tuple) else (value,)
@@ -221,7 +222,7 @@ def _kept_tokens(value: Kept) -> tuple[int, ...]:
 def _is_kept(value: Any) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
-    sides = [_kept_tokens(side) for side in value]
+    sides = [kept_tokens(side) for side in value]
     return any(sides) and all(len(side) <= MOST_KEPT and all(map(_is_count, side)) for side in sides)
 
 
