@@ -98,6 +98,8 @@ export interface Source {
    * Whether it can give this level (or EXACT), or of it the weights of a region; a source without the method gives all.
    */
   offers?(map: number, head: number, level: number, region?: Region): boolean;
+  /** The greatest weights of a row or a column; as Python's `top_values`. */
+  top?(map: number, head: number, asked: TopQuery, signal?: AbortSignal): Promise<TopList>;
   /** Of each key of a head, ‖v W‖: what its value is after the output projection. */
   norms?(map: number, head: number, signal?: AbortSignal): Promise<Float32Array>;
   /** As `pooled`, of contributions. */
@@ -108,6 +110,24 @@ export interface Source {
   changes?(other: Source, map: number, kept: Kept, signal?: AbortSignal): Promise<HeadValue[]>;
   /** Whether `changes` can be asked of it. */
   compares?(other: Source): boolean;
+}
+
+/** Of a query the greatest keys, of a key the greatest queries, in order by weight or contribution. */
+export interface TopQuery {
+  side: Side;
+  index: number;
+  count: number;
+  by: Measure;
+}
+
+/** The greatest first; `rest`: the sum of the other weights. Empty where the row attends to NaN. */
+export interface TopList {
+  indices: number[];
+  weights: number[];
+  contributions: number[] | null;
+  tokens: string[];
+  rest: number;
+  broken: boolean;
 }
 
 /** What the numbers of a map are. */

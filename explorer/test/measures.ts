@@ -1,6 +1,6 @@
 /** What a server answers of synthetic atlases about heads: kept values, changes, norms and contributions. */
 
-import type { HeadValue, Measure, Reduce } from "../src/types.ts";
+import type { HeadValue, Measure, Reduce, TopList } from "../src/types.ts";
 import { noise, type SyntheticAtlas, type SyntheticMap } from "./synthetic.ts";
 
 /** ‖v W‖ of a key: 0 of the first, which is a sink. */
@@ -38,6 +38,28 @@ export function pooledContributions(map: SyntheticMap, head: number, level: numb
     }
   }
   return result;
+}
+
+/** The greatest weights of a row, or of a column, as `top_values` of Python gives them. */
+export function topList(map: SyntheticMap, head: number, query: URLSearchParams): TopList {
+  const [side, index, count] = [query.get("side"), Number(query.get("index")), Number(query.get("count"))];
+  const others = side === "query" ? map.map.keys : map.map.queries;
+  const pair = (other: number): [number, number] => (side === "query" ? [index, other] : [other, index]);
+  const all = Array.from({ length: others }, (_, other) => map.weight(head, ...pair(other)));
+  const broken = side === "query" && all.some((weight) => weight === Infinity);
+  const weight = (other: number) => (Number.isFinite(all[other]) ? Math.fround(all[other]) : 0);
+  const by = (other: number) => (query.get("by") === "contribution" ? contribution(map, head, ...pair(other)) : weight(other));
+  const indices = broken ? [] : [...all.keys()].filter((other) => weight(other) > 0).sort((a, b) => by(b) - by(a)).slice(0, count);
+  const weights = indices.map(weight);
+  const total = (some: Iterable<number>) => [...some].reduce((sum, one) => sum + one, 0);
+  return {
+    indices,
+    weights,
+    contributions: map.map.norms ? indices.map((other) => contribution(map, head, ...pair(other))) : null,
+    tokens: indices.map((other) => map.token(side === "query" ? "key" : "query", other)),
+    rest: total([...all.keys()].map(weight)) - total(weights),
+    broken,
+  };
 }
 
 type Indices = number[] | undefined;

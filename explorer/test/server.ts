@@ -10,7 +10,7 @@ import type { AddressInfo } from "node:net";
 import type { Reduce, Side } from "../src/types.ts";
 import { MOST_BYTES, type Named, read, steps } from "./collections.ts";
 import { answerEffects, KINDS, listedEffects } from "./effects.ts";
-import { changes, keptValues, norms, pooledContributions, withNorms } from "./measures.ts";
+import { changes, keptValues, norms, pooledContributions, topList, withNorms } from "./measures.ts";
 import { forced, translation } from "./translation.ts";
 import { broken, cross, hostile, long, profileOf, short, special, type SyntheticAtlas, weightsOf } from "./synthetic.ts";
 
@@ -184,6 +184,7 @@ function data(atlas: SyntheticAtlas, what: string, query: URLSearchParams, other
     return all;
   }
   if (what === "kept") return keptValues(map, query);
+  if (what === "top") return topList(map, head, query);
   if (what === "norms") return norms(map, head);
   if (what === "pooled_contributions") return pooledContributions(map, head, Number(query.get("level")), query.get("reduce") as Reduce);
   if (what === "profile") return profileOf(map, head, query.get("which") ?? "");

@@ -1,7 +1,7 @@
 /** The source of a served page: requests below the page's own address, all by GET but the one that runs a model. */
 
 import { type Kept, sideText } from "../kept.ts";
-import { checkedMeta, type HeadValue, type Measure, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
+import { checkedMeta, type HeadValue, type Measure, type Meta, type Reduce, type Region, type Collection, type Side, type Source, type TopList, type TopQuery } from "../types.ts";
 import { asked } from "./asked.ts";
 import { HttpEffects } from "./http_effects.ts";
 import { checkLength, type Listed, type ListedAtlas, shownOf } from "./listed.ts";
@@ -62,6 +62,10 @@ export class HttpSource implements Source {
 
   profile(map: number, head: number, which: string, signal?: AbortSignal): Promise<Float32Array> {
     return this.floats("profile", { map, head, which }, signal);
+  }
+
+  async top(map: number, head: number, asked: TopQuery, signal?: AbortSignal): Promise<TopList> {
+    return (await this.fetch("top", { map, head, ...asked }, signal)).json();
   }
 
   norms(map: number, head: number, signal?: AbortSignal): Promise<Float32Array> {

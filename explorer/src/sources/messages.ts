@@ -1,7 +1,7 @@
 /** The source of a notebook: requests and answers as messages, numbers as binary buffers. */
 
 import { type Kept, sideText } from "../kept.ts";
-import { checkedMeta, type HeadValue, type Measure, type Meta, type Reduce, type Region, type Collection, type Side, type Source } from "../types.ts";
+import { checkedMeta, type HeadValue, type Measure, type Meta, type Reduce, type Region, type Collection, type Side, type Source, type TopList, type TopQuery } from "../types.ts";
 import { checkLength, type Listed, type ListedAtlas, shownOf } from "./listed.ts";
 
 /**
@@ -109,6 +109,10 @@ export class MessageSource implements Source {
 
   profile(map: number, head: number, which: string, signal?: AbortSignal): Promise<Float32Array> {
     return this.ask("profile", { map, head, which }, signal) as Promise<Float32Array>;
+  }
+
+  top(map: number, head: number, asked: TopQuery, signal?: AbortSignal): Promise<TopList> {
+    return this.ask("top", { map, head, ...asked }, signal) as Promise<TopList>;
   }
 
   norms(map: number, head: number, signal?: AbortSignal): Promise<Float32Array> {

@@ -11,6 +11,7 @@ import { finestCell } from "../notices.ts";
 import { weightWords } from "../hover.ts";
 import { metricTitle } from "../meanings.ts";
 import { attentionWords, figure, plain, visible, whole } from "../text.ts";
+import { findsTop, topKeys } from "../top_keys.ts";
 import { EXACT, TILE } from "../types.ts";
 
 const GREATEST = 8;
@@ -108,6 +109,10 @@ export class Aside {
       return found === undefined ? "…" : visible(found, 24);
     };
     const title = make("h3", {}, `Query ${whole(row)}  ${token("query", row)}`);
+    if (map.keys > MOST_KEYS && findsTop(this.context, field)) {
+      this.greatestOfLong(need, field, at, row, title);
+      return;
+    }
     if (map.keys > MOST_KEYS) {
       this.list(
         `long ${title.textContent}`,
@@ -131,8 +136,23 @@ export class Aside {
     }
     const all = ranked.order.reduce((sum, column) => sum + ranked.weights[column], 0);
     const share = shown.reduce((sum, column) => sum + ranked.weights[column], 0) / (this.context.meta.quantity ? all : 1);
-    const items = shown.map((column) => this.item(at, row, column, words(column), ranked));
+    const items = shown.map((column) => this.item(at, row, column, words(column), ranked.weights[column], ranked.weights[ranked.order[0]]));
     const told = `Together ${(100 * share).toFixed(1)} % of ${this.context.meta.quantity ? "all contributions to this query" : "what this query gives"}.`;
+    this.list(name, title, make("ol", {}, ...items), make("p", { class: "muted" }, told));
+  }
+
+  /** The greatest weights of a long row, which the source finds. */
+  private greatestOfLong(need: Need, field: HeadField, at: Kept, row: number, title: HTMLElement): void {
+    const found = topKeys(need, this.context, field, "query", row);
+    if (!found) {
+      this.list(`waiting ${title.textContent}`, title, make("p", { class: "muted" }, "…"));
+      return;
+    }
+    const words = found.keys.map(({ index, token }) => `${whole(index)}  ${visible(token, 24)}`);
+    const name = `${field.title} ${at.query},${at.key} ${title.textContent} ${words.join()}`;
+    if (found.broken) return this.list(name, title, make("p", { class: "muted" }, weightWords(Infinity)));
+    const items = found.keys.map(({ index, value }, place) => this.item(at, row, index, words[place], value, found.keys[0].value));
+    const told = found.share === undefined ? "" : `Together ${(100 * found.share).toFixed(1)} % of what this query gives.`;
     this.list(name, title, make("ol", {}, ...items), make("p", { class: "muted" }, told));
   }
 
@@ -142,15 +162,16 @@ export class Aside {
     row: number,
     column: number,
     words: string,
-    { weights, order }: Ranked,
+    value: number,
+    most: number,
   ): HTMLElement {
     const bar = make("span", { class: "bar-fill", set: { "aria-hidden": "true" } });
-    bar.style.width = `${(100 * weights[column]) / weights[order[0]]}%`;
+    bar.style.width = `${(100 * value) / most}%`;
     const press = button("", () => this.context.update({ at: pair(row, column) }), {
       class: "key-row",
       set: { "aria-current": kept.key.includes(column) ? "true" : undefined },
     });
-    const weight = make("span", { class: "key-weight" }, figure(weights[column]));
+    const weight = make("span", { class: "key-weight" }, figure(value));
     press.append(bar, make("span", { class: "key-token" }, words), weight);
     return make("li", {}, press);
   }

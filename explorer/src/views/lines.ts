@@ -21,6 +21,7 @@ import { EXACT, type Region, type Side } from "../types.ts";
 import { linkControls, wordToggle } from "./controls.ts";
 import { headControls } from "./heads_shown.ts";
 import { measureControls } from "./measures.ts";
+import { FarKeys } from "./far_keys.ts";
 import { ScoreLine } from "./scores.ts";
 
 const NARROW_LABEL = 96;
@@ -42,12 +43,14 @@ export class LinesView implements ViewPart {
   private side: Side = "query";
   private readonly matcher: Matcher;
   private readonly scores: ScoreLine;
+  private readonly far: FarKeys;
   private built = "";
 
   constructor(private readonly context: Context) {
     this.matcher = new Matcher(context);
     this.scores = new ScoreLine(context, true);
-    this.element.append(this.about, this.bar, this.scores.element, this.stage);
+    this.far = new FarKeys(context);
+    this.element.append(this.about, this.bar, this.scores.element, this.far.element, this.stage);
     this.watcher.observe(this.stage);
     this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.canvas.addEventListener("pointermove", (event) => this.hover(this.tokenAt(event)));
@@ -317,6 +320,8 @@ export class LinesView implements ViewPart {
           this.say(`${whole(found.length)} lines · ${regionWords(region)} · ${inside}${outside}${nan}`);
         }
       }
+      if (several.length) this.far.hide();
+      else shapes.push(...this.far.look(need, field, place));
       return [...shapes, ...tokenLabels(field.map.kind === "cross", place, token)];
     });
   }
