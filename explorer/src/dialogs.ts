@@ -32,6 +32,7 @@ const KEYS: [string, string][] = [
   ["r", "pooled by max or mean"],
   ["n", "divide each row by its greatest weight"],
   ["x", "clip the greatest hundredth"],
+  ["u", "colours of what is in sight, or of the whole map"],
   ["?", "this help"],
 ];
 

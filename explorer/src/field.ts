@@ -6,7 +6,7 @@ import { coarsest, type TileIndex, tileRegion } from "./pyramid.ts";
 import { difference, greatest, less, normalised, pool, quantile, type Raster, rowMaxima } from "./raster.ts";
 import { type AttentionMap, EXACT, type Reduce, type Region, TILE } from "./types.ts";
 
-const CLIPPED = 0.99;
+export const CLIPPED = 0.99;
 
 /** Entropy and greatest weight of each row, what each key receives. */
 export type Profile = "entropy" | "largest" | "received";
@@ -16,6 +16,8 @@ export interface Settings {
   normalise: boolean;
   /** Whether the last colour stands for the last hundredth of cells, too. */
   clip: boolean;
+  /** Whether the last colour of a part of the map stands for what is in sight. */
+  sight?: boolean;
 }
 
 export interface Field {

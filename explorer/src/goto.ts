@@ -3,6 +3,8 @@
 import { type Context, present } from "./context.ts";
 import { openDialog } from "./dialogs.ts";
 import { button, make, replace, select } from "./dom.ts";
+import { MOST_KEPT } from "./kept.ts";
+import type { PhraseMatch } from "./phrases.ts";
 import { visible, whole } from "./text.ts";
 import type { Side } from "./types.ts";
 
@@ -17,6 +19,8 @@ export function parseGoTo(text: string): Target | undefined {
 }
 
 const PAUSE = 120;
+/** So many tokens of a phrase are shown. */
+const MOST_SHOWN = 8;
 
 const SIDES = [
   { value: "query", label: "queries" },
@@ -32,10 +36,10 @@ export class GoTo {
   private readonly told = make(
     "p",
     { class: "muted", set: { role: "status" } },
-    "An index, “query, key”, or a part of a token.",
+    "An index, “query, key”, a part of a token, or a phrase.",
   );
   private readonly input = make("input", {
-    set: { type: "text", "aria-label": "index or token", spellcheck: "false" },
+    set: { type: "text", "aria-label": "index, token or phrase", spellcheck: "false" },
     on: { input: () => this.later() },
   });
   private readonly dialog: HTMLDialogElement;
@@ -76,25 +80,34 @@ export class GoTo {
     this.told.textContent = "searching …";
     const found = await this.context.tokens.find(this.map, this.side, wanted.find, signal).catch(() => undefined);
     if (!found || signal.aborted) return;
-    const count = `${found.indices.length} ${found.indices.length === 1 ? "match" : "matches"}`;
-    this.told.textContent = found.indices.length
+    const count = `${found.matches.length} ${found.matches.length === 1 ? "match" : "matches"}`;
+    this.told.textContent = found.matches.length
       ? `${found.more ? "the first " : ""}${count}`
-      : "no token holds this text";
-    replace(this.results, ...found.indices.map((index) => this.match(index)));
+      : "no token holds this text, nor do several together";
+    replace(this.results, ...found.matches.map((match) => this.match(match)));
   }
 
-  private match(index: number): HTMLElement {
-    const token = this.context.tokens.at(present(this.context.loader), this.map, this.side, index) ?? "";
+  private match({ first, last }: PhraseMatch): HTMLElement {
+    const need = present(this.context.loader);
+    const shown = Array.from({ length: Math.min(last - first + 1, MOST_SHOWN) }, (_, at) =>
+      visible(this.context.tokens.at(need, this.map, this.side, first + at) ?? "…"),
+    );
+    const numbers = first === last ? whole(first) : `${whole(first)}–${whole(last)}`;
+    const words = `${shown.join(" ")}${last - first + 1 > MOST_SHOWN ? " …" : ""}`;
     return make(
       "li",
       {},
-      button(`${whole(index)}  ${visible(token)}`, () => this.take(index)),
+      button(`${numbers}  ${words}`, () => this.take(first, last)),
     );
   }
 
-  private take(index: number): void {
+  /** Of a phrase all tokens are kept, as far as there is room. */
+  private take(index: number, last = index): void {
     this.dialog.close();
     this.go(this.side === "query" ? index : undefined, this.side === "key" ? index : undefined);
+    if (last === index) return;
+    const all = Array.from({ length: Math.min(last - index + 1, MOST_KEPT) }, (_, at) => index + at);
+    this.context.update({ at: { ...this.context.state().at, [this.side]: all } });
   }
 
   private submit(): void {

@@ -20,6 +20,7 @@ export function keyChange(key: string, state: State, meta: Meta): Partial<State>
   if (key === "r") return { reduce: state.reduce === "max" ? "mean" : "max" };
   if (key === "n") return { normalise: !state.normalise };
   if (key === "x") return { clip: !state.clip };
+  if (key === "u") return { sight: !state.sight };
   if (key === "a") return { alignment: after(["", ...METHODS], state.alignment) };
   if (key === "o") return { gold: !state.gold };
   if (key === "w" && (hasWords(meta) || state.words)) return { words: !state.words };

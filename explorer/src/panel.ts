@@ -7,6 +7,7 @@ import { listen } from "./gestures.ts";
 import { Hover } from "./hover.ts";
 import { isNothing, onePair, pair, toggled, toggledPair } from "./kept.ts";
 import { legendShapes } from "./legend.ts";
+import { Minimap } from "./minimap.ts";
 import { goldMarks, type Matched, Matcher } from "./matching.ts";
 import { type Decoration, decorationShapes, type Insets } from "./overlay.ts";
 import { type Choice, words } from "./pyramid.ts";
@@ -44,6 +45,9 @@ export class Panel {
   private readonly watcher: ResizeObserver;
   private size: Size = { width: 0, height: 0 };
   private shown: Choice = { level: 0, factor: 1 };
+  /** The value of the last colour. */
+  private maximum?: number;
+  private readonly minimap: Minimap;
   private pending = 0;
   private animation = 0;
   private placed = "";
@@ -66,6 +70,8 @@ export class Panel {
       () => this.field,
       () => this.draw(),
     );
+    this.minimap = new Minimap(context, (row, column) => this.centre(row, column));
+    this.plot.append(this.minimap.element);
     this.element = make("div", { class: "panel" }, this.overlay, this.plot, this.hover.element);
     listen(this.plot, {
       zoom: (factor, x, y) => this.move(zoomAt(this.viewport(), factor, x, y)),
@@ -121,6 +127,13 @@ export class Panel {
     this.glide({ row: row + 0.5 - size.height / scale / 2, column: column + 0.5 - size.width / scale / 2, scale });
   }
 
+  /** Brings a place to the middle, in the same size. */
+  private centre(row: number, column: number): void {
+    const from = this.viewport();
+    const size = this.inner();
+    this.move({ ...from, row: row - size.height / from.scale / 2, column: column - size.width / from.scale / 2 });
+  }
+
   /** Moves the map where what is kept lies out of sight. */
   reveal(): void {
     this.measure();
@@ -149,6 +162,11 @@ export class Panel {
     return frame ? clamp(fromFrame(frame, size), this.extent(), size) : fit(this.extent(), size);
   }
 
+  /** What is drawn: a pooled level, or exact weights. */
+  get choice(): Choice {
+    return this.shown;
+  }
+
   extent(): Extent {
     return { rows: this.field.map.queries, columns: this.field.map.keys };
   }
@@ -166,6 +184,7 @@ export class Panel {
     cancelAnimationFrame(this.animation);
     this.watcher.disconnect();
     this.hover.destroy();
+    this.minimap.destroy();
     this.context.loader.release(this);
     this.painter.destroy();
   }
@@ -287,6 +306,8 @@ export class Panel {
       scene({ need, peek }, this.field, this.viewport(), inner, ratio, state),
     );
     this.shown = drawn.choice;
+    this.maximum = drawn.maximum;
+    this.minimap.draw(this.field, this.viewport(), inner);
     const device = { width: Math.round(inner.width * ratio), height: Math.round(inner.height * ratio) };
     const colouring = { colours: state.colours, scale: state.scale, signed: this.field.signed };
     this.painter.draw(device, drawn.quads, colouring, {
@@ -356,7 +377,7 @@ export class Panel {
       };
       const { left, top } = this.insets();
       const legend = {
-        maximum: this.field.maximum(need, this.shown.level, state),
+        maximum: this.maximum,
         signed: this.field.signed,
         divisor: this.field.divisor(this.shown.level, state.reduce),
         mean: state.reduce === "mean" && (this.shown.level !== EXACT || this.shown.factor > 1),
@@ -385,7 +406,7 @@ export class Panel {
   /** The GPU has gone: the 2D canvas takes its place. */
   private repaint(): void {
     this.painter = painter("canvas", () => undefined);
-    this.plot.replaceChildren(this.painter.canvas);
+    this.plot.replaceChildren(this.painter.canvas, this.minimap.element);
     this.draw();
   }
 }

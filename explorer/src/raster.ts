@@ -1,6 +1,6 @@
 /** Operations on arrays of weights before drawing: pooling, row normalisation, difference, quantiles. */
 
-import type { Reduce } from "./types.ts";
+import type { Reduce, Region } from "./types.ts";
 
 /** A row-major array with a name that is the same only for the same content. */
 export interface Raster {
@@ -80,6 +80,8 @@ export function greatest(data: Float32Array): number {
 }
 
 const MOST_SORTED = 1 << 14;
+/** With each frame that is drawn. */
+const MOST_IN_SIGHT = 1 << 12;
 
 /** The size that a part of all finite sizes above 0 does not exceed, from an even choice of at most 16,384 of them. */
 export function quantile(data: Float32Array, part: number): number {
@@ -91,6 +93,29 @@ export function quantile(data: Float32Array, part: number): number {
   }
   sizes.sort((a, b) => a - b);
   return sizes.length ? sizes[Math.min(Math.floor(part * sizes.length), sizes.length - 1)] : 0;
+}
+
+/** As `quantile`, of some rows and columns of several rasters; of part 1 the greatest of all of them. */
+export function quantileIn(parts: readonly { raster: Raster; cells: Region }[], part: number): number {
+  const count = parts.reduce((sum, { cells }) => sum + (cells.row1 - cells.row0) * (cells.column1 - cells.column0), 0);
+  // Odd, so that it meets all columns.
+  const every = part < 1 ? Math.ceil(count / MOST_IN_SIGHT) | 1 : 1;
+  const sizes: number[] = [];
+  let [at, best] = [0, 0];
+  for (const { raster, cells } of parts) {
+    const width = cells.column1 - cells.column0;
+    const size = (cells.row1 - cells.row0) * width;
+    for (; at < size; at += every) {
+      const row = cells.row0 + Math.floor(at / width);
+      const value = Math.abs(raster.data[row * raster.columns + cells.column0 + (at % width)]);
+      if (!(value > 0 && value < Infinity)) continue;
+      if (part < 1) sizes.push(value);
+      else if (value > best) best = value;
+    }
+    at -= size;
+  }
+  sizes.sort((a, b) => a - b);
+  return sizes.length ? sizes[Math.min(Math.floor(part * sizes.length), sizes.length - 1)] : best;
 }
 
 /** The column of the greatest value of each row, -1 where a row has no pair, or attends to NaN. */

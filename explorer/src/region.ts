@@ -5,7 +5,7 @@ import { csvOf } from "./exports.ts";
 import type { HeadField } from "./field.ts";
 import { npzOf } from "./npz.ts";
 import { visible as shown, whole } from "./text.ts";
-import { EXACT, type Region, TILE } from "./types.ts";
+import { EXACT, type Reduce, type Region, TILE } from "./types.ts";
 import { weightsIn } from "./region_weights.ts";
 
 /** At most so many rows and columns are written into a file. */
@@ -60,6 +60,30 @@ export async function regionCsv(context: Context, field: HeadField, seen: Region
     const values = weights.subarray(i * keys.length, (i + 1) * keys.length);
     rows.push([name(region.row0 + i, token), ...values]);
   });
+  return csvOf(rows);
+}
+
+/**
+ * The cells of a pooled level that are seen: a line for each block of queries, a column for each block of keys, with the
+ * numbers of the first and the last; empty where a cell has no pair.
+ */
+export async function levelCsv(context: Context, field: HeadField, seen: Region, level: number, reduce: Reduce): Promise<string> {
+  const { queries, keys, levels, cells } = field.map;
+  const [high, wide] = cells[level];
+  const id = `level ${field.mapIndex}/${field.head}/${level}/${reduce}`;
+  const data = await context.loader.once(id, (signal) => context.source.pooled(field.mapIndex, field.head, level, reduce, signal));
+  const span = (first: number, last: number, size: number) => {
+    const [start, end] = [Math.floor(first / size), Math.ceil(last / size)];
+    return { start, end: Math.min(end, start + MOST_WRITTEN), cut: end > start + MOST_WRITTEN };
+  };
+  const [down, across] = [span(seen.row0, seen.row1, high), span(seen.column0, seen.column1, wide)];
+  const name = (at: number, size: number, count: number) => `${at * size}–${Math.min((at + 1) * size, count) - 1}`;
+  const columns = Array.from({ length: across.end - across.start }, (_, at) => across.start + at);
+  const rows: (string | number)[][] = [["queries \\ keys", ...columns.map((at) => name(at, wide, keys))]];
+  for (let row = down.start; row < down.end; row += 1)
+    rows.push([name(row, high, queries), ...columns.map((column) => data[row * levels[level][1] + column])]);
+  const words = `CSV: ${reduce} of ${high} × ${wide} cells of ${regionWords(seen)}, as they are seen`;
+  context.announce(down.cut || across.cut ? `${words}; at most ${MOST_WRITTEN} × ${MOST_WRITTEN} are written` : words);
   return csvOf(rows);
 }
 

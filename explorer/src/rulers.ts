@@ -36,10 +36,13 @@ export function ticks(start: number, scale: number, length: number, count: numbe
   return found;
 }
 
-/** "1,200 the", or only "the" where every token is named. */
+/** Of all tokens every so many has its number. */
+const NUMBERED = 5;
+
+/** "1,200 the"; only "the" of most where every token is named. */
 export function label(index: number, token: string | undefined, step: number): { index: string; token: string } {
   const shown = token === undefined ? "…" : visible(token, LONGEST_LABEL);
-  return { index: step > 1 ? whole(index) : "", token: shown };
+  return { index: step > 1 || index % NUMBERED === 0 ? whole(index) : "", token: shown };
 }
 
 /** The text, or as much of its beginning as has room. */

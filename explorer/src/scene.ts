@@ -5,13 +5,16 @@ import type { Need } from "./loader.ts";
 import { type Choice, choose, tileRegion, tilesOf } from "./pyramid.ts";
 import type { Raster } from "./raster.ts";
 import type { Box, Quad } from "./rendering/painter.ts";
-import { EXACT, type Size } from "./types.ts";
+import { sightMaximum } from "./sight.ts";
+import { EXACT, type Size, TILE } from "./types.ts";
 import { type Viewport, visible } from "./viewport.ts";
 
 export interface Scene {
   quads: Quad[];
   choice: Choice;
   complete: boolean;
+  /** The value of the last colour; undefined until it is known. */
+  maximum: number | undefined;
 }
 
 /** `need` asks for what is not there, `peek` only looks. */
@@ -32,17 +35,28 @@ export function scene(
   const seen = visible(viewport, { rows: field.map.queries, columns: field.map.keys }, size);
   const choice = choose(field.map, viewport.scale * ratio, seen, (level) => field.offers(level, seen));
   const device: Viewport = { ...viewport, scale: viewport.scale * ratio };
+  const whole = field.maximum(need, choice.level, settings);
   if (choice.level !== EXACT) {
-    const quad = levelQuad(need, field, choice.level, settings, device);
-    if (quad) return { quads: [quad], choice, complete: true };
-    return { quads: underlay({ need, peek }, field, choice.level, settings, device), choice, complete: false };
+    const raster = field.pooled(need, choice.level, settings);
+    const [high, wide] = field.map.cells[choice.level];
+    const own = raster && sightMaximum(field, seen, [{ raster, row: 0, column: 0, high, wide }], settings);
+    const maximum = own ?? whole;
+    const quad = levelQuad(need, field, choice.level, settings, device, maximum);
+    if (quad) return { quads: [quad], choice, complete: true, maximum };
+    const below = underlay({ need, peek }, field, choice.level, settings, device, maximum);
+    return { quads: below, choice, complete: false, maximum };
   }
-  const maximum = field.maximum(need, EXACT, settings);
   const tiles = tilesOf(seen);
-  const quads: Quad[] = [];
-  for (const tile of tiles) {
+  const there = tiles.flatMap((tile) => {
     const raster = field.exact(need, tile, choice.factor, settings);
-    if (!raster || maximum === undefined) continue;
+    return raster ? [{ tile, raster }] : [];
+  });
+  const { factor } = choice;
+  const drawn = there.map(({ tile, raster }) => ({ raster, row: tile.row * TILE, column: tile.column * TILE, high: factor, wide: factor }));
+  const maximum = sightMaximum(field, seen, drawn, settings) ?? whole;
+  const quads: Quad[] = [];
+  for (const { tile, raster } of there) {
+    if (maximum === undefined) continue;
     const region = tileRegion(field.map, tile);
     quads.push({
       raster,
@@ -58,26 +72,28 @@ export function scene(
   }
   const complete = quads.length === tiles.length;
   return {
-    quads: complete ? quads : [...underlay({ need, peek }, field, 0, settings, device), ...quads],
+    quads: complete ? quads : [...underlay({ need, peek }, field, 0, settings, device, maximum), ...quads],
     choice,
     complete,
+    maximum,
   };
 }
 
 /** The finest level that is there already, from `level` to the coarsest, which is asked for. */
-function underlay({ need, peek }: Needs, field: Field, level: number, settings: Settings, device: Viewport): Quad[] {
+function underlay({ need, peek }: Needs, field: Field, level: number, settings: Settings, device: Viewport, maximum: number | undefined): Quad[] {
   const last = field.map.levels.length - 1;
   for (let at = level; at <= last; at += 1) {
     if (!field.offers(at)) continue;
-    const quad = levelQuad(at === last ? need : peek, field, at, settings, device);
+    const quad = levelQuad(at === last ? need : peek, field, at, settings, device, maximum);
     if (quad) return [quad];
   }
   return [];
 }
 
-function levelQuad(need: Need, field: Field, level: number, settings: Settings, device: Viewport): Quad | undefined {
+/** `last`: the value of the last colour; that of the level where it is not known. */
+function levelQuad(need: Need, field: Field, level: number, settings: Settings, device: Viewport, last: number | undefined): Quad | undefined {
   const raster: Raster | undefined = field.pooled(need, level, settings);
-  const maximum = field.maximum(need, level, settings);
+  const maximum = last ?? field.maximum(need, level, settings);
   if (!raster || maximum === undefined) return undefined;
   const { queries, keys, cells } = field.map;
   const [rows, columns] = cells[level];

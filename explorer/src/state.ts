@@ -40,6 +40,8 @@ export interface State {
   reduce: Reduce;
   normalise: boolean;
   clip: boolean;
+  /** Whether the colours of a part of a map go up to the greatest weight in sight, not to that of the whole map. */
+  sight: boolean;
   colours: ColourMap;
   theme: Theme;
   /** How weights become links; "" where none are marked. */
@@ -89,6 +91,7 @@ export const DEFAULT: State = {
   reduce: "max",
   normalise: false,
   clip: true,
+  sight: true,
   colours: "viridis",
   theme: "auto",
   alignment: "",
@@ -181,7 +184,7 @@ function read(state: State, name: string, text: string): void {
   } else if (name === "pins") state.pins = pins(text);
 }
 
-const SWITCHES = ["normalise", "clip", "difference", "gold", "words", "listed", "hide"] as const;
+const SWITCHES = ["normalise", "clip", "sight", "difference", "gold", "words", "listed", "hide"] as const;
 const COUNTS = ["map", "head", "top", "hypothesis", "atlas", "against"] as const;
 
 const isSwitch = (name: string): name is (typeof SWITCHES)[number] => (SWITCHES as readonly string[]).includes(name);

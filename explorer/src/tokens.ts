@@ -1,6 +1,7 @@
 /** Tokens by index, fetched in pieces when they become visible. */
 
 import type { Loader, Need } from "./loader.ts";
+import { MOST_OVERLAP, type PhraseMatch, phraseMatches } from "./phrases.ts";
 import type { Meta, Side, Source } from "./types.ts";
 
 /** The self-attention whose rows are what the decoder has read where a row of cross-attention is said, if it is there. */
@@ -43,26 +44,24 @@ export class Tokens {
     return need(this.key(map, side, start), this.load(map, side, start))?.[index - start];
   }
 
-  /** Indices of tokens that hold the text, whatever the case of its letters; and whether there are more. */
+  /** Tokens and runs of tokens that hold the text, as `phraseMatches`; and whether there are more. */
   async find(
     map: number,
     side: Side,
     text: string,
     signal: AbortSignal,
-  ): Promise<{ indices: number[]; more: boolean }> {
-    const wanted = text.toLowerCase();
+  ): Promise<{ matches: PhraseMatch[]; more: boolean }> {
     map = this.place(map, side);
-    const indices: number[] = [];
+    const matches: PhraseMatch[] = [];
+    let before: string[] = [];
     for (let start = 0; start < this.count(map, side); start += PIECE) {
       signal.throwIfAborted();
       const piece = await this.loader.once(this.key(map, side, start), this.load(map, side, start), signal);
-      for (let i = 0; i < piece.length; i += 1) {
-        if (!piece[i].toLowerCase().includes(wanted)) continue;
-        if (indices.length === MOST_MATCHES) return { indices, more: true };
-        indices.push(start + i);
-      }
+      matches.push(...phraseMatches([...before, ...piece], text, start - before.length, before.length));
+      if (matches.length > MOST_MATCHES) return { matches: matches.slice(0, MOST_MATCHES), more: true };
+      before = piece.slice(-MOST_OVERLAP);
     }
-    return { indices, more: false };
+    return { matches, more: false };
   }
 
   /** All tokens from start to stop - 1. */

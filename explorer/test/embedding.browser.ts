@@ -279,8 +279,8 @@ test("the page in a frame without an origin, as in a notebook", async () => {
   await inside.locator(".plot").press("k");
   await inside.getByText("h.0 · head 3").first().waitFor();
   await inside.locator(".plot").press("g");
-  await inside.getByLabel("index or token").fill("3, 2");
-  await inside.getByLabel("index or token").press("Enter");
+  await inside.getByLabel("index, token or phrase").fill("3, 2");
+  await inside.getByLabel("index, token or phrase").press("Enter");
   await inside.locator("dialog").waitFor({ state: "detached" });
   await inside.getByText("query 3").first().waitFor();
   assert.deepEqual(errors, []);

@@ -3,9 +3,10 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
+import type { Page } from "playwright-core";
 import { figure, whole } from "../src/text.ts";
 import { axeFaults, withoutAxe } from "./chromium.ts";
-import { type Bench, open, settled, shapesOf, start } from "./harness.ts";
+import { type Bench, hashOf, open, settled, shapesOf, start } from "./harness.ts";
 
 let bench: Bench;
 before(async () => {
@@ -72,4 +73,111 @@ test("a finger reaches them, and nothing is wider than a phone", { skip: without
   quiet();
   await page.close();
 });
-void readFileSync;
+test("a phrase is found across tokens, and all of them are kept", async () => {
+  const { page, quiet } = await open(bench, "long/#view=head&at=10,10");
+  await settled(page);
+  const { token } = bench.served.atlas("long").maps[0];
+  const words = [777, 778, 779].map((index) => token("query", index).trim());
+  await page.keyboard.press("g");
+  const dialog = page.locator("dialog[open]");
+  await dialog.getByLabel("index, token or phrase").fill(words.join(" ").toUpperCase());
+  const match = dialog.locator(".results button").first();
+  await match.waitFor();
+  const numbers = /^([\d,]+)–([\d,]+)/.exec((await match.textContent()) ?? "");
+  const [first, last] = (numbers ?? []).slice(1).map((text) => Number(text.replace(/,/g, "")));
+  assert.equal(last - first, 2);
+  for (const at of [0, 1, 2]) assert.equal(token("query", first + at).trim(), words[at]);
+  await match.click();
+  await page.waitForFunction((at) => location.hash.includes(`at=${at},10`), [first, first + 1, last].join("."));
+  quiet();
+  await page.close();
+});
+
+test("beside single tokens stand their numbers", async () => {
+  const { page, quiet } = await open(bench, "long/#view=head&frame=60000,59990,20");
+  await settled(page);
+  const texts = (await shapesOf(page)).flatMap((shape) => (shape.kind === "text" ? [shape.text] : []));
+  for (const index of [59_995, 60_000, 60_005]) assert.ok(texts.includes(whole(index)), `${whole(index)} in ${texts.join()}`);
+  assert.ok(!texts.includes(whole(60_001)));
+  quiet();
+  await page.close();
+});
+
+test("zoomed in, the whole map stands in small, and a press leads there, also of a finger", async () => {
+  for (const touch of [false, true]) {
+    const { page, quiet } = await open(bench, "long/#view=head", touch ? { touch, size: { width: 390, height: 844 } } : {});
+    await settled(page);
+    const small = page.locator(".minimap");
+    assert.equal(await small.isVisible(), false);
+    await page.goto(`${bench.served.address}/long/?renderer=canvas#view=head&frame=60000,59990,200`);
+    await settled(page);
+    await small.waitFor();
+    const box = await small.boundingBox();
+    assert.ok(box);
+    const place = { x: box.width * 0.25, y: box.height * 0.9 };
+    if (touch) await small.tap({ position: place });
+    else await small.click({ position: place });
+    await page.waitForFunction(() => !location.hash.includes("frame=60000"));
+    const frame = /frame=([\d.]+),([\d.]+),([\d.]+)/.exec(await hashOf(page))?.slice(1).map(Number) ?? [];
+    assert.ok(Math.abs(frame[0] - 90_000) < 3000 && Math.abs(frame[1] - 25_000) < 3000, frame.join());
+    assert.ok(Math.abs(frame[2] - 200) < 1, "as large as before");
+    assert.equal(await page.locator(".kept .chip").count(), 0, "the press keeps nothing of the map below");
+    quiet();
+    await page.close();
+  }
+});
+
+/** The number at the end of the colours. */
+async function lastColour(page: Page): Promise<number> {
+  await settled(page);
+  const texts = (await shapesOf(page)).flatMap((shape) => (shape.kind === "text" ? [shape.text] : []));
+  const found = texts.map((text) => /^≥ ([\d.e-]+)/.exec(text)?.[1]).find((text) => text !== undefined);
+  assert.ok(found, texts.join(" | "));
+  return Number(found);
+}
+
+test("the colours of a part of the map are those of what is in sight, unless the whole map's are wanted", async () => {
+  // Below the sink of the first column all weights are small.
+  const { page, quiet } = await open(bench, "small/#view=head&head=1&frame=30,20,12");
+  const { map, weight } = bench.served.atlas("small").maps[0];
+  const near = await lastColour(page);
+  let most = 0;
+  for (let row = 20; row < 40; row += 1) for (let column = 8; column < Math.min(row, 34); column += 1) most = Math.max(most, weight(1, row, column) || 0);
+  assert.ok(near <= most, `${near} of ${most}`);
+  await page.keyboard.press("u");
+  await page.waitForFunction(() => location.hash.includes("sight=0"));
+  const whole = await lastColour(page);
+  assert.ok(whole > 2 * near, `${whole} and ${near}`);
+  await page.keyboard.press("u");
+  assert.equal(await lastColour(page), near);
+  await page.keyboard.press("0");
+  assert.equal(await lastColour(page), whole, "of the whole map both are the same");
+  assert.ok(map.queries > 40);
+  quiet();
+  await page.close();
+});
+
+test("the file of a pooled view has the cells that are seen", async () => {
+  const { page, quiet } = await open(bench, "long/#view=head&frame=60000,59000,20000");
+  await settled(page);
+  const told = /^max of (\d+) × \d+ cells/.exec((await page.locator(".head-view .level").textContent()) ?? "");
+  const size = Number(told?.[1]);
+  assert.ok(size > 1);
+  const [download] = await Promise.all([page.waitForEvent("download"), page.evaluate(() => {
+    void (document.getElementById("regard-explorer") as unknown as { explorer: { save(kind: string): Promise<void> } }).explorer.save("csv");
+  })]);
+  const lines = readFileSync(await download.path(), "utf8").split("\r\n");
+  const head = lines[0].split(",").map((text) => text.replace(/"/g, ""));
+  const [first, last] = head[1].split("–").map(Number);
+  assert.equal(last - first + 1, size);
+  assert.ok(first <= 59_000 && Number(lines[1].split(",")[0].replace(/"/g, "").split("–")[0]) >= 49_000);
+  const level = bench.served.atlas("long").maps[0].map.cells.findIndex(([high]) => high === size);
+  const values = bench.served.atlas("long").maps[0].pooled(0, level, "max");
+  const columns = bench.served.atlas("long").maps[0].map.levels[level][1];
+  const row = Number(lines[5].split(",")[0].replace(/"/g, "").split("–")[0]) / size;
+  const value = lines[5].split(",")[3];
+  const expected = values[row * columns + first / size + 2];
+  assert.equal(value === "" ? NaN : Number(value), Number.isNaN(expected) ? NaN : expected);
+  quiet();
+  await page.close();
+});

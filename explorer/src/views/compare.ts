@@ -49,6 +49,7 @@ export class CompareView implements ViewPart {
       state.reduce,
       state.normalise,
       state.clip,
+      state.sight,
       state.alignment,
       state.words,
     ]);

@@ -67,6 +67,12 @@ export function wordToggle(context: Context): HTMLElement | undefined {
   return press;
 }
 
+/** Zoomed in, the colours are those of what is seen, unless two places are to be compared. */
+function sightToggle(context: Context): HTMLElement {
+  const press = () => context.update({ sight: !context.state().sight });
+  return toggle("In sight", context.state().sight, press, "zoomed in, the last colour is for the greatest weight in sight, not for that of the whole map (u)");
+}
+
 /** How weights become colours: for heat maps and thumbnails. */
 export function looks(context: Context): HTMLElement[] {
   const state = context.state();
@@ -89,5 +95,6 @@ export function looks(context: Context): HTMLElement[] {
       () => context.update({ clip: !context.state().clip }),
       "the last colour for the greatest hundredth of the cells, so that the others can be told apart (x)",
     ),
+    ...(state.view === "head" || state.view === "compare" ? [sightToggle(context)] : []),
   ];
 }

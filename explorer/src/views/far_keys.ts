@@ -12,7 +12,7 @@ import { findsTop, type TopKey, type TopKeys, topKeys } from "../top_keys.ts";
 import type { Region, Side } from "../types.ts";
 
 export class FarKeys {
-  readonly element = make("div", { class: "bar far", set: { hidden: true, role: "group", "aria-label": "greatest weights of what is kept" } });
+  readonly element = make("div", { class: "bar far", set: { hidden: true, role: "group", "aria-label": "where the kept token looks" } });
   private built = "";
 
   constructor(private readonly context: Context) {}

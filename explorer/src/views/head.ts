@@ -4,9 +4,9 @@ import { type Context, shownHead, type ViewPart } from "../context.ts";
 import { make, replace } from "../dom.ts";
 import { HeadField } from "../field.ts";
 import { Panel } from "../panel.ts";
-import { regionCsv, regionNpz } from "../region.ts";
+import { levelCsv, regionCsv, regionNpz } from "../region.ts";
 import type { Picture } from "../shapes.ts";
-import type { Region } from "../types.ts";
+import { EXACT, type Region } from "../types.ts";
 import { visible } from "../viewport.ts";
 import { Aside } from "./aside.ts";
 import { heatControls } from "./controls.ts";
@@ -49,6 +49,7 @@ export class HeadView implements ViewPart {
       state.reduce,
       state.normalise,
       state.clip,
+      state.sight,
       state.alignment,
       state.words,
       state.pins,
@@ -79,7 +80,9 @@ export class HeadView implements ViewPart {
   }
 
   async csv(): Promise<string> {
-    return regionCsv(this.context, this.field, this.region());
+    const { level } = this.panel.choice;
+    if (level === EXACT) return regionCsv(this.context, this.field, this.region());
+    return levelCsv(this.context, this.field, this.region(), level, this.context.state().reduce);
   }
 
   async npz(): Promise<Uint8Array<ArrayBuffer>> {

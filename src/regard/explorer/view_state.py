@@ -58,6 +58,7 @@ class ViewState:
         reduce: what a pooled cell shows of its weights.
         normalise: each row by its largest.
         clip: the largest hundredth of the weights gets one colour.
+        sight: the colours of a part of a map go up to the largest weight in sight, not to that of the whole map.
         colours: the colour map.
         theme: "auto" is that of the browser.
         alignment: how weights of a translation become links between words; "": no links are marked.
@@ -103,6 +104,7 @@ class ViewState:
     reduce: Reduce = "max"
     normalise: bool = False
     clip: bool = True
+    sight: bool = True
     colours: Colours = "viridis"
     theme: Theme = "auto"
     alignment: Alignment = ""
