@@ -2,6 +2,7 @@
 
 import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
+import { pathToFileURL } from "node:url";
 import { type Bench, open, type Root, settled, start } from "./harness.ts";
 
 let bench: Bench;
@@ -38,6 +39,25 @@ test("first paint of 12 × 12 heads of 512 tokens", async () => {
     console.log(
       `first paint, round ${round}: first head ${times[1].toFixed(0)} ms, all 144 ${times[144].toFixed(0)} ms`,
     );
+    await page.close();
+  }
+});
+
+const file = process.env.REGARD_PAGE;
+test("first paint of the page of one file that REGARD_PAGE names", { skip: file ? false : "none is named" }, async () => {
+  for (let round = 0; round < 5; round += 1) {
+    const page = await bench.browser.newPage({ viewport: { width: 1366, height: 768 } });
+    await page.addInitScript(() => {
+      const look = () => {
+        const drawn = document.querySelector("canvas.drawn") ?? document.querySelector(".plot canvas");
+        if (drawn) (window as unknown as { painted: number }).painted = performance.now();
+        else requestAnimationFrame(look);
+      };
+      requestAnimationFrame(look);
+    });
+    await page.goto(pathToFileURL(file ?? "").href);
+    const painted = await (await page.waitForFunction(() => (window as unknown as { painted?: number }).painted)).jsonValue();
+    console.log(`first paint of one file, round ${round}: ${painted?.toFixed(0)} ms`);
     await page.close();
   }
 });

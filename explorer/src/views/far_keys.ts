@@ -33,7 +33,9 @@ export class FarKeys {
       return [];
     }
     const token = this.context.tokens.at(need, field.mapIndex, side, index);
-    this.show(`${name} ${token}`, this.list(found, side, index, token, place.region));
+    // Of one kept token the bar above says which.
+    const of = kept[side].length > 1 ? ` of ${side} ${whole(index)} ${visible(token ?? "…", 16)}` : "";
+    this.show(`${name} ${token}`, this.list(found, side, index, of, place.region));
     return found.broken ? [] : curves(found.keys, side, index, place);
   }
 
@@ -41,9 +43,9 @@ export class FarKeys {
     this.show("", []);
   }
 
-  private list(found: TopKeys, side: Side, index: number, token: string | undefined, region: Region): HTMLElement[] {
+  private list(found: TopKeys, side: Side, index: number, of: string, region: Region): HTMLElement[] {
     const what = side === "query" ? "keys" : "queries";
-    const title = make("strong", {}, `Greatest ${what} of ${side} ${whole(index)} ${visible(token ?? "…", 16)}`);
+    const title = make("strong", {}, `Greatest ${what}${of}`);
     if (found.broken) return [title, make("span", { class: "muted" }, weightWords(Infinity))];
     const share = found.share === undefined ? "" : `${(100 * found.share).toFixed(1)} % of ${side === "query" ? "what it gives" : "what it receives"}`;
     return [title, ...found.keys.map((key) => this.item(key, side, index, region)), make("span", { class: "muted" }, share)];
