@@ -198,6 +198,17 @@ def test_a_page_is_no_larger_than_its_budget(long, most, state):
     assert state is None or most < 300_000 or "1/1/4/2" in held(page.text)["tiles"]
 
 
+def test_profiles_of_long_texts_are_left_out_where_there_is_no_room_for_them(long):
+    """They would leave none for a map that can be read."""
+    page = static_page(long, most=EMPTY + 100_000)
+    data = held(page.text)
+    assert page.size <= EMPTY + 100_000
+    assert "without profiles of rows and columns" in page.contents
+    assert (data["profiles"], data["meta"]["profiles"]) == ({}, [])
+    assert data["pooled"]
+    assert held(static_page(long, most=EMPTY + 800_000).text)["meta"]["profiles"] == ["entropy", "received", "largest"]
+
+
 def test_a_wide_frame_has_its_middle_in_it(long):
     tiles = held(static_page(long, state="view=head&map=0&frame=750,750,1e9").text)["tiles"]
     assert "0/0/2/2" in tiles

@@ -107,10 +107,14 @@ LEAST_BYTES = 0.3
 
 @dataclass(frozen=True, slots=True)
 class DetailLevel:
-    """Detail of a page: all weights of maps up to `whole` × `whole`, pooled cells, at most side², of others."""
+    """Detail of a page: all weights of maps up to `whole` × `whole`, pooled cells, at most side², of others.
+
+    profiles: whether it has those of the heads, numbers of each row and column, which of long maps are most of it.
+    """
 
     whole: int
     side: int
+    profiles: bool = True
 
     def takes_whole(self, of: AttentionMap) -> bool:
         """Whether all weights of a map are written."""
@@ -128,8 +132,11 @@ DEPTHS = (
     DetailLevel(512, 512),
     DetailLevel(256, 256),
     DetailLevel(128, 128),
+    DetailLevel(0, 512, profiles=False),
+    DetailLevel(0, 256, profiles=False),
     DetailLevel(64, 64),
     DetailLevel(0, 64),
+    DetailLevel(0, 64, profiles=False),
 )
 """Detail levels in the order in which they are tried; the coarsest pyramid level is always included."""
 
@@ -186,7 +193,8 @@ class PagePayload:
             finest = " and ".join(f"{rows} × {columns}" for rows, columns in sorted(self.cells))
             more = f", with whole weights of {_counted(self.heads, 'head')} of them" if self.heads else ""
             near = f", and {_counted(self.tiles, 'tile')} of weights around what is shown" if self.tiles else ""
-            parts.append(f"{_counted(others, 'map')} in cells of {finest} weights and more{more}{near}")
+            less = "" if self.payload["meta"]["profiles"] else ", without profiles of rows and columns"
+            parts.append(f"{_counted(others, 'map')} in cells of {finest} weights and more{more}{near}{less}")
         return "; ".join(parts)
 
 
@@ -232,6 +240,8 @@ def _fits(contents: PagePayload, depth: DetailLevel, atlas: Atlas, sight: dict[s
     contents.tiles = len(named)
     if named:
         contents.payload["meta"] = {**contents.payload["meta"], "around": True}
+    if not depth.profiles:
+        contents.payload["meta"] = {**contents.payload["meta"], "profiles": []}
     try:
         contents.add_texts("tiles", named)
         for number, of in enumerate(atlas.maps):
