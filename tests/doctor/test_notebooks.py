@@ -86,3 +86,9 @@ def test_the_page_shows_the_lines_of_the_cell(written):
     page = diagnosis_page(found).text
     assert "cell 2, line 2, column 15" in page
     assert "weights" in page
+
+
+def test_what_a_cell_ends_with_is_shown_and_not_dropped(written):
+    attend = WRONG.replace("dim=-2", "dim=-1")
+    path = written(notebook(IMPORTS, attend, "scores = torch.randn(2, 3)\nscores.transpose(0, 1)"))
+    assert not [one for one in diagnose_file(path) if one.code == "ATT251"]

@@ -96,7 +96,8 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
         call = node.value
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr not in _PURE:
             continue
-        if _is_expected_to_raise(node, facts):
+        shown = facts.path.endswith(".ipynb") and function_around(node, facts) is None  # what a cell ends with
+        if shown or _is_expected_to_raise(node, facts):
             continue
         if call.func.attr in _CONTAINERS and (not _TENSORS.search(last_name(call.func.value)) or _adds_an_entry(call)):
             continue
