@@ -9,7 +9,7 @@ from .diagnosis import UNREADABLE
 from .doctor_error import DoctorError, nearest
 from .finding import Severity
 from .rules import RULES
-from .run_explanations import EXPLANATIONS, KINDS
+from .run_explanations import KINDS, run_text
 
 PAGE = "mistakes.html"
 """The page of the documentation with an entry for each code, whose anchor is the code."""
@@ -70,8 +70,8 @@ def explanation(code: str) -> CodeExplanation:
         return CodeExplanation(found, rule.severity, rule.explanation, rule.wrong, rule.right, rule.source)
     if found not in KINDS:
         raise DoctorError(f"unknown code {code!r}; {nearest(found, explained_codes())}")
-    (name, severity), run = KINDS[found], EXPLANATIONS[found]
-    return CodeExplanation(found, severity, f"{name.capitalize()}.\n\n{run.text}", run.wrong, run.right, run.source)
+    (name, severity), run = KINDS[found], run_text(found)
+    return CodeExplanation(found, severity, f"{name.capitalize()}.\n\n{run.reason}", run.wrong, run.right, run.source)
 
 
 def explained_codes() -> list[str]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from regard.doctor import RULES
 from regard_command.app import app
 from regard_doctor.code_explanation import explanation
-from regard_doctor.run_explanations import EXPLANATIONS
+from regard_doctor.run_explanations import run_text
 
 WRONG = "def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-2) @ v\n"
 CLEAN = "def f(q, k, v):\n    return q\n"
@@ -216,7 +216,7 @@ def test_a_code_of_a_running_model_is_explained(doctor, code, has_examples):
     assert result.exit_code == 0
     assert result.stdout.startswith(f"{code.upper()} (")
     assert ("Wrong:" in result.stdout) is has_examples
-    assert f"Source: {EXPLANATIONS[code.upper()].source}" in result.stdout
+    assert f"Source: {run_text(code.upper()).source}" in result.stdout
 
 
 @pytest.mark.parametrize("code", ["ATT101", "att111"])

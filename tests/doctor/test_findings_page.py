@@ -24,7 +24,7 @@ from regard.doctor.zoo import ZooEntry, ZooReport
 from regard.doctor.zoo_page import zoo_page
 from regard.explorer.static_page import content_policy
 from regard_command.app import app
-from regard_doctor.run_explanations import EXPLANATIONS
+from regard_doctor.run_explanations import run_text
 
 PLANTED = Path(__file__).parent / "planted"
 WRONG = "def f(q, k, v):\n    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v\n"
@@ -222,8 +222,8 @@ def test_a_page_that_cannot_be_written(doctor, tmp_path, name, message):
 
 
 def test_every_code_is_explained():
-    assert EXPLANATIONS.keys() == KINDS.keys()
-    for code, explained in EXPLANATIONS.items():
+    for code in KINDS:
+        explained = run_text(code)
         assert "https://" in explained.source, code
         assert bool(explained.wrong) == bool(explained.right), code
         assert explained.wrong != explained.right or not explained.wrong, code

@@ -1,4 +1,4 @@
-"""The form of a rule: a function over the facts of a module, with a code, a severity and two examples."""
+"""The form of a rule: a function over the facts of a module, with a code, a severity, and a text with examples."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..attention_sites import AttentionSite
 from ..finding import Severity
+from ..mistake_texts import MistakeText, read_section, texts_in
 from ..symbolic_evaluation import Function, ModuleFacts
 from ..term import Term
 
@@ -46,14 +48,34 @@ Check = Callable[[ModuleFacts], Iterator[Report]]
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """One kind of mistake; the docstring of `check` explains it, `source` is a public thread, paper or manual."""
+    """One kind of mistake: the docstring of `check` says what is wrong, and `text` why, with two examples."""
 
     code: str
     severity: Severity
     check: Check
-    wrong: str
-    right: str
-    source: str
+    section: str = ""
+
+    @property
+    def text(self) -> MistakeText:
+        """Why it is a mistake, from the Markdown file beside the rule's module, or from the rule's own section."""
+        if self.section:
+            return read_section(inspect.cleandoc(self.section))
+        return texts_in(Path(inspect.getfile(self.check)).with_suffix(".md"))[self.code]
+
+    @property
+    def wrong(self) -> str:
+        """Code with the mistake."""
+        return self.text.wrong
+
+    @property
+    def right(self) -> str:
+        """The same code without it."""
+        return self.text.right
+
+    @property
+    def source(self) -> str:
+        """A public thread, paper or manual."""
+        return self.text.source
 
     @property
     def is_about_cost(self) -> bool:
@@ -67,26 +89,29 @@ class AttentionRule:
 
     @property
     def summary(self) -> str:
-        """The first line of the explanation."""
-        return self.explanation.partition("\n")[0]
+        """What is wrong, in a sentence."""
+        return inspect.getdoc(self.check) or ""
 
     @property
     def explanation(self) -> str:
-        """The docstring of the check."""
-        return inspect.getdoc(self.check) or ""
+        """The summary, and why it is a mistake."""
+        return f"{self.summary}\n\n{self.text.reason}"
 
 
 RULES: dict[str, AttentionRule] = {}
 """All rules by their codes, in the order in which their modules are imported."""
 
 
-def rule(code: str, severity: Severity, *, source: str, wrong: str, right: str) -> Callable[[Check], Check]:
-    """Register a check as the rule of that code."""
+def rule(code: str, severity: Severity, section: str = "") -> Callable[[Check], Check]:
+    """Register a check as the rule of that code.
+
+    section: its text, as a section of the Markdown file beside the module has it; by default that of the file.
+    """
 
     def register(check: Check) -> Check:
         if code in RULES:
             raise AssertionError(f"two rules have the code {code}")
-        RULES[code] = AttentionRule(code, severity, check, inspect.cleandoc(wrong), inspect.cleandoc(right), source)
+        RULES[code] = AttentionRule(code, severity, check, section)
         return check
 
     return register

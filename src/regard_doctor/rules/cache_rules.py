@@ -15,31 +15,9 @@ from .base import Report, function_around, rule
 from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, is_without_cache, resolved
 
 
-@rule(
-    "ATT212",
-    Severity.HINT,
-    source="https://github.com/Mikyx-1/TinyLLM/pull/18",
-    wrong="""
-        def attend(q, k, v, cache=None):
-            if cache is not None:
-                k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=cache is None), (k, v)
-    """,
-    right="""
-        def attend(q, k, v, cache=None):
-            if cache is not None:
-                k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-            keep = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril(k.size(2) - q.size(2))
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep), (k, v)
-    """,
-)
+@rule("ATT212", Severity.HINT)
 def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
-    """The causal mask is left out whenever there is a cache, for several new tokens too.
-
-    One new token may see all keys. A prompt in chunks, or the tokens of speculative decoding, are several: without a
-    mask they see each other's future. Align the mask to the last key, or leave it out for one query only. A function
-    that says, in a condition or a comment, that there is one query with a cache is no finding.
-    """
+    """The causal mask is left out whenever there is a cache, for several new tokens too."""
     for event in facts.operations("sdpa"):
         key, causal = event.term.get("key"), event.term.get("is_causal")
         if key is None or causal is None or not is_judged(event, facts) or not is_none(event.term.get("attn_mask")):
@@ -97,33 +75,9 @@ def _masks_scores(statement: ast.stmt) -> bool:
     )
 
 
-@rule(
-    "ATT213",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/108108; https://github.com/ml-explore/mlx/pull/2967",
-    wrong="""
-        def attend(q, k, v, past_k, past_v):
-            k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            future = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
-            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
-    """,
-    right="""
-        def attend(q, k, v, past_k, past_v):
-            k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            new, all_keys = q.size(2), k.size(2)
-            future = torch.ones(new, all_keys, dtype=torch.bool, device=q.device).triu(1 + all_keys - new)
-            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
-    """,
-)
+@rule("ATT213", Severity.ERROR)
 def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
-    """The triangle of a causal mask starts at the first key, and these keys begin with those of a cache.
-
-    The first new query is at the position of the cache's length. A triangle of (queries, keys) that is cut from the
-    top, or begins on the first diagonal, hides the cached keys that the query has to see. Add keys - queries to the
-    diagonal, or cut the rows from the past length on.
-    """
+    """The triangle of a causal mask starts at the first key, and these keys begin with those of a cache."""
     for site in facts.sites:
         if not is_judged(site.event, facts) or not is_cached(site.key):
             continue
@@ -211,33 +165,9 @@ def _sizes(made: Term) -> list[Term]:
     return sizes[-2:]
 
 
-@rule(
-    "ATT214",
-    Severity.ERROR,
-    source="https://github.com/keras-team/keras/issues/23038; https://github.com/facebookresearch/xformers/issues/103",
-    wrong="""
-        def attend(q, k, v, return_weights=False):
-            if not return_weights:
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True), None
-            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
-            return weights @ v, weights
-    """,
-    right="""
-        def attend(q, k, v, return_weights=False):
-            if not return_weights:
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True), None
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
-            weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
-            return weights @ v, weights
-    """,
-)
+@rule("ATT214", Severity.ERROR)
 def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
-    """One of two paths of a function is causal, and the other, of the same queries and keys, has no mask.
-
-    The result then depends on an option that should not change it: on dropout, on whether weights are returned, on the
-    installed kernels. Both paths need the same mask.
-    """
+    """One of two paths of a function is causal, and the other, of the same queries and keys, has no mask."""
     causal: list[AttentionSite] = []
     for site in facts.sites:
         flag = site.output.get("is_causal") if site.kind == "sdpa" else None

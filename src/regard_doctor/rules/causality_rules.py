@@ -14,42 +14,9 @@ from .base import Report, function_around, rule
 from .mask_rules import is_judged
 
 
-@rule(
-    "ATT231",
-    Severity.ERROR,
-    source="https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19; https://arxiv.org/abs/1706.03762",
-    wrong="""
-        class CausalSelfAttention(nn.Module):
-            def __init__(self, dim, heads):
-                super().__init__()
-                self.heads = heads
-                self.qkv = nn.Linear(dim, 3 * dim)
-
-            def forward(self, x):
-                b, n, d = x.shape
-                q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
-    """,
-    right="""
-        class CausalSelfAttention(nn.Module):
-            def __init__(self, dim, heads):
-                super().__init__()
-                self.heads = heads
-                self.qkv = nn.Linear(dim, 3 * dim)
-
-            def forward(self, x):
-                b, n, d = x.shape
-                q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d)
-    """,
-)
+@rule("ATT231", Severity.ERROR)
 def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Attention that has to be causal has no mask: every position sees the future.
-
-    Training then copies the next token from the input, with a loss close to zero, and generation fails. Reported where
-    the class is named causal or masked, and for `nn.Transformer` and `nn.TransformerDecoder` without a `tgt_mask`
-    whose targets are embedded tokens.
-    """
+    """Attention that has to be causal has no mask: every position sees the future."""
     for site in facts.sites:
         class_ = site.event.class_
         if class_ is None or not _is_causal_attention(class_.name):
@@ -158,51 +125,9 @@ def _is_position(applied: Term) -> bool:
     return any(re.search(r"pos|query|label|class|type|segment", name, re.I) for name in names)
 
 
-@rule(
-    "ATT233",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/issues/48745; https://arxiv.org/abs/1706.03762",
-    wrong="""
-        class Writer(nn.Module):
-            def __init__(self, words, dim):
-                super().__init__()
-                self.words = nn.Embedding(words, dim)
-                self.positions = nn.Embedding(512, dim)
-                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
-                self.scores = nn.Linear(dim, words)
-
-            def forward(self, tokens):
-                x = self.words(tokens) + self.positions(torch.arange(tokens.size(1)))
-                return self.scores(self.layers(x))
-
-        def loss(model, tokens):
-            return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    """,
-    right="""
-        class Writer(nn.Module):
-            def __init__(self, words, dim):
-                super().__init__()
-                self.words = nn.Embedding(words, dim)
-                self.positions = nn.Embedding(512, dim)
-                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
-                self.scores = nn.Linear(dim, words)
-
-            def forward(self, tokens):
-                n = tokens.size(1)
-                x = self.words(tokens) + self.positions(torch.arange(n))
-                return self.scores(self.layers(x, mask=nn.Transformer.generate_square_subsequent_mask(n)))
-
-        def loss(model, tokens):
-            return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    """,
-)
+@rule("ATT233", Severity.ERROR)
 def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
-    """A model that learns to predict the next token sees it: its attention has no causal mask.
-
-    The loss compares the output at each position with the token after it, which the input has too. Without a causal
-    mask, a padding mask alone, the model copies it: the loss falls to zero, and generation fails. Reported where tokens
-    are embedded, attended to, and scored over the same vocabulary, or the class itself computes the shifted loss.
-    """
+    """A model that learns to predict the next token sees it: its attention has no causal mask."""
     shifted = re.search(r"\[(\.\.\.|:), :-1\b", facts.source) and re.search(r"\[(\.\.\.|:), 1:\]", facts.source)
     if not shifted:
         return

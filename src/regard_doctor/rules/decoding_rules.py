@@ -18,43 +18,9 @@ _CACHED = re.compile(r"past|cache|prev", re.I)
 _LAYERS = frozenset({"matmul", "softmax", "sdpa"})
 
 
-@rule(
-    "ATT512",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/blob/main/src/transformers/models/gpt2/modeling_gpt2.py",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-                self.positions = nn.Embedding(512, dim)
-
-            def forward(self, x, past_k, past_v):
-                x = x + self.positions(torch.arange(x.size(1)))
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
-                return F.scaled_dot_product_attention(q, k, v), k, v
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-                self.positions = nn.Embedding(512, dim)
-
-            def forward(self, x, past_k, past_v):
-                x = x + self.positions(torch.arange(x.size(1)) + past_k.size(1))
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
-                return F.scaled_dot_product_attention(q, k, v), k, v
-    """,
-)
+@rule("ATT512", Severity.ERROR)
 def positions_from_zero(facts: ModuleFacts) -> Iterator[Report]:
-    """Positions are counted from 0 in each call, and the keys of a cache were counted from 0 too.
-
-    The new tokens come after those of the cache: every decoding step would be at position 0. Count from the length of
-    the cache on. Reported where the counted positions are embedded, or turned into angles, and get no offset.
-    """
+    """Positions are counted from 0 in each call, and the keys of a cache were counted from 0 too."""
     cached = {
         id(function)
         for site in facts.sites
@@ -121,45 +87,9 @@ def _is_angle(term: Term, facts: ModuleFacts) -> bool:
     return any(str(one.value).rpartition(".")[2] in ("cos", "sin") or one.op in ("cos", "sin") for one in consumers)
 
 
-@rule(
-    "ATT513",
-    Severity.ERROR,
-    source="https://pytorch.org/blog/accelerating-generative-ai-2/",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dim, longest):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-                self.register_buffer("keys", torch.zeros(1, longest, dim))
-                self.register_buffer("values", torch.zeros(1, longest, dim))
-
-            def forward(self, x, start):
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                self.keys[:, start : start + 1] = k
-                self.values[:, start : start + 1] = v
-                return F.scaled_dot_product_attention(q, self.keys, self.values)
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dim, longest):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-                self.register_buffer("keys", torch.zeros(1, longest, dim))
-                self.register_buffer("values", torch.zeros(1, longest, dim))
-
-            def forward(self, x, start):
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                self.keys[:, start : start + 1] = k
-                self.values[:, start : start + 1] = v
-                return F.scaled_dot_product_attention(q, self.keys[:, : start + 1], self.values[:, : start + 1])
-    """,
-)
+@rule("ATT513", Severity.ERROR)
 def unfilled_cells(facts: ModuleFacts) -> Iterator[Report]:
-    """All of a preallocated cache takes part in attention, the cells too that nothing was written into yet.
-
-    A cell of zeros has the score 0, and takes weight from the keys that are there. Cut the cache to its filled length,
-    or hide the rest with a mask.
-    """
+    """All of a preallocated cache takes part in attention, the cells too that nothing was written into yet."""
     for site in facts.sites:
         if not is_judged(site.event, facts) or _may_be_masked(site) or not _is_whole_buffer(site.key):
             continue
@@ -205,34 +135,9 @@ def _is_made(base: Term) -> bool:
     return base.op == "call" and str(base.value) in ("torch.empty", "torch.zeros")
 
 
-@rule(
-    "ATT514",
-    Severity.ERROR,
-    source="https://github.com/meta-pytorch/attention-gym/pull/86; Press et al. 2021, https://arxiv.org/abs/2108.12409",
-    wrong="""
-        def attend(q, k, v, alibi, past=None):
-            if past is not None:
-                k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            if past is None:
-                scores = scores + alibi[:, : q.size(2), : k.size(2)]
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attend(q, k, v, alibi, past=None):
-            if past is not None:
-                k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores + alibi[:, k.size(2) - q.size(2) : k.size(2), : k.size(2)]
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT514", Severity.ERROR)
 def bias_without_cache(facts: ModuleFacts) -> Iterator[Report]:
-    """The bias by distance is added without a cache only, and is missing in each decoding step.
-
-    A model trained with ALiBi or relative positions then decodes with scores that it has never seen. Take the rows of
-    the bias that belong to the new queries.
-    """
+    """The bias by distance is added without a cache only, and is missing in each decoding step."""
     if not facts.sites:
         return
     for node in facts.nodes[ast.If]:
@@ -255,31 +160,9 @@ def _added(statement: ast.stmt) -> str | None:
     return None
 
 
-@rule(
-    "ATT515",
-    Severity.WARNING,
-    source="https://github.com/huggingface/transformers/issues/37574",
-    wrong="""
-        def attend(q, k, v, past_k, past_v, window, mask):
-            k = torch.cat([past_k, k], dim=2)[:, :, -window:]
-            v = torch.cat([past_v, v], dim=2)[:, :, -window:]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), k, v
-    """,
-    right="""
-        def attend(q, k, v, past_k, past_v, window, mask):
-            k = torch.cat([past_k, k], dim=2)
-            v = torch.cat([past_v, v], dim=2)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            return out, k[:, :, -window:], v[:, :, -window:]
-    """,
-)
+@rule("ATT515", Severity.WARNING)
 def window_cut_before_attention(facts: ModuleFacts) -> Iterator[Report]:
-    """Keys are cut to the last window before the new queries have read them.
-
-    With one new query that is the window itself. Of a chunk of n queries, the first ones lose up to n - 1 keys of their
-    windows, and a chunk longer than the window loses its own. Attend first, then cut what the cache stores. Keys that
-    are cut for one step, while the cache keeps all of them, are no finding.
-    """
+    """Keys are cut to the last window before the new queries have read them."""
     for site in facts.sites:
         if not is_judged(site.event, facts):
             continue
@@ -318,53 +201,9 @@ def _cut(key: Term) -> Term | None:
     return None
 
 
-@rule(
-    "ATT511",
-    Severity.WARNING,
-    source="https://github.com/karpathy/nanoGPT/blob/master/model.py",
-    wrong="""
-        class Writer(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-
-            def forward(self, x):
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-        def generate(model: Writer, x, steps):
-            for _ in range(steps):
-                x = torch.cat([x, model(x)[:, -1:]], dim=1)
-            return x
-    """,
-    right="""
-        class Writer(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-
-            def forward(self, x, past_k, past_v):
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
-                return F.scaled_dot_product_attention(q, k, v), k, v
-
-        def generate(model: Writer, x, past_k, past_v, steps):
-            new = x[:, -1:]
-            for _ in range(steps):
-                new, past_k, past_v = model(new, past_k, past_v)
-                x = torch.cat([x, new], dim=1)
-            return x
-    """,
-)
+@rule("ATT511", Severity.WARNING)
 def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
-    """Each step of generation computes the keys and values of the whole text again.
-
-    n steps cost the work of n²/2 positions. A cache of keys and values makes a step compute one position. A warning
-    where the model attends with a causal mask, or takes a cache, as its class says in this file or in one of the
-    project that it is imported from; a hint where neither is seen. A model without attention, and one that has no mask
-    at all, is no finding. It is a hint, too, where the file has a recurrent model, where a class calls what it was
-    given and nothing says that this is a Transformer, where a model reads tokens in orders, and in a loss over steps.
-    """
+    """Each step of generation computes the keys and values of the whole text again."""
     if not re.search(r"\b(cat|concat|hstack)\(", facts.source):
         return
     for node in [*facts.nodes[ast.For], *facts.nodes[ast.While]]:
@@ -596,38 +435,9 @@ def _takes_last(index: ast.expr) -> bool:
     return any(ast.unparse(part) in ("-1", "-1:") for part in parts)
 
 
-@rule(
-    "ATT243",
-    Severity.WARNING,
-    source="https://github.com/unslothai/unsloth/pull/4078; https://huggingface.co/docs/transformers/llm_tutorial#wrong-padding-side",
-    wrong="""
-        def answers(model, tokenizer, texts):
-            tokenizer.padding_side = "left"
-            batch = tokenizer(texts, padding=True, return_tensors="pt")
-            tokens = model.generate(batch.input_ids, max_new_tokens=32)
-            return tokenizer.batch_decode(tokens)
-
-        def attend(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-    right="""
-        def answers(model, tokenizer, texts):
-            tokenizer.padding_side = "left"
-            batch = tokenizer(texts, padding=True, return_tensors="pt")
-            tokens = model.generate(batch.input_ids, attention_mask=batch.attention_mask, max_new_tokens=32)
-            return tokenizer.batch_decode(tokens)
-
-        def attend(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-)
+@rule("ATT243", Severity.WARNING)
 def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Texts are padded on the left, and the model gets neither a mask nor positions.
-
-    The padding is attended to as words, and every text starts at the position of its padding: the same text gives other
-    results in another batch. Pass `attention_mask`, from which `generate` counts the positions. A hint where the file
-    names a recurrent model, or the model is one of another file.
-    """
+    """Texts are padded on the left, and the model gets neither a mask nor positions."""
     message = "texts padded on the left without a mask: the padding is read as words, and shifts every position"
     if _chooses_left(facts):
         for call in facts.nodes[ast.Call]:

@@ -15,37 +15,9 @@ from .base import Report, default_of, formulas, function_around, last_name, rule
 _HALF = ("torch.float16", "torch.half", "torch.bfloat16")
 
 
-@rule(
-    "ATT301",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/124464",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dropout=0.1):
-                super().__init__()
-                self.dropout = dropout
-
-            def forward(self, q, k, v):
-                return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dropout=0.1):
-                super().__init__()
-                self.dropout = dropout
-
-            def forward(self, q, k, v):
-                p = self.dropout if self.training else 0.0
-                return F.scaled_dot_product_attention(q, k, v, dropout_p=p)
-    """,
-)
+@rule("ATT301", Severity.ERROR)
 def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
-    """Dropout of the weights, or of what attention reads, stays on in evaluation.
-
-    The functions `scaled_dot_product_attention` and `F.dropout` know nothing of `model.eval()`: the first drops with
-    whatever probability it is passed, the second does so unless `training=False`. Predictions become random. Pass 0
-    unless `self.training`. A function that takes the probability from its callers, 0 by default, is no finding.
-    """
+    """Dropout of the weights, or of what attention reads, stays on in evaluation."""
     for event in facts.operations("sdpa"):
         probability = event.term.get("dropout_p")
         if probability is not None and _is_always_on(probability, event) and not _is_tested_for_none(event, facts):
@@ -126,37 +98,9 @@ def _is_always_on(probability: Term, event: Event) -> bool:
     return False
 
 
-@rule(
-    "ATT302",
-    Severity.ERROR,
-    source="https://github.com/NVIDIA/Megatron-LM/pull/411",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dropout):
-                super().__init__()
-                self.dropout = dropout
-
-            def forward(self, q, k, v):
-                if not self.training:
-                    self.dropout = 0.0
-                return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dropout):
-                super().__init__()
-                self.dropout = dropout
-
-            def forward(self, q, k, v):
-                return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
-    """,
-)
+@rule("ATT302", Severity.ERROR)
 def dropout_off_for_ever(facts: ModuleFacts) -> Iterator[Report]:
-    """A call in evaluation sets the probability of dropout to 0, and nothing sets it back.
-
-    Training goes on without dropout after the first evaluation. Choose the probability at each call, by
-    `self.training`.
-    """
+    """A call in evaluation sets the probability of dropout to 0, and nothing sets it back."""
     for node in facts.nodes[ast.Assign]:
         target = node.targets[0]
         if not isinstance(target, ast.Attribute) or not isinstance(node.value, ast.Constant) or node.value.value != 0:
@@ -178,42 +122,9 @@ def dropout_off_for_ever(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
-@rule(
-    "ATT303",
-    Severity.WARNING,
-    source="https://docs.pytorch.org/docs/stable/notes/autograd.html#evaluation-mode-nn-module-eval",
-    wrong="""
-        class Block(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8, dropout=0.1, batch_first=True)
-
-            def forward(self, x):
-                return self.attention(x, x, x, need_weights=False)[0]
-
-        def evaluate(model, batches):
-            return [F.mse_loss(model(x), y).item() for x, y in batches]
-    """,
-    right="""
-        class Block(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8, dropout=0.1, batch_first=True)
-
-            def forward(self, x):
-                return self.attention(x, x, x, need_weights=False)[0]
-
-        def evaluate(model, batches):
-            model.eval()
-            return [F.mse_loss(model(x), y).item() for x, y in batches]
-    """,
-)
+@rule("ATT303", Severity.WARNING)
 def evaluation_in_training_mode(facts: ModuleFacts) -> Iterator[Report]:
-    """A function evaluates a model that nothing in the file switches to evaluation.
-
-    Dropout of the weights stays on, and the figures are those of a worse model, others at each call. Call
-    `model.eval()` before, and `model.train()` after.
-    """
+    """A function evaluates a model that nothing in the file switches to evaluation."""
     if not facts.sites or ".eval()" in facts.source or ".train(False)" in facts.source:
         return
     if "ropout" not in facts.source:
@@ -229,27 +140,9 @@ def evaluation_in_training_mode(facts: ModuleFacts) -> Iterator[Report]:
                 break
 
 
-@rule(
-    "ATT304",
-    Severity.ERROR,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html",
-    wrong="""
-        def attention(q, k, v, p):
-            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
-            return nn.Dropout(p)(weights) @ v
-    """,
-    right="""
-        def attention(q, k, v, p, training):
-            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
-            return F.dropout(weights, p, training=training) @ v
-    """,
-)
+@rule("ATT304", Severity.ERROR)
 def dropout_made_in_a_call(facts: ModuleFacts) -> Iterator[Report]:
-    """A module of dropout is made where it is called, so that no `model.eval()` reaches it.
-
-    A module begins in training mode, and only the modules that a model holds are switched. Make it in the constructor,
-    or call `F.dropout(..., training=self.training)`.
-    """
+    """A module of dropout is made where it is called, so that no `model.eval()` reaches it."""
     around = (function_around(site.output.node, facts) for site in facts.sites)
     for function in dict.fromkeys(one for one in around if one is not None):
         made = {
@@ -275,38 +168,9 @@ def _makes_dropout(node: ast.AST | None, facts: ModuleFacts) -> bool:
     return facts.imports.get(named, "").startswith("torch")
 
 
-@rule(
-    "ATT305",
-    Severity.WARNING,
-    source="https://arxiv.org/abs/1706.03762 (section 5.4)",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dim, p):
-                super().__init__()
-                self.dim = dim
-                self.dropout = nn.Dropout(p)
-
-            def forward(self, q, k, v):
-                weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
-                return weights @ v
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dim, p):
-                super().__init__()
-                self.dim = dim
-                self.dropout = nn.Dropout(p)
-
-            def forward(self, q, k, v):
-                weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)), dim=-1)
-                return self.dropout(weights) @ v
-    """,
-)
+@rule("ATT305", Severity.WARNING)
 def dropout_without_a_use(facts: ModuleFacts) -> Iterator[Report]:
-    """A class that attends makes a dropout, and nothing in the file uses it.
-
-    The model trains without the regularization that its configuration states. Apply it to the weights, or remove it.
-    """
+    """A class that attends makes a dropout, and nothing in the file uses it."""
     attending = {site.event.class_.node for site in facts.sites if site.event.class_ is not None}
     read = {node.attr for node in facts.nodes[ast.Attribute] if isinstance(node.ctx, ast.Load)}
     for node in facts.nodes[ast.Assign]:
@@ -319,28 +183,9 @@ def dropout_without_a_use(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(node, f"`{ast.unparse(target)}` is made and never used: the weights are not dropped")
 
 
-@rule(
-    "ATT311",
-    Severity.WARNING,
-    source="https://github.com/huggingface/transformers/pull/29285",
-    wrong="""
-        def attention(q, k, v):
-            scores = (q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))).half()
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            return torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype) @ v
-    """,
-)
+@rule("ATT311", Severity.WARNING)
 def softmax_in_half(facts: ModuleFacts) -> Iterator[Report]:
-    """The softmax of scores is computed in half precision.
-
-    Sums of thousands of exponentials in float16 or bfloat16 lose the small weights, and float16 overflows at scores
-    above 65504. Pass `dtype=torch.float32`, and convert the weights afterwards. Where another function converts what
-    the queries are computed from, it is a hint: autocast may compute the softmax in float32.
-    """
+    """The softmax of scores is computed in half precision."""
     for site in formulas(facts):
         if site.softmax is None:
             continue

@@ -33,33 +33,9 @@ _DISTANCES = (
 )
 
 
-@rule(
-    "ATT505",
-    Severity.ERROR,
-    source="https://github.com/meta-pytorch/attention-gym/pull/86; Press et al. 2021, https://arxiv.org/abs/2108.12409",
-    wrong="""
-        def attend(q, k, v, slopes):
-            i = torch.arange(q.size(2))
-            distance = i[:, None] - i[None, :]
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) + slopes[:, None, None] * distance
-            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
-            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
-    """,
-    right="""
-        def attend(q, k, v, slopes):
-            i = torch.arange(q.size(2))
-            distance = i[:, None] - i[None, :]
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) - slopes[:, None, None] * distance
-            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
-            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
-    """,
-)
+@rule("ATT505", Severity.ERROR)
 def rewarded_distance(facts: ModuleFacts) -> Iterator[Report]:
-    """The linear bias of ALiBi grows with the distance instead of falling.
-
-    ALiBi adds -m · (i - j) to the score of query i and key j ≤ i, with a positive slope m: far keys count less. With
-    the other sign the first key of a text gets nearly all of the weight.
-    """
+    """The linear bias of ALiBi grows with the distance instead of falling."""
     for node in _rewarding_functions(facts):
         yield Report(node, "this bias is larger for keys farther away: subtract slopes · distance")
     for site in facts.sites:
@@ -157,31 +133,9 @@ def _slope_sign(slope: Term) -> int:
     return int(bool(_SLOPES.search(label(slope))) and slope.op in ("parameter", "attribute", "name", "call", "method"))
 
 
-@rule(
-    "ATT506",
-    Severity.ERROR,
-    source="https://github.com/meta-pytorch/attention-gym/pull/86; Press et al. 2021, https://arxiv.org/abs/2108.12409",
-    wrong="""
-        def alibi_slopes(heads):
-            return 2.0 ** (-8.0 * torch.arange(heads) / heads)
-
-        def attend(q, k, v, bias):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    """,
-    right="""
-        def alibi_slopes(heads):
-            return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
-
-        def attend(q, k, v, bias):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    """,
-)
+@rule("ATT506", Severity.ERROR)
 def wrong_slopes(facts: ModuleFacts) -> Iterator[Report]:
-    """The slopes of ALiBi start with the wrong power, or grow.
-
-    Head h of n, counted from 1, has the slope 2^(-8h/n). Counted from 0 the first head has slope 1, and a positive
-    power gives slopes up to 256. A checkpoint trained with the right ones does not fit.
-    """
+    """The slopes of ALiBi start with the wrong power, or grow."""
     for node in facts.nodes[ast.BinOp]:
         if not isinstance(node.op, ast.Pow) or not _is_about_slopes(node, facts):
             continue
@@ -216,37 +170,9 @@ _PAIR_TABLE = re.compile(
 )
 
 
-@rule(
-    "ATT507",
-    Severity.ERROR,
-    source="https://github.com/raiyanyahya/how-to-train-your-gpt/issues/6",
-    wrong="""
-        def rope_table(positions, inv_freq):
-            angles = torch.outer(positions, inv_freq).repeat_interleave(2, dim=-1)
-            return angles.cos(), angles.sin()
-
-        def apply_rope(x, cos, sin):
-            first, second = x.chunk(2, dim=-1)
-            return x * cos + torch.cat((-second, first), dim=-1) * sin
-    """,
-    right="""
-        def rope_table(positions, inv_freq):
-            angles = torch.outer(positions, inv_freq)
-            angles = torch.cat((angles, angles), dim=-1)
-            return angles.cos(), angles.sin()
-
-        def apply_rope(x, cos, sin):
-            first, second = x.chunk(2, dim=-1)
-            return x * cos + torch.cat((-second, first), dim=-1) * sin
-    """,
-)
+@rule("ATT507", Severity.ERROR)
 def mixed_rotary_pairs(facts: ModuleFacts) -> Iterator[Report]:
-    """A rotary table for neighbouring pairs is used with a rotation of halves, or the reverse.
-
-    The table repeats each angle in place (a a b b) where neighbours are a pair, and as a whole (a b a b) where the
-    first half is paired with the second. Mixed, the two entries of a pair are turned by different angles, which is no
-    rotation, and scores do not depend on distances.
-    """
+    """A rotary table for neighbouring pairs is used with a rotation of halves, or the reverse."""
     if not re.search(r"rotary|rope|rotate|theta|inv_freq", facts.source, re.I):
         return
     tables = _tables(facts)
@@ -314,33 +240,9 @@ def _is_about_angles(node: ast.AST, facts: ModuleFacts) -> bool:
     return bool(re.search(r"freq|angle|theta|\bcos\b|\bsin\b|\bemb\b", ast.unparse(above)))
 
 
-@rule(
-    "ATT508",
-    Severity.ERROR,
-    source="https://github.com/rasbt/LLMs-from-scratch/issues/411",
-    wrong="""
-        def attend(x, q_proj, k_proj, v, heads, head_dim, inv_freq):
-            b, n, _ = x.shape
-            q = q_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
-            k = k_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
-            angles = torch.outer(torch.arange(q.shape[1]), inv_freq)
-            return F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v)
-    """,
-    right="""
-        def attend(x, q_proj, k_proj, v, heads, head_dim, inv_freq):
-            b, n, _ = x.shape
-            q = q_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
-            k = k_proj(x).view(b, n, heads, head_dim).transpose(1, 2)
-            angles = torch.outer(torch.arange(q.shape[2]), inv_freq)
-            return F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v)
-    """,
-)
+@rule("ATT508", Severity.ERROR)
 def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
-    """Positions are counted along the axis of the heads.
-
-    After `transpose(1, 2)` axis 1 is that of heads, before it that of positions. Positions over heads turn each head by
-    a constant angle, and tell nothing of the order of the tokens.
-    """
+    """Positions are counted along the axis of the heads."""
     for event in facts.operations("arange"):
         for size in (*event.term.items, *event.term.arguments.values()):
             if size.op != "size" or not isinstance(size.value, int):
@@ -385,30 +287,9 @@ def _moved(term: Term, axes: list[str]) -> list[str]:
     return axes
 
 
-@rule(
-    "ATT114",
-    Severity.ERROR,
-    source="https://github.com/lucidrains/performer-pytorch/issues/40; https://arxiv.org/abs/2006.16236, equation 5",
-    wrong="""
-        def linear_attention(q, k, v):
-            q, k = F.elu(q) + 1, F.elu(k) + 1
-            state = k.transpose(-2, -1) @ v
-            return q @ state
-    """,
-    right="""
-        def linear_attention(q, k, v):
-            q, k = F.elu(q) + 1, F.elu(k) + 1
-            state = k.transpose(-2, -1) @ v
-            total = q @ k.sum(dim=-2).unsqueeze(-1)
-            return q @ state / total
-    """,
-)
+@rule("ATT114", Severity.ERROR)
 def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
-    """Linear attention is not divided by the sum of its weights.
-
-    φ(q)·Σ φ(k)v has to be divided by φ(q)·Σ φ(k); without it outputs grow with the length, and a trained model fails at
-    other lengths.
-    """
+    """Linear attention is not divided by the sum of its weights."""
     for event in facts.operations("matmul", "einsum"):
         outer = product(event.term)
         if outer is None or (event.depth == 0 and event.function in facts.followed):
@@ -461,33 +342,9 @@ def _has_feature_map(term: Term) -> bool:
     return False
 
 
-@rule(
-    "ATT509",
-    Severity.WARNING,
-    source="https://github.com/huggingface/transformers/pull/29285",
-    wrong="""
-        def rope_table(x, positions, inv_freq):
-            angles = torch.outer(positions, inv_freq).to(x.dtype)
-            return angles.cos(), angles.sin()
-
-        def attend(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-    right="""
-        def rope_table(x, positions, inv_freq):
-            angles = torch.outer(positions.float(), inv_freq.float())
-            return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-
-        def attend(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-)
+@rule("ATT509", Severity.WARNING)
 def angles_in_half(facts: ModuleFacts) -> Iterator[Report]:
-    """Rotary angles are converted to the dtype of the activations before their sine and cosine.
-
-    In bfloat16 an angle of 1000 is exact to 4 only, more than half a turn. Compute angles in float32, and convert the
-    sines.
-    """
+    """Rotary angles are converted to the dtype of the activations before their sine and cosine."""
     for event in facts.operations("method", "call"):
         name = str(event.term.value).rpartition(".")[2]
         if name != "cos":

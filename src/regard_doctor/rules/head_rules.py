@@ -25,50 +25,9 @@ _LAYERS = (
 )
 
 
-@rule(
-    "ATT401",
-    Severity.ERROR,
-    source="https://github.com/jsbaan/transformer-from-scratch/pull/6",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dim, heads):
-                super().__init__()
-                self.heads = heads
-                self.q = nn.Linear(dim, dim)
-                self.k = nn.Linear(dim, dim)
-                self.v = nn.Linear(dim, dim)
-
-            def forward(self, x):
-                b, n, d = x.shape
-                q = self.q(x).view(b, self.heads, n, d // self.heads)
-                k = self.k(x).view(b, self.heads, n, d // self.heads)
-                v = self.v(x).view(b, self.heads, n, d // self.heads)
-                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dim, heads):
-                super().__init__()
-                self.heads = heads
-                self.q = nn.Linear(dim, dim)
-                self.k = nn.Linear(dim, dim)
-                self.v = nn.Linear(dim, dim)
-
-            def forward(self, x):
-                b, n, d = x.shape
-                q = self.q(x).view(b, n, self.heads, d // self.heads).transpose(1, 2)
-                k = self.k(x).view(b, n, self.heads, d // self.heads).transpose(1, 2)
-                v = self.v(x).view(b, n, self.heads, d // self.heads).transpose(1, 2)
-                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d)
-    """,
-)
+@rule("ATT401", Severity.ERROR)
 def heads_split_across_positions(facts: ModuleFacts) -> Iterator[Report]:
-    """Heads are split off by a reshape alone, so that each head gets other positions instead of other features.
-
-    A projection has the axes (batch, length, heads · dim). `view(batch, heads, length, dim)` cuts the memory of that
-    across positions: positions and features are mixed, and a causal mask means nothing. Training still runs. Use
-    `view(batch, length, heads, dim).transpose(1, 2)`.
-    """
+    """Heads are split off by a reshape alone, so that each head gets other positions instead of other features."""
     for site in _sites_with_heads(facts):
         for operand in (site.query, site.key, site.value):
             split = _split(operand)
@@ -146,35 +105,9 @@ def _is_head_first(reshape: Term) -> bool:
     return heads_second and length_third
 
 
-@rule(
-    "ATT402",
-    Severity.ERROR,
-    source="https://github.com/jsbaan/transformer-from-scratch/pull/6",
-    wrong="""
-        def attention(q, k, v, heads):
-            b, n, d = q.shape
-            q = q.view(b, n, heads, d // heads).transpose(1, 2)
-            k = k.view(b, n, heads, d // heads).transpose(1, 2)
-            v = v.view(b, n, heads, d // heads).transpose(1, 2)
-            out = F.scaled_dot_product_attention(q, k, v)
-            return out.reshape(b, n, d)
-    """,
-    right="""
-        def attention(q, k, v, heads):
-            b, n, d = q.shape
-            q = q.view(b, n, heads, d // heads).transpose(1, 2)
-            k = k.view(b, n, heads, d // heads).transpose(1, 2)
-            v = v.view(b, n, heads, d // heads).transpose(1, 2)
-            out = F.scaled_dot_product_attention(q, k, v)
-            return out.transpose(1, 2).reshape(b, n, d)
-    """,
-)
+@rule("ATT402", Severity.ERROR)
 def heads_merged_across_positions(facts: ModuleFacts) -> Iterator[Report]:
-    """Heads are merged by a reshape without moving their axis back behind the positions.
-
-    The output of attention has the axes (batch, heads, length, dim). Reshaped to (batch, length, heads · dim) as it
-    is, a position gets values of other positions, the future included. Transpose axes 1 and 2 first.
-    """
+    """Heads are merged by a reshape without moving their axis back behind the positions."""
     for site in _sites_with_heads(facts):
         if not _is_transposed_from_positions(site.query) or not _keeps_axes(site):
             continue
@@ -244,27 +177,9 @@ def _direct_reshapes(term: Term, facts: ModuleFacts) -> Iterator[Term]:
             yield from _direct_reshapes(consumer, facts)
 
 
-@rule(
-    "ATT403",
-    Severity.ERROR,
-    source="https://github.com/onnx/onnx/pull/7274; Ainslie et al. 2023, https://arxiv.org/abs/2305.13245",
-    wrong="""
-        def grouped(q, k, v, groups):
-            k = k.repeat(1, groups, 1, 1)
-            v = v.repeat(1, groups, 1, 1)
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-    right="""
-        def grouped(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    """,
-)
+@rule("ATT403", Severity.ERROR)
 def tiled_heads(facts: ModuleFacts) -> Iterator[Report]:
-    """Keys of grouped heads are tiled instead of repeated, so that query heads get keys of other groups.
-
-    Query head h belongs to key head h // groups: each key head is repeated in place, 0 0 1 1. `repeat` and `tile` make
-    0 1 0 1. A model that is trained so works alone, but no checkpoint, cache or kernel of the field agrees with it.
-    """
+    """Keys of grouped heads are tiled instead of repeated, so that query heads get keys of other groups."""
     for site in _sites_with_heads(facts):
         for operand in (site.key, site.value):
             for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
@@ -312,38 +227,9 @@ def _tiles_heads(repeat: Term) -> bool:
     return not one_head and bool(re.search(r"//|rep|group|kv", sizes[many[0]], re.I))
 
 
-@rule(
-    "ATT404",
-    Severity.ERROR,
-    source="https://github.com/DaoyuanLi2816/Molecule-Generator/pull/22",
-    wrong="""
-        class Block(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8)
-
-            def forward(self, x):
-                batch_size, seq_len, dim = x.shape
-                return self.attention(x, x, x, need_weights=False)[0]
-    """,
-    right="""
-        class Block(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, x):
-                batch_size, seq_len, dim = x.shape
-                return self.attention(x, x, x, need_weights=False)[0]
-    """,
-)
+@rule("ATT404", Severity.ERROR)
 def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
-    """A module of torch that expects (length, batch, dim) gets (batch, length, dim): it attends across the batch.
-
-    `nn.MultiheadAttention` and `nn.Transformer*` take the length first unless they are made with `batch_first=True`.
-    Then examples of a batch attend to each other, and positions of a sequence do not. Reported where the shape is
-    unpacked as batch and length, or the result is pooled over axis 1, and no axes are moved between.
-    """
+    """A module of torch that expects (length, batch, dim) gets (batch, length, dim): it attends across the batch."""
     batch_first = {
         id(event.term.input)
         for event in facts.operations("unpack")
@@ -430,33 +316,9 @@ def _is_pooled_over_positions(output: Term, facts: ModuleFacts) -> bool:
     return False
 
 
-@rule(
-    "ATT406",
-    Severity.ERROR,
-    source="https://github.com/Dao-AILab/flash-attention (flash_attn_func: q is (batch, length, heads, dim))",
-    wrong="""
-        from flash_attn import flash_attn_func
-
-        def attend(q, k, v, heads):
-            b, n, d = q.shape
-            q, k, v = (x.view(b, n, heads, d // heads).transpose(1, 2) for x in (q, k, v))
-            return flash_attn_func(q, k, v, causal=True)
-    """,
-    right="""
-        from flash_attn import flash_attn_func
-
-        def attend(q, k, v, heads):
-            b, n, d = q.shape
-            q, k, v = (x.view(b, n, heads, d // heads) for x in (q, k, v))
-            return flash_attn_func(q, k, v, causal=True)
-    """,
-)
+@rule("ATT406", Severity.ERROR)
 def heads_first_for_flash_attn(facts: ModuleFacts) -> Iterator[Report]:
-    """A function of flash-attn, which reads (batch, length, heads, dim), gets the heads before the positions.
-
-    Each position then attends to the heads of itself, and no position to another. The transpose that
-    `scaled_dot_product_attention` needs has no place here. The functions of JAX, Flax and Keras read the same order.
-    """
+    """A function of flash-attn, which reads (batch, length, heads, dim), gets the heads before the positions."""
     for event in facts.operations("call"):
         name = str(event.term.value).rpartition(".")[2]
         if not re.match(r"flash_attn(_with_kvcache)?(_func)?$", name):
@@ -489,36 +351,9 @@ def _has_heads_first(operand: Term) -> bool:
     return False
 
 
-@rule(
-    "ATT407",
-    Severity.WARNING,
-    source="https://stats.stackexchange.com/questions/421935 (what are query, key and value)",
-    wrong="""
-        class Pool(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
-
-            def forward(self, x, context):
-                summary = context.mean(dim=1, keepdim=True)
-                return self.attention(x, summary, summary, need_weights=False)[0]
-    """,
-    right="""
-        class Pool(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
-
-            def forward(self, x, context):
-                return self.attention(x, context, context, need_weights=False)[0]
-    """,
-)
+@rule("ATT407", Severity.WARNING)
 def attention_over_one_key(facts: ModuleFacts) -> Iterator[Report]:
-    """Attention runs over one key: every weight is 1, and the queries have no effect.
-
-    So it is where the keys were averaged, or cut to one position, before. The output is a projection of that one value,
-    which costs less as such; where positions should be compared, the keys have to be there.
-    """
+    """Attention runs over one key: every weight is 1, and the queries have no effect."""
     for site in facts.sites:
         if not (site.event.depth == 0 and site.event.function in facts.followed) and _is_one_long(site.key):
             yield Report(site.output.node, "attention over one key: every weight is 1, whatever the query is")
@@ -546,39 +381,9 @@ def _is_one_position(index: Term) -> bool:
     return index.op == "slice" and written in (":1", "0:1", "-1:")
 
 
-@rule(
-    "ATT408",
-    Severity.ERROR,
-    source="https://keras.io/api/layers/attention_layers/multi_head_attention/ (call: query, value, key)",
-    wrong="""
-        import keras
-
-        class Block(keras.layers.Layer):
-            def __init__(self, heads, dim):
-                super().__init__()
-                self.attention = keras.layers.MultiHeadAttention(heads, dim)
-
-            def call(self, query, key, value):
-                return self.attention(query, key, value)
-    """,
-    right="""
-        import keras
-
-        class Block(keras.layers.Layer):
-            def __init__(self, heads, dim):
-                super().__init__()
-                self.attention = keras.layers.MultiHeadAttention(heads, dim)
-
-            def call(self, query, key, value):
-                return self.attention(query, value=value, key=key)
-    """,
-)
+@rule("ATT408", Severity.ERROR)
 def keys_as_values(facts: ModuleFacts) -> Iterator[Report]:
-    """The attention of Keras, which takes query, value and key, gets them as query, key and value.
-
-    Then the keys are averaged, by their likeness to the values. Nothing fails where both have the same width. Name the
-    arguments.
-    """
+    """The attention of Keras, which takes query, value and key, gets them as query, key and value."""
     for event in facts.applied(*KERAS_LAYERS):
         written = event.term.node.args if isinstance(event.term.node, ast.Call) else []
         names = [ast.unparse(one).rpartition(".")[2] for one in written[1:3]]

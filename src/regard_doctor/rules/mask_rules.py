@@ -122,28 +122,9 @@ def resolved(mask: Term) -> Iterator[Term]:
         yield mask
 
 
-@rule(
-    "ATT201",
-    Severity.ERROR,
-    source="https://github.com/rasbt/LLMs-from-scratch/issues/1061; https://github.com/pytorch/pytorch/pull/170415",
-    wrong="""
-        def causal_attention(q, k, v):
-            n = q.size(-2)
-            mask = torch.triu(torch.ones(n, n, device=q.device), diagonal=1).bool()
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    """,
-    right="""
-        def causal_attention(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-)
+@rule("ATT201", Severity.ERROR)
 def inverted_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """A causal mask hides the past instead of the future.
-
-    True means *attend* to `scaled_dot_product_attention` and *ignore* to `nn.MultiheadAttention` and `nn.Transformer`;
-    a mask made for one of them is inverted for the other. In a formula, `masked_fill` hides where the mask is True. The
-    mask is computed for four positions, so its spelling does not matter.
-    """
+    """A causal mask hides the past instead of the future."""
     for use in mask_uses(facts):
         for mask in resolved(use.mask):
             values = mask_values(mask)
@@ -174,26 +155,9 @@ def _boolean(mask: Term) -> bool:
     return mask.op in ("equal", "not_equal", "less", "greater", "bool", "invert", "less_equal", "greater_equal")
 
 
-@rule(
-    "ATT202",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/21518",
-    wrong="""
-        def causal_attention(q, k, v):
-            mask = torch.tril(torch.ones(q.size(-2), k.size(-2)))
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    """,
-    right="""
-        def causal_attention(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-)
+@rule("ATT202", Severity.ERROR)
 def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """A mask of the numbers 0 and 1 is added to the scores, so that it hides nothing.
-
-    A mask of floating-point numbers is added: 1 where it should show and 0 where it should hide changes weights by a
-    factor of e at most. Pass a mask of booleans, or one of 0 and -inf.
-    """
+    """A mask of the numbers 0 and 1 is added to the scores, so that it hides nothing."""
     for use in mask_uses(facts):
         alternatives = list(resolved(use.mask))
         if len(alternatives) > 1 and any(_is_filled(one) for one in alternatives):
@@ -252,29 +216,9 @@ def _is_float_comparison(mask: Term, *, plain: bool = False) -> bool:
     return inner.op in ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal", "bool")
 
 
-@rule(
-    "ATT203",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/103749",
-    wrong="""
-        def causal_attention(q, k, v):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            future = torch.triu(torch.ones(q.size(-2), k.size(-2), device=q.device)).bool()
-            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
-    """,
-    right="""
-        def causal_attention(q, k, v):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            future = torch.triu(torch.ones(q.size(-2), k.size(-2), device=q.device), diagonal=1).bool()
-            return torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
-    """,
-)
+@rule("ATT203", Severity.ERROR)
 def hidden_diagonal(facts: ModuleFacts) -> Iterator[Report]:
-    """A causal mask hides the position itself, so that the first query attends to nothing.
-
-    `triu` without `diagonal=1` has the diagonal. With -inf the first row of the softmax is 0/0 = NaN; with a finite
-    value it is the mean over all positions, the future included.
-    """
+    """A causal mask hides the position itself, so that the first query attends to nothing."""
     for use in _uses_that_hide("future and self", facts):
         yield Report(
             use.node.node,
@@ -282,31 +226,9 @@ def hidden_diagonal(facts: ModuleFacts) -> Iterator[Report]:
         )
 
 
-@rule(
-    "ATT215",
-    Severity.ERROR,
-    source="https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19",
-    wrong="""
-        def causal_attention(q, k, v):
-            n = q.size(-2)
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            seen = torch.tril(torch.ones(n, n, device=q.device), diagonal=1)
-            return torch.softmax(scores.masked_fill(seen == 0, float("-inf")), dim=-1) @ v
-    """,
-    right="""
-        def causal_attention(q, k, v):
-            n = q.size(-2)
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            seen = torch.tril(torch.ones(n, n, device=q.device))
-            return torch.softmax(scores.masked_fill(seen == 0, float("-inf")), dim=-1) @ v
-    """,
-)
+@rule("ATT215", Severity.ERROR)
 def visible_next_position(facts: ModuleFacts) -> Iterator[Report]:
-    """A causal mask leaves the next position visible.
-
-    `tril(diagonal=1)` and the complement of `triu(diagonal=2)` keep one position too many: the next token, which a
-    language model has to predict. Keys are visible up to the query's own position: `tril()`, or hidden by `triu(1)`.
-    """
+    """A causal mask leaves the next position visible."""
     for use in _uses_that_hide("future but the next", facts):
         yield Report(use.node.node, "this causal mask shows each position the next one: move its diagonal by 1")
     for event in facts.operations("return"):
@@ -321,28 +243,9 @@ def visible_next_position(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(event.term.node, "this causal mask shows each position the next one: fill triu(diagonal=1)")
 
 
-@rule(
-    "ATT204",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/101967",
-    wrong="""
-        def attention(q, k, v, keep):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores + (1.0 - keep) * float("-inf")
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, keep):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(keep == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT204", Severity.ERROR)
 def zero_times_infinity(facts: ModuleFacts) -> Iterator[Report]:
-    """A mask of 0 and 1 is multiplied by infinity: 0 · inf is NaN.
-
-    Every visible position becomes NaN, and with it the whole row. Use `masked_fill`, or a large finite number.
-    """
+    """A mask of 0 and 1 is multiplied by infinity: 0 · inf is NaN."""
     for event in facts.operations("mul"):
         left, right = event.term.get("input"), event.term.get("other")
         if left is None or right is None:
@@ -366,29 +269,9 @@ def _has_zeros(term: Term) -> bool:
     return term.op == "cast" and _has_zeros(term.input)
 
 
-@rule(
-    "ATT205",
-    Severity.ERROR,
-    source="https://github.com/karpathy/minGPT/issues/75",
-    wrong="""
-        def attention(q, k, v, mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(mask == 0, 1e-9)
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(mask == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT205", Severity.ERROR)
 def mask_that_hides_nothing(facts: ModuleFacts) -> Iterator[Report]:
-    """Hidden scores are set to a number that the softmax does not ignore.
-
-    A score of 0, or of ±1e-9 (a slip of -1e9), has as much weight as an average key; a positive number has more than
-    the visible ones. Use -inf.
-    """
+    """Hidden scores are set to a number that the softmax does not ignore."""
     for site in formulas(facts):
         for step in site.before:
             value = step.term.get("value") if step.op in ("masked_fill", "setitem") else None
@@ -403,29 +286,9 @@ def mask_that_hides_nothing(facts: ModuleFacts) -> Iterator[Report]:
                 )
 
 
-@rule(
-    "ATT206",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/issues/31673",
-    wrong="""
-        def attention(q, k, v, n):
-            mask = torch.tril(torch.ones(n, n))
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            return torch.softmax(scores * mask, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, n):
-            mask = torch.tril(torch.ones(n, n))
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            return torch.softmax(scores.masked_fill(mask == 0, float("-inf")), dim=-1) @ v
-    """,
-)
+@rule("ATT206", Severity.ERROR)
 def multiplied_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Scores are multiplied by a mask before the softmax.
-
-    A score of 0 is no hidden one: its weight is e⁰ over the sum, often more than that of visible keys, and the future
-    leaks. Fill with -inf instead.
-    """
+    """Scores are multiplied by a mask before the softmax."""
     for site in formulas(facts):
         others = [step for step in site.masks() if step.op != "mul"]
         for step in site.before:
@@ -483,31 +346,9 @@ def _is_mask_of_weights(mask: Term) -> bool:
     return counted or is_mask_name(mask) or bool(valid)
 
 
-@rule(
-    "ATT207",
-    Severity.ERROR,
-    source="https://arxiv.org/abs/1706.03762",
-    wrong="""
-        def causal_attention(q, k, v, n):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            weights = torch.softmax(scores, dim=-1)
-            weights = weights * torch.tril(torch.ones(n, n))
-            return weights @ v
-    """,
-    right="""
-        def causal_attention(q, k, v, n):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(torch.tril(torch.ones(n, n)) == 0, float("-inf"))
-            weights = torch.softmax(scores, dim=-1)
-            return weights @ v
-    """,
-)
+@rule("ATT207", Severity.ERROR)
 def mask_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
-    """The mask is applied to the weights, after the softmax, and to nothing before it.
-
-    Hidden keys still stand in the sum that the softmax divides by: the weights of a row no longer sum to 1, and how
-    much is missing tells of the hidden keys. Mask the scores.
-    """
+    """The mask is applied to the weights, after the softmax, and to nothing before it."""
     message = "the weights are masked after the softmax and do not sum to 1: mask the scores"
     for site in formulas(facts):
         if any(site.masks()) or any(step.op in ("div", "normalize") for step in site.after):
@@ -529,37 +370,9 @@ def mask_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
             inner = step
 
 
-@rule(
-    "ATT208",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/pull/170415; https://github.com/mlverse/torch/pull/1208",
-    wrong="""
-        class Encoder(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, x, tokens, pad_id):
-                keep = tokens != pad_id
-                return self.attention(x, x, x, key_padding_mask=keep, need_weights=False)[0]
-    """,
-    right="""
-        class Encoder(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, x, tokens, pad_id):
-                ignore = tokens == pad_id
-                return self.attention(x, x, x, key_padding_mask=ignore, need_weights=False)[0]
-    """,
-)
+@rule("ATT208", Severity.ERROR)
 def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """A padding mask hides the words and shows the padding.
-
-    `key_padding_mask` of the modules of torch is True at padding; `attn_mask` of `scaled_dot_product_attention` and the
-    `attention_mask` of tokenizers are True, or 1, at words.
-    """
+    """A padding mask hides the words and shows the padding."""
     for event in facts.applied(*PADDING_MASKS):
         for name in PADDING_MASKS[str(event.term.value)]:
             for mask in resolved(event.term.get(name) or Term("constant", event.term.node)):
@@ -676,32 +489,9 @@ def _parts(mask: Term, true_hides: bool) -> Iterator[tuple[Term, bool]]:
         yield mask, true_hides
 
 
-@rule(
-    "ATT211",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/108108; https://github.com/ml-explore/mlx/pull/2967",
-    wrong="""
-        def decode(q, k, v, past_k, past_v):
-            k = torch.cat([past_k, k], dim=2)
-            v = torch.cat([past_v, v], dim=2)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-    right="""
-        def decode(q, k, v, past_k, past_v):
-            k = torch.cat([past_k, k], dim=2)
-            v = torch.cat([past_v, v], dim=2)
-            m, n = q.size(2), k.size(2)
-            keep = torch.ones(m, n, dtype=torch.bool, device=q.device).tril(diagonal=n - m)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-    """,
-)
+@rule("ATT211", Severity.ERROR)
 def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
-    """`is_causal=True` with keys of a cache: the triangle starts at the first key.
-
-    torch aligns the triangle with the first query and the first key. With n cached keys, the new query of a decoding
-    step sees the first key alone. Pass `is_causal=False` for one query, and for several a mask aligned to the last key.
-    Calls that are made only where the caller passes no mask are no finding: a caller with a cache may pass one.
-    """
+    """`is_causal=True` with keys of a cache: the triangle starts at the first key."""
     for event in facts.operations("sdpa"):
         key = event.term.get("key")
         if not is_judged(event, facts) or key is None or not is_true(event.term.get("is_causal")):
@@ -821,32 +611,9 @@ def _names_a_cache(term: Term) -> bool:
     return any(CACHE_NAMES.search(name) for name in names_in(term))
 
 
-@rule(
-    "ATT221",
-    Severity.WARNING,
-    source="https://github.com/facebookresearch/fairseq/issues/3575; https://github.com/karpathy/minGPT/issues/75",
-    wrong="""
-        def attention(q, k, v, mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(mask == 0, -1e9)
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(mask == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT221", Severity.WARNING)
 def finite_mask_value(facts: ModuleFacts) -> Iterator[Report]:
-    """Scores are hidden by a finite number, which half precision cannot hold or scores can outgrow.
-
-    -1e9 overflows in float16, where `masked_fill` refuses it; -1e4 or -100 can be outgrown by scores in training. A row
-    without any visible key becomes an average of hidden values. Use -inf, or `torch.finfo(scores.dtype).min`. Scores or
-    masks that are converted to float32 before may be hidden by any number that scores cannot reach. A number close to
-    the lowest of bfloat16 and float32 that is added, or chosen by `where`, is a hint, and one in arrays of numpy. A
-    number for which a comment in the file gives the reason, as rows that would become NaN, is no finding.
-    """
+    """Scores are hidden by a finite number, which half precision cannot hold or scores can outgrow."""
     reports = list(_finite_values(facts))
     reasoned = {found for found, report in reports if _gives_reason(report.node, facts)}
     yield from (report for found, report in reports if found not in reasoned)

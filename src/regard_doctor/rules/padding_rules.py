@@ -84,29 +84,9 @@ def _has_pad(term: Term) -> bool:
 _COMBINED = frozenset({"and", "or", "mul"})
 
 
-@rule(
-    "ATT209",
-    Severity.ERROR,
-    source="https://github.com/hyunwoongko/transformer/pull/40",
-    wrong="""
-        def attention(q, k, v, padding_mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(padding_mask[:, None, :, None] == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, padding_mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(padding_mask[:, None, None, :] == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT209", Severity.ERROR)
 def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
-    """A padding mask runs along the queries instead of the keys.
-
-    Scores have the axes (batch, heads, queries, keys). A mask of (batch, 1, length, 1) hides all keys of a padded
-    query, which is then NaN or an average of everything, and no padded key. It has to be (batch, 1, 1, length).
-    """
+    """A padding mask runs along the queries instead of the keys."""
     for site in facts.sites:
         if site.kind == "formula":
             if not _has_keys_last(site):
@@ -152,31 +132,9 @@ def _has_keys_last(site: AttentionSite) -> bool:
     return axis >= 0 if rank is None else axis == rank - 1
 
 
-@rule(
-    "ATT222",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/103749",
-    wrong="""
-        def attention(q, k, v, padding):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            keep = padding[:, None, :] & padding[:, :, None]
-            scores = scores.masked_fill(~keep, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, padding):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            keep = padding[:, None, :]
-            scores = scores.masked_fill(~keep, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT222", Severity.ERROR)
 def rows_without_keys(facts: ModuleFacts) -> Iterator[Report]:
-    """Padded queries see no key at all, and the softmax of a row of -inf is NaN.
-
-    A mask that hides padded queries as well as padded keys leaves whole rows of -inf. Their NaN reaches the loss, and
-    in the next layer every position, as 0 · NaN is NaN. Mask the keys alone, or replace the NaN by 0.
-    """
+    """Padded queries see no key at all, and the softmax of a row of -inf is NaN."""
     for site in formulas(facts):
         function = site.event.function
         if function is not None and re.search(r"nan_to_num|isnan|nansum|\.any\(|\.all\(", ast.unparse(function)):
@@ -192,29 +150,9 @@ def rows_without_keys(facts: ModuleFacts) -> Iterator[Report]:
                     yield Report(use.node.node, "padded queries see no key, and their rows become NaN: mask keys alone")
 
 
-@rule(
-    "ATT223",
-    Severity.WARNING,
-    source="https://github.com/facebookresearch/fairseq/issues/3575",
-    wrong="""
-        def attention(q, k, v, causal, padding):
-            lowest = torch.finfo(q.dtype).min
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores + causal * lowest + padding * lowest
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, causal, padding):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill((causal + padding) > 0, torch.finfo(q.dtype).min)
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT223", Severity.WARNING)
 def lowest_numbers_added(facts: ModuleFacts) -> Iterator[Report]:
-    """Two masks of the lowest number of the dtype are added, which overflows to -inf.
-
-    A row whose keys are all hidden twice is then NaN, as with -inf itself. Combine the masks as booleans first.
-    """
+    """Two masks of the lowest number of the dtype are added, which overflows to -inf."""
     for event in facts.operations("add"):
         left, right = event.term.get("input"), event.term.get("other")
         if any(one.op in ("clamp", "max", "method") for one in facts.consumers.get(id(event.term), [])):
@@ -247,41 +185,9 @@ def _is_lowest_mask(term: Term) -> bool:
     return False
 
 
-@rule(
-    "ATT232",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/pull/47946",
-    wrong="""
-        class DecoderLayer(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.self_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, x, memory, tgt_mask, tgt_padding):
-                x = x + self.self_attention(x, x, x, attn_mask=tgt_mask, need_weights=False)[0]
-                return x + self.cross_attention(x, memory, memory, attn_mask=tgt_mask, need_weights=False)[0]
-    """,
-    right="""
-        class DecoderLayer(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.self_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, x, memory, tgt_mask, src_padding):
-                x = x + self.self_attention(x, x, x, attn_mask=tgt_mask, need_weights=False)[0]
-                return x + self.cross_attention(
-                    x, memory, memory, key_padding_mask=src_padding, need_weights=False
-                )[0]
-    """,
-)
+@rule("ATT232", Severity.ERROR)
 def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Cross-attention gets the mask of the target, or none, instead of that of the source.
-
-    Its keys are those of the encoder: the causal mask of the target hides source words by their number, and the padding
-    of the target is not where the source is padded. Cross-attention takes the padding mask of the source.
-    """
+    """Cross-attention gets the mask of the target, or none, instead of that of the source."""
     found: dict[int, AttentionSite] = {}
     for site in facts.sites:
         if site.event.depth == 0 and site.event.function in facts.followed:
@@ -353,30 +259,9 @@ def _is_of_target(mask: Term) -> bool:
     return False
 
 
-@rule(
-    "ATT242",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/pull/46634",
-    wrong="""
-        def attend(q, k, v, document_ids):
-            positions = positions_within(document_ids)
-            q, k = rotate(q, positions), rotate(k, positions)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-    right="""
-        def attend(q, k, v, document_ids):
-            positions = positions_within(document_ids)
-            q, k = rotate(q, positions), rotate(k, positions)
-            same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=same.tril())
-    """,
-)
+@rule("ATT242", Severity.ERROR)
 def documents_without_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """Documents are packed into one sequence, and attention has a causal mask only.
-
-    Positions that restart do not separate documents: every token attends to those of the documents before. The mask has
-    to compare the documents of query and key, or the kernel has to get the lengths (`cu_seqlens`).
-    """
+    """Documents are packed into one sequence, and attention has a causal mask only."""
     for function, site in _causal_functions(facts):
         parameters = [one.arg for one in (*function.args.args, *function.args.kwonlyargs) if _DOCUMENTS.match(one.arg)]
         if not parameters or any(_is_tested(name, function) for name in parameters):
@@ -422,32 +307,9 @@ def _is_tested(name: str, function: Function) -> bool:
     )
 
 
-@rule(
-    "ATT405",
-    Severity.ERROR,
-    source="https://github.com/lsdefine/attention-is-all-you-need-keras/issues/36",
-    wrong="""
-        def attention(q, k, v, mask, b, h, n, d):
-            q, k, v = (x.view(b, n, h, d).transpose(1, 2).reshape(b * h, n, d) for x in (q, k, v))
-            scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(d)
-            scores = scores.masked_fill(mask.repeat(h, 1, 1), float("-inf"))
-            return torch.bmm(torch.softmax(scores, dim=-1), v)
-    """,
-    right="""
-        def attention(q, k, v, mask, b, h, n, d):
-            q, k, v = (x.view(b, n, h, d).transpose(1, 2).reshape(b * h, n, d) for x in (q, k, v))
-            scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(d)
-            scores = scores.masked_fill(mask.repeat_interleave(h, dim=0), float("-inf"))
-            return torch.bmm(torch.softmax(scores, dim=-1), v)
-    """,
-)
+@rule("ATT405", Severity.ERROR)
 def mask_in_other_order(facts: ModuleFacts) -> Iterator[Report]:
-    """The mask is repeated for the heads in another order than the data.
-
-    Data of batch · heads rows has all heads of the first example first; `mask.repeat(heads, 1, 1)` has all examples of
-    the first head first: an example gets the padding of another one. Use `repeat_interleave(heads, dim=0)`. Where heads
-    were concatenated along the batch, it is `repeat` that fits.
-    """
+    """The mask is repeated for the heads in another order than the data."""
     yield from _einops_order(facts)
     for site in facts.sites:
         order = "batch" if site.kind == "module" else _row_order(site.query)
@@ -518,35 +380,9 @@ def _repeated_order(mask: Term) -> str:
     return ""
 
 
-@rule(
-    "ATT234",
-    Severity.ERROR,
-    source="https://github.com/rexrex9/nlp_torchtext/pull/2; Vaswani et al. 2017, section 3.2.3, https://arxiv.org/abs/1706.03762",
-    wrong="""
-        class DecoderLayer(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, target, memory):
-                return self.cross_attention(memory, target, target, need_weights=False)[0]
-    """,
-    right="""
-        class DecoderLayer(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.cross_attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, target, memory):
-                return self.cross_attention(target, memory, memory, need_weights=False)[0]
-    """,
-)
+@rule("ATT234", Severity.ERROR)
 def memory_as_query(facts: ModuleFacts) -> Iterator[Report]:
-    """Cross-attention gets the memory as queries, and the states of the decoder as keys and values.
-
-    The decoder asks, and reads from the encoder's outputs. The other way about, the result has the length of the
-    source, and shows each place of it the whole target. Judged by names, where the attention is named for the source.
-    """
+    """Cross-attention gets the memory as queries, and the states of the decoder as keys and values."""
     for event in facts.operations("apply", "method"):
         call = event.term.node
         name = last_name(call.func) if isinstance(call, ast.Call) else ""
@@ -561,30 +397,9 @@ _CROSS = re.compile(r"cross|src_att|source_att|enc(oder)?_(dec\w*_)?att|memory_a
 _MEMORY = re.compile(r"^(mem(ory)?|enc(oder)?_?(out(put)?s?|states?|hidden\w*)|context|source|src)$", re.I)
 
 
-@rule(
-    "ATT244",
-    Severity.WARNING,
-    source="https://github.com/jsboige/CoursIA/pull/15074; https://github.com/huggingface/sentence-transformers/issues/230",
-    wrong="""
-        def embed(model, tokenizer, sentences):
-            batch = tokenizer(sentences, padding=True, return_tensors="pt")
-            weights = model.attention.softmax(dim=-1)
-            return model(**batch).last_hidden_state.mean(dim=1)
-    """,
-    right="""
-        def embed(model, tokenizer, sentences):
-            batch = tokenizer(sentences, padding=True, return_tensors="pt")
-            weights = model.attention.softmax(dim=-1)
-            kept = batch["attention_mask"].unsqueeze(-1)
-            return (model(**batch).last_hidden_state * kept).sum(dim=1) / kept.sum(dim=1)
-    """,
-)
+@rule("ATT244", Severity.WARNING)
 def mean_over_padding(facts: ModuleFacts) -> Iterator[Report]:
-    """The mean of a padded batch counts the padding.
-
-    The vector of a sentence then depends on the longest one beside it. Multiply by the mask, sum, and divide by the
-    number of words. Reported for the last hidden states of texts that a tokenizer pads.
-    """
+    """The mean of a padded batch counts the padding."""
     padded = any(
         one.arg == "padding" and getattr(one.value, "value", None) in (True, "longest", "max_length")
         for call in facts.nodes[ast.Call]

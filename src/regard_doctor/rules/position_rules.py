@@ -24,31 +24,9 @@ _POSITIONS = re.compile(
 )
 
 
-@rule(
-    "ATT501",
-    Severity.ERROR,
-    source="Su et al. 2021, equation 16, https://arxiv.org/abs/2104.09864",
-    wrong="""
-        def attend(q, k, v, rope):
-            q = apply_rotary(q, rope)
-            k = apply_rotary(k, rope)
-            v = apply_rotary(v, rope)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-    right="""
-        def attend(q, k, v, rope):
-            q = apply_rotary(q, rope)
-            k = apply_rotary(k, rope)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-)
+@rule("ATT501", Severity.ERROR)
 def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
-    """Rotary positions are applied to the values.
-
-    Rotations of queries and keys cancel up to their distance in the dot product. Those of values do not: the output
-    then depends on absolute positions, rotated by an amount that nothing undoes, unless the output is rotated back.
-    A hint where the queries have a table of their own, and where no keys are around.
-    """
+    """Rotary positions are applied to the values."""
     is_about_rotary = (
         bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
     )
@@ -129,32 +107,9 @@ def _is_rotary(call: ast.Call) -> bool:
     return bool(_ROTARY.search(last_name(call.func)))
 
 
-@rule(
-    "ATT502",
-    Severity.WARNING,
-    source="https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama/modeling_llama.py",
-    wrong="""
-        def attend(q, k, v, cos, sin, past_key, past_value):
-            k = torch.cat([past_key, k], dim=2)
-            v = torch.cat([past_value, v], dim=2)
-            q, k = apply_rotary(q, k, cos, sin)
-            return F.scaled_dot_product_attention(q, k, v), (k, v)
-    """,
-    right="""
-        def attend(q, k, v, cos, sin, past_key, past_value):
-            q, k = apply_rotary(q, k, cos, sin)
-            k = torch.cat([past_key, k], dim=2)
-            v = torch.cat([past_value, v], dim=2)
-            return F.scaled_dot_product_attention(q, k, v), (k, v)
-    """,
-)
+@rule("ATT502", Severity.WARNING)
 def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
-    """Rotary positions are applied to keys after those of the cache are joined to them.
-
-    Cached keys that were rotated before are rotated again at each step. Where the cache holds unrotated keys, the
-    result is right, but each step rotates all of them: a hint, as positions that move with a window need that. Rotate
-    the new keys by their own positions, then append them.
-    """
+    """Rotary positions are applied to keys after those of the cache are joined to them."""
     if not _ROTARY.search(facts.source) or not _CACHED.search(facts.source):
         return
     for function in [*facts.nodes[ast.FunctionDef], *facts.nodes[ast.AsyncFunctionDef]]:
@@ -237,27 +192,9 @@ def _joins_cache(call: ast.Call) -> bool:
     return is_join and bool(_CACHED.search(ast.unparse(call)))
 
 
-@rule(
-    "ATT503",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/pull/29285",
-    wrong="""
-        def angles(length, inv_freq):
-            positions = torch.arange(length, dtype=torch.bfloat16)
-            return torch.outer(positions, inv_freq)
-    """,
-    right="""
-        def angles(length, inv_freq):
-            positions = torch.arange(length, dtype=torch.float32)
-            return torch.outer(positions, inv_freq)
-    """,
-)
+@rule("ATT503", Severity.ERROR)
 def positions_in_half(facts: ModuleFacts) -> Iterator[Report]:
-    """Positions are counted in half precision.
-
-    bfloat16 holds whole numbers up to 256 exactly, float16 up to 2048; beyond, neighbours share a position, and rotary
-    angles are wrong by up to π. Compute positions, frequencies and angles in float32, and convert their sines.
-    """
+    """Positions are counted in half precision."""
     for event in facts.operations("arange"):
         dtype = _default(event.term.get("dtype"), facts)
         if dtype is None or dtype.op != "name" or dtype.value not in _EXACT_UP_TO:
@@ -300,41 +237,9 @@ def _default(term: Term | None, facts: ModuleFacts) -> Term | None:
     return Term("name", term.node, value=written) if term is not None and written.startswith("torch.") else term
 
 
-@rule(
-    "ATT504",
-    Severity.WARNING,
-    source="Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762",
-    wrong="""
-        class Classifier(nn.Module):
-            def __init__(self, words, dim):
-                super().__init__()
-                self.embedding = nn.Embedding(words, dim)
-                layer = nn.TransformerEncoderLayer(dim, 8, batch_first=True)
-                self.encoder = nn.TransformerEncoder(layer, 6)
-
-            def forward(self, tokens):
-                return self.encoder(self.embedding(tokens))
-    """,
-    right="""
-        class Classifier(nn.Module):
-            def __init__(self, words, dim, length):
-                super().__init__()
-                self.embedding = nn.Embedding(words, dim)
-                self.positions = nn.Embedding(length, dim)
-                layer = nn.TransformerEncoderLayer(dim, 8, batch_first=True)
-                self.encoder = nn.TransformerEncoder(layer, 6)
-
-            def forward(self, tokens):
-                positions = torch.arange(tokens.size(1), device=tokens.device)
-                return self.encoder(self.embedding(tokens) + self.positions(positions))
-    """,
-)
+@rule("ATT504", Severity.WARNING)
 def missing_positions(facts: ModuleFacts) -> Iterator[Report]:
-    """Embedded tokens go into a Transformer without any information of their positions.
-
-    Attention without positions sees a set: every order of the words gives the same outputs. Reported where the file has
-    no word for positions at all.
-    """
+    """Embedded tokens go into a Transformer without any information of their positions."""
     code = re.sub(r"#[^\n]*", "", facts.source)
     if _POSITIONS.search(code):
         return
@@ -390,36 +295,9 @@ def _reads_last_of_projected(output: Term, source: Term, facts: ModuleFacts) -> 
     )
 
 
-@rule(
-    "ATT241",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/pull/45811",
-    wrong="""
-        from transformers import AttentionInterface
-
-        def mine(module, query, key, value, attention_mask, **kwargs):
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask), None
-
-        AttentionInterface.register("mine", mine)
-    """,
-    right="""
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
-
-        def mine(module, query, key, value, attention_mask, **kwargs):
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask), None
-
-        AttentionInterface.register("mine", mine)
-        AttentionMaskInterface.register("mine", sdpa_mask)
-    """,
-)
+@rule("ATT241", Severity.ERROR)
 def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
-    """An attention function is registered with transformers, and no mask function under its name.
-
-    transformers then passes `attention_mask=None`: a function that relies on the mask is not causal, and attends to
-    padding. Register a mask function under the same name with `AttentionMaskInterface`. A function for pictures, named
-    so, needs none.
-    """
+    """An attention function is registered with transformers, and no mask function under its name."""
     calls = [
         (node, ast.unparse(node.func))
         for node in facts.nodes[ast.Call]
@@ -467,30 +345,9 @@ def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:
     return not masks or any(isinstance(node, ast.Name) and node.id in masks for node in ast.walk(found))
 
 
-@rule(
-    "ATT516",
-    Severity.ERROR,
-    source="https://github.com/lucidrains/rotary-embedding-torch/issues/11",
-    wrong="""
-        class Rotary(nn.Module):
-            def angles(self, length, offset):
-                if length not in self.tables:
-                    self.tables[length] = torch.outer(torch.arange(offset, offset + length), self.rates)
-                return self.tables[length]
-    """,
-    right="""
-        class Rotary(nn.Module):
-            def angles(self, length, offset):
-                if (length, offset) not in self.tables:
-                    self.tables[length, offset] = torch.outer(torch.arange(offset, offset + length), self.rates)
-                return self.tables[length, offset]
-    """,
-)
+@rule("ATT516", Severity.ERROR)
 def table_without_offset(facts: ModuleFacts) -> Iterator[Report]:
-    """A table of positions is kept under a key that leaves out a number which it depends on.
-
-    The second call with another offset, base or scale gets the table of the first. Put all of them into the key.
-    """
+    """A table of positions is kept under a key that leaves out a number which it depends on."""
     for test in facts.nodes[ast.If]:
         compared = test.test
         function = function_around(test, facts)
@@ -527,36 +384,9 @@ def _read(node: ast.AST, values: dict[str, ast.Assign], depth: int = 4) -> set[s
     return names
 
 
-@rule(
-    "ATT517",
-    Severity.ERROR,
-    source="https://github.com/DiffPoseTalk/DiffPoseTalk/issues/20",
-    wrong="""
-        class Positions(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.register_buffer("pe", torch.randn(1, 600, dim))
-                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
-
-            def forward(self, x):
-                return self.layers(x + self.pe[:, x.shape[1], :])
-    """,
-    right="""
-        class Positions(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.register_buffer("pe", torch.randn(1, 600, dim))
-                self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(dim, 8, batch_first=True), 6)
-
-            def forward(self, x):
-                return self.layers(x + self.pe[:, :x.shape[1], :])
-    """,
-)
+@rule("ATT517", Severity.ERROR)
 def one_row_of_the_table(facts: ModuleFacts) -> Iterator[Report]:
-    """One row of the table of positions is added to all of them: it is indexed by the length, and not cut to it.
-
-    `table[:, n]` is the row of position n; `table[:, :n]` are those of the n positions.
-    """
+    """One row of the table of positions is added to all of them: it is indexed by the length, and not cut to it."""
     for event in facts.operations("add"):
         left, right = event.term.get("input"), event.term.get("other")
         for added, row in ((left, right), (right, left)):

@@ -30,47 +30,9 @@ _PROJECTIONS = frozenset({"apply"})
 _BIAS_NAMES = re.compile(r"pos(ition)?_bias|rel(_|ative|$)|bias_table|alibi|slope", re.I)
 
 
-@rule(
-    "ATT101",
-    Severity.ERROR,
-    source="https://github.com/delzac/cntkx/issues/10; Vaswani et al. 2017, section 3.2.1, https://arxiv.org/abs/1706.03762",
-    wrong="""
-        class SelfAttention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.q = nn.Linear(dim, dim)
-                self.k = nn.Linear(dim, dim)
-                self.v = nn.Linear(dim, dim)
-
-            def forward(self, x):
-                q, k, v = self.q(x), self.k(x), self.v(x)
-                scores = q @ k.transpose(-2, -1)
-                return F.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        class SelfAttention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.q = nn.Linear(dim, dim)
-                self.k = nn.Linear(dim, dim)
-                self.v = nn.Linear(dim, dim)
-
-            def forward(self, x):
-                q, k, v = self.q(x), self.k(x), self.v(x)
-                scores = q @ k.transpose(-2, -1) / math.sqrt(k.size(-1))
-                return F.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT101", Severity.ERROR)
 def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
-    """Dot products of queries and keys are not divided by √d.
-
-    The dot product of two vectors of d independent numbers of variance 1 has variance d. Unscaled, the softmax
-    saturates as d grows: almost all weight on one key, and gradients that vanish. Reported where queries and keys are
-    linear projections, or the arguments of a function of queries, keys and values, and nothing on the way to the
-    softmax scales them; a hint where the scores of a single query become a vector, as those of Luong's attention do,
-    which is published without a scale. T5, which folds the scale into its initialization and adds a position bias, is
-    no finding, and neither is a model that published weights are loaded into: it needs the one they were trained with.
-    """
+    """Dot products of queries and keys are not divided by √d."""
     for site in _free_formulas(facts):
         if (
             _looks_like_transformer(site)
@@ -228,26 +190,9 @@ def _leading_factors(term: Term) -> Iterator[tuple[Term, DimensionPower]]:
             return
 
 
-@rule(
-    "ATT102",
-    Severity.ERROR,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
-    wrong="""
-        def attend(q, k, v, head_dim):
-            q = q * head_dim ** -0.5
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-    right="""
-        def attend(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-)
+@rule("ATT102", Severity.ERROR)
 def doubled_scale(facts: ModuleFacts) -> Iterator[Report]:
-    """Dot products are scaled by 1/√d twice.
-
-    `scaled_dot_product_attention` and `nn.MultiheadAttention` scale by themselves. A query that was scaled before makes
-    scores smaller by another √d, so that the weights are almost uniform. Pass `scale=1.0`, or leave the query as it is.
-    """
+    """Dot products are scaled by 1/√d twice."""
     for site in facts.sites:
         if site.kind == "module":
             continue
@@ -283,30 +228,9 @@ def _is_root_scaled(term: Term) -> bool:
     return [round(one.power, 6) for _, one in _leading_factors(term)] == [-0.5]
 
 
-@rule(
-    "ATT103",
-    Severity.ERROR,
-    source="Vaswani et al. 2017, equation 1, https://arxiv.org/abs/1706.03762",
-    wrong="""
-        def attention(q, k, v):
-            d_k = q.size(-1)
-            weights = torch.softmax(q @ k.transpose(-2, -1) / d_k, dim=-1)
-            return weights @ v
-    """,
-    right="""
-        def attention(q, k, v):
-            d_k = q.size(-1)
-            weights = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(d_k), dim=-1)
-            return weights @ v
-    """,
-)
+@rule("ATT103", Severity.ERROR)
 def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
-    """Scores are scaled by another power of d than 1/√d: by 1/d, or multiplied by √d.
-
-    Divided by d, scores are close to zero and the weights close to uniform; multiplied by √d, the softmax saturates.
-    The maximal update parametrization (muP), which divides by d on purpose, is no finding where its name is in the
-    file.
-    """
+    """Scores are scaled by another power of d than 1/√d: by 1/d, or multiplied by √d."""
     if re.search(r"\bmup\b|muP|μP", facts.source):
         return
     for site in _free_formulas(facts):
@@ -323,56 +247,9 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
-@rule(
-    "ATT104",
-    Severity.ERROR,
-    source="https://github.com/Graylab/DL4Proteins-notebooks/issues/12",
-    wrong="""
-        class MultiHead(nn.Module):
-            def __init__(self, embed_size, heads):
-                super().__init__()
-                self.embed_size = embed_size
-                self.heads = heads
-                self.head_dim = embed_size // heads
-                self.q = nn.Linear(embed_size, embed_size)
-                self.k = nn.Linear(embed_size, embed_size)
-                self.v = nn.Linear(embed_size, embed_size)
-
-            def forward(self, x):
-                n, length, _ = x.shape
-                q = self.q(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
-                k = self.k(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
-                v = self.v(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
-                weights = torch.softmax(q @ k.transpose(-2, -1) / self.embed_size ** 0.5, dim=-1)
-                return (weights @ v).transpose(1, 2).reshape(n, length, self.embed_size)
-    """,
-    right="""
-        class MultiHead(nn.Module):
-            def __init__(self, embed_size, heads):
-                super().__init__()
-                self.embed_size = embed_size
-                self.heads = heads
-                self.head_dim = embed_size // heads
-                self.q = nn.Linear(embed_size, embed_size)
-                self.k = nn.Linear(embed_size, embed_size)
-                self.v = nn.Linear(embed_size, embed_size)
-
-            def forward(self, x):
-                n, length, _ = x.shape
-                q = self.q(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
-                k = self.k(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
-                v = self.v(x).view(n, length, self.heads, self.head_dim).transpose(1, 2)
-                weights = torch.softmax(q @ k.transpose(-2, -1) / self.head_dim ** 0.5, dim=-1)
-                return (weights @ v).transpose(1, 2).reshape(n, length, self.embed_size)
-    """,
-)
+@rule("ATT104", Severity.ERROR)
 def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
-    """Scores of several heads are scaled by the width of the model, or by a length, instead of the dimension of a head.
-
-    Each head takes dot products of d/h numbers, so the scale is 1/√(d/h). With 1/√d the scores of 8 heads are 2.8 times
-    too small. Reported where the same class divides that width by the number of heads, or the size is that of an axis
-    of positions. A hint where a docstring says that the code is adapted from that of a published model.
-    """
+    """Scores of several heads are scaled by the width of the model, or by a length, and not by the dimension of a head."""
     for site in _free_formulas(facts):
         for where, term, power in _factors(site):
             if power.dimension is None or abs(power.power + 0.5) > 1e-6 or where == "weights":
@@ -495,53 +372,18 @@ def _is_length(dimension: Term, site: AttentionSite) -> bool:
     return sized is site.key and site.key.op == "transpose" and dimension.value == -1
 
 
-@rule(
-    "ATT105",
-    Severity.ERROR,
-    source="https://github.com/FrancescoSaverioZuppichini/ViT/issues/2",
-    wrong="""
-        def attention(q, k, v, dim):
-            energy = torch.einsum("bhqd,bhkd->bhqk", q, k)
-            weights = F.softmax(energy, dim=-1) / math.sqrt(dim)
-            return torch.einsum("bhqk,bhkd->bhqd", weights, v)
-    """,
-    right="""
-        def attention(q, k, v, dim):
-            energy = torch.einsum("bhqd,bhkd->bhqk", q, k)
-            weights = F.softmax(energy / math.sqrt(dim), dim=-1)
-            return torch.einsum("bhqk,bhkd->bhqd", weights, v)
-    """,
-)
+@rule("ATT105", Severity.ERROR)
 def scale_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
-    """The scale 1/√d is applied to the weights, after the softmax.
-
-    The softmax then sees unscaled scores and saturates, and the weights no longer sum to 1.
-    """
+    """The scale 1/√d is applied to the weights, after the softmax."""
     for site in formulas(facts):
         for where, term, power in _factors(site):
             if where == "weights" and power.dimension is not None and abs(abs(power.power) - 0.5) < 1e-6:
                 yield Report(term.node, "the weights are scaled by √d after the softmax: scale the scores before it")
 
 
-@rule(
-    "ATT106",
-    Severity.ERROR,
-    source="https://github.com/SKaiNET-developers/SKaiNET/pull/880; https://github.com/mlc-ai/mlc-llm/pull/3426",
-    wrong="""
-        def attention(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, scale=0.0)
-    """,
-    right="""
-        def attention(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, scale=None)
-    """,
-)
+@rule("ATT106", Severity.ERROR)
 def zero_scale(facts: ModuleFacts) -> Iterator[Report]:
-    """Scores are multiplied by a scale of 0, so that all weights are equal.
-
-    0 does not mean the default, 1/√d: it is taken as it is, and every query gets the mean of the values. Leave the
-    argument out.
-    """
+    """Scores are multiplied by a scale of 0, so that all weights are equal."""
     for event in facts.operations("sdpa", "flex"):
         scale = event.term.get("scale")
         if scale is not None and number(scale) == 0:

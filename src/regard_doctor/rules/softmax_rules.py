@@ -13,28 +13,9 @@ from ..term import Term, is_none, number, text, walk
 from .base import Report, formulas, function_around, rule
 
 
-@rule(
-    "ATT111",
-    Severity.ERROR,
-    source="https://github.com/PetrochukM/PyTorch-NLP/issues/2",
-    wrong="""
-        def attention(q, k, v):
-            scores = torch.bmm(q, k.transpose(1, 2)) / q.size(-1) ** 0.5
-            return torch.bmm(F.softmax(scores, dim=1), v)
-    """,
-    right="""
-        def attention(q, k, v):
-            scores = torch.bmm(q, k.transpose(1, 2)) / q.size(-1) ** 0.5
-            return torch.bmm(F.softmax(scores, dim=2), v)
-    """,
-)
+@rule("ATT111", Severity.ERROR)
 def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
-    """The softmax normalizes another axis than that of the keys, over which the values are summed.
-
-    The weights of one query must sum to 1 over the keys: the axis that the product with the values sums. Over the
-    queries, the heads or the batch, the outputs are no averages of values, and examples of a batch influence each
-    other.
-    """
+    """The softmax normalizes another axis than that of the keys, over which the values are summed."""
     for site in formulas(facts):
         if site.softmax is None or site.weighted is None or site.softmax.get("dim") is None:
             continue
@@ -231,27 +212,9 @@ def scores_rank(site: AttentionSite) -> int | None:
     return None
 
 
-@rule(
-    "ATT112",
-    Severity.WARNING,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.softmax.html",
-    wrong="""
-        def attention(q, k, v):
-            scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5
-            return F.softmax(scores) @ v
-    """,
-    right="""
-        def attention(q, k, v):
-            scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5
-            return F.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT112", Severity.WARNING)
 def implicit_axis(facts: ModuleFacts) -> Iterator[Report]:
-    """The softmax of scores is called without an axis.
-
-    Without `dim`, torch takes axis 0 of tensors of one or three axes and axis 1 of others: the batch or the heads, and
-    not the keys.
-    """
+    """The softmax of scores is called without an axis."""
     for site in formulas(facts):
         if site.softmax is not None and site.softmax.get("dim") is None and site.softmax.value != "softmax":
             yield Report(
@@ -259,40 +222,9 @@ def implicit_axis(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
-@rule(
-    "ATT113",
-    Severity.ERROR,
-    source="https://github.com/DEEP-PolyU/KEQA_WSDM19/issues/2",
-    wrong="""
-        class AdditiveAttention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.w = nn.Linear(dim, dim)
-                self.v = nn.Linear(dim, 1)
-
-            def forward(self, query, keys):
-                energy = self.v(torch.tanh(self.w(query.unsqueeze(1) + keys)))
-                weights = F.softmax(energy, dim=-1)
-                return (weights * keys).sum(dim=1)
-    """,
-    right="""
-        class AdditiveAttention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.w = nn.Linear(dim, dim)
-                self.v = nn.Linear(dim, 1)
-
-            def forward(self, query, keys):
-                energy = self.v(torch.tanh(self.w(query.unsqueeze(1) + keys)))
-                weights = F.softmax(energy, dim=1)
-                return (weights * keys).sum(dim=1)
-    """,
-)
+@rule("ATT113", Severity.ERROR)
 def softmax_of_one(facts: ModuleFacts) -> Iterator[Report]:
-    """The softmax is taken over an axis of length 1, so that all weights are 1.
-
-    Additive scores come out of a linear layer with one output. Before `squeeze(-1)`, the last axis has length 1.
-    """
+    """The softmax is taken over an axis of length 1, so that all weights are 1."""
     for event in facts.operations("softmax"):
         term = event.term
         source = term.input
@@ -316,34 +248,9 @@ def _is_last_of_average(softmax: Term, facts: ModuleFacts) -> bool:
     return dim == -1 or (dim is not None and dim > 1 and any(number(one.get("dim")) == dim - 1 for one in sums))
 
 
-@rule(
-    "ATT115",
-    Severity.WARNING,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.numpy.html",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
-
-            def weights(self, x):
-                return self.attention(x, x, x)[1].numpy()
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
-
-            def weights(self, x):
-                return self.attention(x, x, x)[1].detach().cpu().numpy()
-    """,
-)
+@rule("ATT115", Severity.WARNING)
 def weights_with_a_gradient_to_numpy(facts: ModuleFacts) -> Iterator[Report]:
-    """Weights that have a gradient are converted to an array of NumPy, which torch refuses.
-
-    They come from parameters of the model. Pictures need `.detach().cpu().numpy()`, or a call under `torch.no_grad()`.
-    """
+    """Weights that have a gradient are converted to an array of NumPy, which torch refuses."""
     if re.search(r"no_grad|inference_mode|set_grad_enabled|requires_grad_\(False", facts.source):
         return
     for event in facts.operations("method"):

@@ -16,31 +16,9 @@ from .base import Report, function_around, last_name, rule, tests_around
 from .mask_rules import is_cached, resolved
 
 
-@rule(
-    "ATT601",
-    Severity.WARNING,
-    source="https://arxiv.org/abs/1706.03762, section 3.2.2",
-    wrong="""
-        def attention(q, k, v, heads):
-            outputs = []
-            for head in range(heads):
-                scores = q[:, head] @ k[:, head].transpose(-2, -1) / math.sqrt(q.size(-1))
-                outputs.append(torch.softmax(scores, dim=-1) @ v[:, head])
-            return torch.stack(outputs, dim=1)
-    """,
-    right="""
-        def attention(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v)
-    """,
-)
+@rule("ATT601", Severity.WARNING)
 def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
-    """Attention is computed in a Python loop over heads, positions or examples.
-
-    One call computes all of them: the heads are an axis of a batch of matrix products. A loop starts as many small
-    kernels as it has rounds. Loops in which a query depends on the round before, as in recurrent decoders, are none;
-    neither are loops over layers or scales, over a few rounds that are counted in the source, and over examples whose
-    lengths differ.
-    """
+    """Attention is computed in a Python loop over heads, positions or examples."""
     for site in facts.sites:
         loop = next((one for one in site.event.loops if one.names), None)
         if loop is None or _is_over_modules(loop) or _is_of_few(loop):
@@ -236,37 +214,9 @@ def _is_with_softmax(node: ast.AST, facts: ModuleFacts) -> bool:
     return isinstance(node, Function) and "softmax" in ast.unparse(node)
 
 
-@rule(
-    "ATT602",
-    Severity.WARNING,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
-    wrong="""
-        class Block(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, x):
-                out, _ = self.attention(x, x, x)
-                return x + out
-    """,
-    right="""
-        class Block(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.attention = nn.MultiheadAttention(dim, 8, batch_first=True)
-
-            def forward(self, x):
-                out, _ = self.attention(x, x, x, need_weights=False)
-                return x + out
-    """,
-)
+@rule("ATT602", Severity.WARNING)
 def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
-    """`nn.MultiheadAttention` computes weights that nobody uses.
-
-    With `need_weights=True`, the default, the weights are computed in full and averaged, with memory that grows as the
-    square of the length. With `need_weights=False` it uses `scaled_dot_product_attention`. `--fix` adds that.
-    """
+    """`nn.MultiheadAttention` computes weights that nobody uses."""
     for event in facts.applied("torch.nn.MultiheadAttention"):
         given = event.term.get("need_weights")
         plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.operands())
@@ -314,27 +264,9 @@ def _is_indexed_by_zero_alone(name: str, event: Event, facts: ModuleFacts) -> bo
     )
 
 
-@rule(
-    "ATT603",
-    Severity.WARNING,
-    source="https://github.com/Dao-AILab/flash-attention/issues/352; https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
-    wrong="""
-        def causal_attention(q, k, v):
-            n = q.size(-2)
-            mask = torch.tril(torch.ones(n, n, dtype=torch.bool, device=q.device))
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    """,
-    right="""
-        def causal_attention(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-)
+@rule("ATT603", Severity.WARNING)
 def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """A causal mask, or one that hides nothing, is passed as a tensor.
-
-    A tensor of n² booleans keeps `scaled_dot_product_attention` off its flash kernels, and no hidden block is skipped.
-    With `is_causal=True` half of the work is left out.
-    """
+    """A causal mask, or one that hides nothing, is passed as a tensor."""
     for event in facts.operations("sdpa"):
         mask = event.term.get("attn_mask")
         if mask is None or mask.op == "choice" or (event.depth == 0 and event.function in facts.followed):
@@ -355,31 +287,9 @@ def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
             )
 
 
-@rule(
-    "ATT604",
-    Severity.WARNING,
-    source="https://github.com/meta-pytorch/attention-gym/issues/165; https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
-    wrong="""
-        from torch.nn.attention.flex_attention import flex_attention
-
-        def attend(q, k, v, block_mask):
-            return flex_attention(q, k, v, block_mask=block_mask)
-    """,
-    right="""
-        from torch.nn.attention.flex_attention import flex_attention
-
-        flex_attention = torch.compile(flex_attention)
-
-        def attend(q, k, v, block_mask):
-            return flex_attention(q, k, v, block_mask=block_mask)
-    """,
-)
+@rule("ATT604", Severity.WARNING)
 def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
-    """`flex_attention` is called without `torch.compile`.
-
-    Uncompiled, it computes the full matrix of scores, for the sake of debugging: slower than the plain formula, with
-    memory that grows as the square of the length. Reported where nothing in the file is compiled.
-    """
+    """`flex_attention` is called without `torch.compile`."""
     if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
@@ -409,41 +319,9 @@ def _compiles_a_model(call: ast.Call, facts: ModuleFacts) -> bool:
     return facts.imports.get(compiled, compiled).rpartition(".")[2] not in ("flex_attention", "create_block_mask")
 
 
-@rule(
-    "ATT605",
-    Severity.WARNING,
-    source="https://github.com/pytorch/pytorch/issues/134756; https://github.com/meta-pytorch/attention-gym/issues/149",
-    wrong="""
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        flex_attention = torch.compile(flex_attention)
-
-        class Attention(nn.Module):
-            def forward(self, q, k, v):
-                n = q.size(-2)
-                mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n)
-                return flex_attention(q, k, v, block_mask=mask)
-    """,
-    right="""
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        flex_attention = torch.compile(flex_attention)
-
-        class Attention(nn.Module):
-            def __init__(self, n):
-                super().__init__()
-                self.mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n)
-
-            def forward(self, q, k, v):
-                return flex_attention(q, k, v, block_mask=self.mask)
-    """,
-)
+@rule("ATT605", Severity.WARNING)
 def block_mask_each_step(facts: ModuleFacts) -> Iterator[Report]:
-    """A block mask is made in each call of `forward`.
-
-    `create_block_mask` evaluates all n² pairs, which can take longer than the attention. Make it once for each length,
-    and share it between layers and steps.
-    """
+    """A block mask is made in each call of `forward`."""
     above = facts.parents
     for event in facts.operations("block_mask"):
         if event.function is None or event.function.name != "forward" or event.depth > 0:
@@ -455,42 +333,9 @@ def block_mask_each_step(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(event.term.node, "this makes the block mask in every call: make it once for each length")
 
 
-@rule(
-    "ATT606",
-    Severity.WARNING,
-    source="https://github.com/TransformerLensOrg/TransformerLens/issues/479",
-    wrong="""
-        class Attention(nn.Module):
-            def __init__(self, dim, length):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-                self.register_buffer("mask", torch.tril(torch.ones(length, length)))
-
-            def forward(self, x):
-                n = x.size(1)
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-                scores = scores.masked_fill(self.mask[:n, :n] == 0, float("-inf"))
-                return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        class Attention(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.qkv = nn.Linear(dim, 3 * dim)
-
-            def forward(self, x):
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-)
+@rule("ATT606", Severity.WARNING)
 def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
-    """Each layer stores a causal mask of the longest length as a buffer.
-
-    n² numbers for each layer, in the checkpoint too unless `persistent=False`: 86 GB in one reported case. The mask
-    follows from the length; `is_causal=True` needs none, and a model can share one. A buffer for versions of torch that
-    have no `scaled_dot_product_attention` is no finding.
-    """
+    """Each layer stores a causal mask of the longest length as a buffer."""
     with_attention = {id(site.event.class_) for site in facts.sites if site.event.class_ is not None}
     for event in facts.operations("method"):
         term = event.term
@@ -565,27 +410,9 @@ def _is_of_old_torch(test: ast.expr, event: Event, facts: ModuleFacts) -> bool:
     return "hasattr" in written and "scaled_dot_product_attention" in written
 
 
-@rule(
-    "ATT607",
-    Severity.WARNING,
-    source="https://github.com/pytorch/pytorch/issues/139586; Ainslie et al. 2023, https://arxiv.org/abs/2305.13245",
-    wrong="""
-        def grouped(q, k, v, groups):
-            k = k.repeat_interleave(groups, dim=1)
-            v = v.repeat_interleave(groups, dim=1)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """,
-    right="""
-        def grouped(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    """,
-)
+@rule("ATT607", Severity.WARNING)
 def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
-    """Keys and values of grouped heads are copied for every query head.
-
-    The copies take the memory that grouping saved, and decoding reads them at every step.
-    `scaled_dot_product_attention(..., enable_gqa=True)` and `regard.attention` group heads without copies.
-    """
+    """Keys and values of grouped heads are copied for every query head."""
     if re.search(r"#.*enable_gqa", facts.source):  # the author knows it, and says why not
         return
     for event in facts.operations("sdpa"):

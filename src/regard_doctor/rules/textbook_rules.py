@@ -19,31 +19,9 @@ from .mask_rules import fill_value, is_mask_name
 from .softmax_rules import scores_rank, summed_axis
 
 
-@rule(
-    "ATT901",
-    Severity.HINT,
-    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
-    wrong="""
-        def attention(q, k, v, mask=None):
-            scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
-            if mask is not None:
-                scores = scores.masked_fill(mask == 0, float("-inf"))
-            weights = F.softmax(scores, dim=-1)
-            return torch.matmul(weights, v)
-    """,
-    right="""
-        def attention(q, k, v, mask=None):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask != 0)
-    """,
-)
+@rule("ATT901", Severity.HINT)
 def textbook_formula(facts: ModuleFacts) -> Iterator[Report]:
-    """Attention is written as the textbook formula, and its weights are used for nothing else.
-
-    `scaled_dot_product_attention` computes the same without a matrix of weights in memory, and `regard.attention` does
-    with any mask, and shows the weights when asked. `--fix` rewrites what it can prove to be the same: masks filled
-    with -inf, causal masks, added masks, dropout. Rows without any visible key become 0 instead of NaN. No finding
-    where the function calls a fused one in another branch, and where features attend to features.
-    """
+    """Attention is written as the textbook formula, and its weights are used for nothing else."""
     for site in formulas(facts):
         if (
             _is_expressible(site)

@@ -66,30 +66,9 @@ def _read_names(function: ast.AST) -> dict[str, int]:
     return found
 
 
-@rule(
-    "ATT251",
-    Severity.ERROR,
-    source="https://github.com/sgl-project/sglang/issues/33915; https://github.com/proger/hippogriff/issues/7",
-    wrong="""
-        def attention(q, k, v, mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores.masked_fill(mask == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, mask):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            scores = scores.masked_fill(mask == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT251", Severity.ERROR)
 def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
-    """A mask or a cap is computed, and the result is dropped.
-
-    `masked_fill`, `tanh`, `where` and the like return a new tensor and change nothing in place; the methods that do end
-    in an underscore. So does a mask that is assigned to a name which nothing reads, or which another mask replaces
-    before it is read.
-    """
+    """A mask or a cap is computed, and the result is dropped."""
     if not facts.sites:
         return
     for node in facts.nodes[ast.Expr]:
@@ -159,32 +138,9 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield body
 
 
-@rule(
-    "ATT252",
-    Severity.WARNING,
-    source="https://github.com/keras-team/keras/issues/23038; https://github.com/huggingface/transformers/pull/47946",
-    wrong="""
-        def attention(q, k, v, mask=None):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-    right="""
-        def attention(q, k, v, mask=None):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-            if mask is not None:
-                scores = scores.masked_fill(mask == 0, float("-inf"))
-            return torch.softmax(scores, dim=-1) @ v
-    """,
-)
+@rule("ATT252", Severity.WARNING)
 def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
-    """A function that attends takes a mask, or an option of masks, and does not read it.
-
-    Callers pass it and believe that it has an effect. The same is true of an option such as `causal`, `window` or
-    `softcap` that a constructor stores and that nothing in the file reads. Functions whose parameters another library
-    prescribes are left out. A parameter that nothing in the file passes is a hint: callers may know that it is unused.
-    So is one that the file only hands on, where callers may leave it out, and one of a function that has the parameters
-    of others, in whose place it can be called.
-    """
+    """A function that attends takes a mask, or an option of masks, and does not read it."""
     prescribed = _HUGGING_FACE.search(facts.source)
     for function in _weighing_functions(facts):
         arguments = function.args

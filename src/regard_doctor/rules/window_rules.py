@@ -116,29 +116,9 @@ def _evaluated(node: ast.expr, positions: dict[str, int]) -> int:
     raise _Unknown
 
 
-@rule(
-    "ATT216",
-    Severity.ERROR,
-    source="https://github.com/proger/hippogriff/issues/7; https://pytorch.org/blog/flexattention/",
-    wrong="""
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def sliding_window(b, h, q_idx, kv_idx):
-            return q_idx - kv_idx <= 256
-    """,
-    right="""
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def sliding_window(b, h, q_idx, kv_idx):
-            return (q_idx >= kv_idx) & (q_idx - kv_idx <= 256)
-    """,
-)
+@rule("ATT216", Severity.ERROR)
 def unbounded_window(facts: ModuleFacts) -> Iterator[Report]:
-    """A window bounds how far back a query sees, and not that it sees the future.
-
-    `q - k < size` holds for every key behind the query, however far: distances are negative there. Add `q >= k` for a
-    causal window, or take `abs(q - k)`. The function is evaluated for a few positions, so its spelling does not matter.
-    """
+    """A window bounds how far back a query sees, and not that it sees the future."""
     for result, query, key in _mask_functions(facts):
         try:
             shown = [[bool(_evaluated(result, {query: i, key: j})) for j in range(_LENGTH)] for i in range(_LENGTH)]
@@ -152,29 +132,9 @@ def unbounded_window(facts: ModuleFacts) -> Iterator[Report]:
             yield Report(result, "this window has no bound on the side of the future: add that the query is not before")
 
 
-@rule(
-    "ATT217",
-    Severity.ERROR,
-    source="https://github.com/huggingface/transformers/pull/46634; https://pytorch.org/blog/flexattention/",
-    wrong="""
-        def attend(q, k, v, document_ids):
-            same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
-            causal = torch.ones(q.size(2), q.size(2), dtype=torch.bool).tril()
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=same | causal)
-    """,
-    right="""
-        def attend(q, k, v, document_ids):
-            same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
-            causal = torch.ones(q.size(2), q.size(2), dtype=torch.bool).tril()
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=same & causal)
-    """,
-)
+@rule("ATT217", Severity.ERROR)
 def joined_documents(facts: ModuleFacts) -> Iterator[Report]:
-    """The mask of documents and the causal mask are joined by *or* instead of *and*.
-
-    A key is then seen if it is in the same document, the future too, or if it comes before, in whatever document. Both
-    conditions have to hold.
-    """
+    """The mask of documents and the causal mask are joined by *or* instead of *and*."""
     message = "documents or causal shows the past of other documents and the own future: use `&`"
     for result, query, key in _mask_functions(facts):
         for node in ast.walk(result):
@@ -225,33 +185,9 @@ def _joins_documents(term: Term) -> bool:
     return causal and same
 
 
-@rule(
-    "ATT218",
-    Severity.ERROR,
-    source="https://github.com/karpathy/nanochat/issues/844",
-    wrong="""
-        def attend(q, k, v, block):
-            means_k = k.unflatten(1, (-1, block)).mean(2)
-            means_v = v.unflatten(1, (-1, block)).mean(2)
-            i = torch.arange(q.size(1))
-            keep = i[:, None] // block >= torch.arange(means_k.size(1))
-            return F.scaled_dot_product_attention(q, means_k, means_v, attn_mask=keep)
-    """,
-    right="""
-        def attend(q, k, v, block, first):
-            means_k = torch.cat([first, k.unflatten(1, (-1, block)).mean(2)], dim=1)
-            means_v = torch.cat([first, v.unflatten(1, (-1, block)).mean(2)], dim=1)
-            i = torch.arange(q.size(1))
-            keep = i[:, None] // block + 1 > torch.arange(means_k.size(1))
-            return F.scaled_dot_product_attention(q, means_k, means_v, attn_mask=keep)
-    """,
-)
+@rule("ATT218", Severity.ERROR)
 def own_block_mean(facts: ModuleFacts) -> Iterator[Report]:
-    """A query sees the mean of its own block, which has tokens that come later.
-
-    Summaries of blocks are causal for the blocks that are complete: those before the block of the query. With `>=` the
-    mean of its own block tells a query the future, up to the end of the block.
-    """
+    """A query sees the mean of its own block, which has tokens that come later."""
     for site in facts.sites:
         if not is_judged(site.event, facts) or not _has_block_means(site.key):
             continue
@@ -279,31 +215,9 @@ def _is_counted(term: Term) -> bool:
     return term.op == "arange"
 
 
-@rule(
-    "ATT219",
-    Severity.HINT,
-    source="https://arxiv.org/abs/2310.06825 (Mistral 7B, section 2: W tokens, the token itself among them)",
-    wrong="""
-        def attend(q, k, v, window_size):
-            i = torch.arange(q.size(-2))
-            distance = i[:, None] - i
-            keep = (distance >= 0) & (distance <= window_size)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-    """,
-    right="""
-        def attend(q, k, v, window_size):
-            i = torch.arange(q.size(-2))
-            distance = i[:, None] - i
-            keep = (distance >= 0) & (distance < window_size)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-    """,
-)
+@rule("ATT219", Severity.HINT)
 def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
-    """A causal window of a stated size has one key more: the distances from 0 to the size.
-
-    A window of W keys has the query's own, and W - 1 before it: distances below W. So have those of Mistral, Gemma and
-    transformers. `tril(ones) - tril(ones, diagonal=-W - 1)` keeps W + 1 keys; `diagonal=-W` keeps W.
-    """
+    """A causal window of a stated size has one key more: the distances from 0 to the size."""
     unless = "it counts the keys before the query, without its own"
     for site in facts.sites:
         for mask in _masks(site):
@@ -347,34 +261,9 @@ def _is_one_below(diagonal: Term | None) -> bool:
     return found is not None and bool(_SIZE.match(found[1] or found[2]))
 
 
-@rule(
-    "ATT224",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/issues/103749; https://github.com/Dao-AILab/flash-attention",
-    wrong="""
-        def block(q, k, v, scale, later):
-            s = q @ k.transpose(-2, -1) * scale
-            if later:
-                s = torch.full_like(s, float("-inf"))
-            lse = torch.logsumexp(s, dim=-1, keepdim=True)
-            return torch.exp(s - lse) @ v, lse
-    """,
-    right="""
-        def block(q, k, v, scale, later):
-            s = q @ k.transpose(-2, -1) * scale
-            if later:
-                s = torch.full_like(s, float("-inf"))
-            lse = torch.logsumexp(s, dim=-1, keepdim=True)
-            safe = lse.masked_fill(lse == -math.inf, 0.0)
-            return torch.exp(s - safe) @ v, lse
-    """,
-)
+@rule("ATT224", Severity.ERROR)
 def difference_of_infinities(facts: ModuleFacts) -> Iterator[Report]:
-    """The log-sum-exp of a block that is hidden as a whole is -inf, and -inf - -inf is NaN.
-
-    exp(s - lse) is the softmax as long as one score is finite. In a block without any visible key both are -inf, and
-    the NaN reaches every row that the block is merged into. Subtract 0 where lse is -inf.
-    """
+    """The log-sum-exp of a block that is hidden as a whole is -inf, and -inf - -inf is NaN."""
     for event in facts.operations("exp"):
         difference = event.term.input
         if difference.op != "sub" or not is_judged(event, facts):
@@ -396,27 +285,9 @@ def _may_be_hidden(scores: Term) -> bool:
     return scores.op in ("full", "full_like") and "inf" in ast.unparse(scores.node)
 
 
-@rule(
-    "ATT220",
-    Severity.ERROR,
-    source="https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html (mask: True takes part)",
-    wrong="""
-        def packed(q, k, v, segments):
-            same = segments[:, :, None] != segments[:, None, :]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=same[:, None])
-    """,
-    right="""
-        def packed(q, k, v, segments):
-            same = segments[:, :, None] == segments[:, None, :]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=same[:, None])
-    """,
-)
+@rule("ATT220", Severity.ERROR)
 def other_documents(facts: ModuleFacts) -> Iterator[Report]:
-    """A mask of documents hides the own one and shows the others.
-
-    Two positions belong together where their numbers are equal. True then has to mean *attend*, as it does to
-    `scaled_dot_product_attention`, JAX, Flax and Keras; to `masked_fill` and `nn.MultiheadAttention` True hides.
-    """
+    """A mask of documents hides the own one and shows the others."""
     for use in mask_uses(facts):
         for mask in (part for one in resolved(use.mask) for part, _ in _joined(one, use.true_hides)):
             hides = use.true_hides
