@@ -249,7 +249,7 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
 
 @rule("ATT104", Severity.ERROR)
 def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
-    """Scores of several heads are scaled by the width of the model, or by a length, and not by the dimension of a head."""
+    """Scores of several heads are scaled by the width of the model, or by a length, not by the dimension of a head."""
     for site in _free_formulas(facts):
         for where, term, power in _factors(site):
             if power.dimension is None or abs(power.power + 0.5) > 1e-6 or where == "weights":
