@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .call_layout import WIDTH, line_width
 from .diagnosis import EVERYTHING, RuleSelection, reported
 from .doctor_error import DoctorError
 from .notebook_source import SUFFIX
@@ -25,16 +26,18 @@ class FixedFile:
     fixes: int
 
 
-def fixed_source(source: str, *, to: str = "sdpa", selection: RuleSelection = EVERYTHING) -> tuple[str, int]:
+def fixed_source(
+    source: str, *, to: str = "sdpa", selection: RuleSelection = EVERYTHING, width: int = WIDTH
+) -> tuple[str, int]:
     """The source after all rewrites that its findings offer, and their number.
 
-    `to` is "sdpa", torch's `scaled_dot_product_attention`, or "regard", `regard.attention`. Code that a rewrite would
-    make unparsable is left as it is.
+    `to` is "sdpa", torch's `scaled_dot_product_attention`, or "regard", `regard.attention`. width: columns of a line,
+    beyond which a call is laid out on several. Code that a rewrite would make unparsable is left as it is.
     """
     found = [report.rewrite for _, report in reported(source, selection=selection) if report and report.rewrite]
     if not found:
         return source, 0
-    result, done = rewritten(source, chosen_rewrites(found, to))
+    result, done = rewritten(source, chosen_rewrites(found, to), width)
     try:
         parsed(result)
     except UnreadableSource:
@@ -60,7 +63,8 @@ def fix_files(paths: Iterable[Path], *, to: str = "sdpa", selection: RuleSelecti
             if not mentions_attention(content):
                 continue
             text = decoded(content)
-            result, fixes = fixed_source(text, to=to, selection=selection.within(path.as_posix()))
+            chosen = selection.within(path.as_posix())
+            result, fixes = fixed_source(text, to=to, selection=chosen, width=line_width(path))
             if fixes:
                 _replace(path, encoded(result, content))
                 changed.append(FixedFile(path, fixes))

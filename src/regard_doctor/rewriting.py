@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .call_layout import WIDTH, laid_out
 from .doctor_error import DoctorError
 
 if TYPE_CHECKING:
@@ -67,8 +68,10 @@ class Rewrite:
         return Rewrite((*self.edits[:-1], ReplaceExpression(last.node, self.regard)), ("regard",), self.regard)
 
 
-def rewritten(source: str, rewrites: Iterable[Rewrite]) -> tuple[str, int]:
+def rewritten(source: str, rewrites: Iterable[Rewrite], width: int = WIDTH) -> tuple[str, int]:
     """The source after the rewrites, and their number; of two that touch the same code, the first is carried out.
+
+    width: columns of a line, beyond which a call is laid out on several.
 
     Raises:
         DoctorError: LibCST is not installed.
@@ -86,7 +89,7 @@ def rewritten(source: str, rewrites: Iterable[Rewrite]) -> tuple[str, int]:
 
     edits = [edit for rewrite in chosen for edit in rewrite.edits]
     wrapper = libcst.MetadataWrapper(libcst.parse_module(source), unsafe_skip_copy=True)
-    changed = wrapper.visit(_editor(source, edits))
+    changed = wrapper.visit(_editor(source, edits, width))
     imports = sorted({name for rewrite in chosen for name in rewrite.imports})
     return _with_imports(changed, imports).code, len(chosen)
 
@@ -100,7 +103,7 @@ def _span(node: Any) -> Span:
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
-def _editor(source: str, edits: Sequence[Edit]) -> libcst.CSTTransformer:
+def _editor(source: str, edits: Sequence[Edit], width: int) -> libcst.CSTTransformer:
     """The transformer that carries out the edits; its class is made here, because LibCST is imported late."""
     import libcst
     from libcst.metadata import PositionProvider
@@ -126,11 +129,16 @@ def _editor(source: str, edits: Sequence[Edit]) -> libcst.CSTTransformer:
             if edit is None or not isinstance(original_node, libcst.BaseExpression):
                 return updated
             if isinstance(edit, ReplaceExpression):
-                return libcst.parse_expression(edit.code)
+                return libcst.parse_expression(fitting(edit.code, place))
             value = libcst.parse_expression(edit.value)
             equal = libcst.AssignEqual(libcst.SimpleWhitespace(""), libcst.SimpleWhitespace(""))
             keyword = libcst.Arg(value, libcst.Name(edit.name), equal)
-            return _with_argument(updated, keyword)
+            longer = _with_argument(updated, keyword)
+            return libcst.parse_expression(fitting(libcst.Module([]).code_for_node(longer), place))
+
+    def fitting(code: str, place: Any) -> str:
+        before, after = lines[place.start.line - 1][: place.start.column], lines[place.end.line - 1][place.end.column :]
+        return laid_out(code, before, after.partition("#")[0].rstrip(), width)
 
     return Editor()
 
@@ -146,7 +154,9 @@ def _with_argument(call: Any, keyword: Any) -> Any:
             keyword = keyword.with_changes(comma=last.comma)
             arguments[-1] = last.with_changes(comma=libcst.Comma(whitespace_after=call.whitespace_before_args))
         else:
-            arguments[-1] = last.with_changes(comma=libcst.Comma(whitespace_after=libcst.SimpleWhitespace(" ")))
+            keyword = keyword.with_changes(whitespace_after_arg=last.whitespace_after_arg)
+            comma = libcst.Comma(whitespace_after=libcst.SimpleWhitespace(" "))
+            arguments[-1] = last.with_changes(comma=comma, whitespace_after_arg=libcst.SimpleWhitespace(""))
     return call.with_changes(args=[*arguments, keyword])
 
 

@@ -2,7 +2,9 @@
 
 import math
 import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 import regard
 from regard.doctor import RuleSelection, diagnose
 from regard_command.app import app
-from regard_doctor.fixing import fixed_source
+from regard_doctor.fixing import fix_files, fixed_source
 
 IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 
@@ -305,6 +307,62 @@ def test_torch_is_imported_where_it_is_missing():
     assert "torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1 / 8)" in changed
     changed, _ = fixed_source("def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-1) @ v\n", to="regard")
     assert changed.startswith("import regard\n")
+
+
+LONG = """
+class Block(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.read = nn.Linear(dim, 3 * dim), nn.MultiheadAttention(dim, heads, batch_first=True)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x, mask, attention_mask):
+        b, n, d = x.shape
+        q, k, v = (t.view(b, n, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        scores = scores.masked_fill(mask[:, :, :n, :n] == 0, float("-inf"))
+        weights = self.drop(F.softmax(scores, dim=-1))
+        read = weights @ v
+        summary_of_the_context, _ = self.read(x, x, x, key_padding_mask=attention_mask)
+        return read, summary_of_the_context
+
+
+def attend(query, key, value, attention_mask):
+    attention_scores = torch.matmul(query, key.transpose(-1, -2))
+    attention_scores = attention_scores / math.sqrt(query.shape[-1])
+    if attention_mask is not None:
+        attention_scores = attention_scores + attention_mask
+    attention_probs = nn.functional.softmax(attention_scores, dim=-1)
+    context = torch.matmul(attention_probs, value)
+    return context
+"""
+
+
+@pytest.mark.parametrize("to", ["sdpa", "regard"])
+@pytest.mark.parametrize(
+    ("name", "settings", "width"),
+    [
+        ("pyproject.toml", "", 88),
+        ("pyproject.toml", "[tool.black]\nline-length = 79\n", 79),
+        ("ruff.toml", "line-length = 110", 110),
+    ],
+)
+def test_a_formatter_leaves_the_rewritten_file_alone(to, name, settings, width, tmp_path):
+    ruff = Path(sys.executable).with_name("ruff")
+    if not ruff.exists():
+        pytest.skip("ruff is not installed")
+    (tmp_path / name).write_text(settings)
+    path = tmp_path / "model.py"
+    path.write_text(IMPORTS + "\n" + LONG)
+    formatted = [str(ruff), "format", "-q", "--isolated", "--line-length", str(width), str(path)]
+    subprocess.run(formatted, check=True)
+    (changed,) = fix_files([path], to=to)
+    assert changed.fixes == 3
+    assert "None if attention_mask is None else attention_mask" not in path.read_text()
+    written = path.read_text()
+    subprocess.run(formatted, check=True)
+    assert path.read_text() == written
 
 
 # Files

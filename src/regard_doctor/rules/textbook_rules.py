@@ -228,7 +228,7 @@ class FusedCall:
     def as_sdpa(self, function: str) -> str:
         """The call of torch's function."""
         mask = self.keep or self.bias
-        if mask and self.optional:
+        if mask and self.optional and mask != self.optional:
             mask = f"None if {self.optional} is None else {mask}"
         options = {"attn_mask": mask, "dropout_p": self.dropout, "is_causal": "True" if self.causal else ""}
         return self._call(function, options)
@@ -238,7 +238,8 @@ class FusedCall:
         keep = f"regard.masks.where(keep={self.keep})" if self.keep else ""
         keep = "regard.masks.causal()" if self.causal else keep
         mask, bias = (
-            f"None if {self.optional} is None else {one}" if one and self.optional else one for one in (keep, self.bias)
+            f"None if {self.optional} is None else {one}" if one and self.optional and one != self.optional else one
+            for one in (keep, self.bias)
         )
         return self._call("regard.attention", {"mask": mask, "bias": bias, "dropout_p": self.dropout})
 
