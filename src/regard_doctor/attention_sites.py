@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .array_frameworks import LAYERS
-from .symbolic_evaluation import Event, ModuleFacts
+from .module_facts import Event, ModuleFacts
 from .term import Term, label, number, text, walk
 
 TRANSPARENT = frozenset(

@@ -281,3 +281,25 @@ def test_a_comment_may_give_its_reason(doctor, tmp_path):
 def test_files_of_another_framework_are_counted(doctor, tmp_path):
     (tmp_path / "model.py").write_text("import paddle\nweights = paddle.nn.functional.softmax(scores, axis=-2)\n")
     assert "nothing found in 1 file; 1 file uses paddle: not analyzed; " in doctor("model.py").stderr
+
+
+def test_what_cannot_be_read_is_one_line_each_and_the_rest_is_read(doctor, tmp_path):
+    (tmp_path / "lesson.ipynb").write_text("softmax {")
+    (tmp_path / "latin.py").write_bytes(b"softmax = '\xe4'\n")
+    (tmp_path / "named.py").write_text("softmax = 1  # regard: ignore[ATT11] no such code\n")
+    (tmp_path / "wrong.py").write_text("def f(q, k, v):\n    return (q @ k.mT / 8).softmax(-2) @ v\n")
+    result = doctor(".")
+    assert result.exit_code == 2
+    lines = result.stdout.splitlines()
+    assert len(lines) == 4
+    for line, message in zip(
+        lines,
+        [
+            "latin.py:1:1: ATT000 the file is not text in UTF-8 or in the encoding that it declares: ",
+            "lesson.ipynb:1:1: ATT000 the file is no notebook: it is not JSON",
+            "named.py:1:1: ATT000 a comment ignores the unknown code 'ATT11'; did you mean 'ATT",
+            "wrong.py:2:12: ATT111 softmax over axis -2",
+        ],
+        strict=True,
+    ):
+        assert line.startswith(message)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..mistake_texts import MistakeText, read_section, texts_in
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts
 from ..term import Term
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, Step, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts
 from ..term import Term, is_none, is_true, number, same, text, walk
 from .base import Report, function_around, rule
 from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, is_without_cache, resolved

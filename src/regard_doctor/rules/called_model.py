@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..module_facts import ClassFacts, Function, ModuleFacts
 from ..project_module import Definition, ProjectModule
-from ..symbolic_evaluation import ClassFacts, Function, ModuleFacts
 from .base import function_around
 
 _MOST = 80

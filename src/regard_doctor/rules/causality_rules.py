@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..attention_sites import AttentionSite, names_in, source_of
 from ..finding import Severity
-from ..symbolic_evaluation import ClassFacts, Function, ModuleFacts
+from ..module_facts import ClassFacts, Function, ModuleFacts
 from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, text, walk
 from .base import Report, function_around, rule
 from .mask_rules import is_judged

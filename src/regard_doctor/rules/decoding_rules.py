@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..attention_sites import AttentionSite
 from ..finding import Severity
-from ..symbolic_evaluation import ClassFacts, ModuleFacts
+from ..module_facts import ClassFacts, ModuleFacts
 from ..term import Term, is_none, label, number, walk
 from .base import Report, bound_names, class_around, function_around, last_name, rule, target_names
 from .called_model import ModelText, model_text

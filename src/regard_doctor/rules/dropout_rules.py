@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..attention_sites import dtype_of_projection
 from ..finding import Severity
-from ..symbolic_evaluation import Event, Function, ModuleFacts
+from ..module_facts import Event, Function, ModuleFacts
 from ..term import Term, is_none, label, number, walk
 from .base import Report, default_of, formulas, function_around, last_name, rule, tests_around
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..attention_sites import names_in, product
 from ..finding import Severity
 from ..mask_values import mask_values
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts
 from ..term import Term, label, number, walk
 from .base import Report, function_around, last_name, rule
 from .position_rules import counts_positions

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..array_frameworks import KERAS_LAYERS
 from ..attention_sites import AttentionSite, einsum_axes
 from ..finding import Severity
-from ..symbolic_evaluation import ModuleFacts
+from ..module_facts import ModuleFacts
 from ..term import Term, is_none, is_true, number, text, walk
 from .base import Report, rule
 

@@ -12,7 +12,7 @@ from ..array_frameworks import LAYERS
 from ..attention_sites import AttentionSite, Step, dtype_of_projection, names_in, poolings
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
-from ..symbolic_evaluation import Event, ModuleFacts
+from ..module_facts import Event, ModuleFacts
 from ..term import Term, is_none, is_true, label, number, same, walk
 from .base import Report, comments_at, formulas, function_around, rule, target_names, tests_around
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, names_in, path
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts
 from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, same, walk
 from .base import Report, formulas, function_around, last_name, rule
 from .mask_rules import fill_value, formula_mask, is_judged, resolved

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, projection_name, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
-from ..symbolic_evaluation import Event, Function, ModuleFacts
+from ..module_facts import Event, Function, ModuleFacts
 from ..term import Term, is_none, number, walk
 from .base import Report, bound_names, default_of, function_around, last_name, rule, target_names
 

@@ -18,7 +18,7 @@ from ..attention_sites import (
     source_of,
 )
 from ..finding import Severity
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts
 from ..term import Term, is_none, label, number, text, walk
 from .base import Report, formulas, function_around, is_used_as_value, last_name, rule
 

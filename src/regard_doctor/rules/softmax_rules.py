@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..attention_sites import AttentionSite, WeightedAverage, einsum_axes, path, poolings, source_of
 from ..finding import Severity
-from ..symbolic_evaluation import ModuleFacts
+from ..module_facts import ModuleFacts
 from ..term import Term, is_none, number, text, walk
 from .base import Report, formulas, function_around, rule
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from ..attention_sites import TRANSPARENT, AttentionSite, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
+from ..module_facts import Event, Function, Loop, ModuleFacts
 from ..rewriting import AddKeyword, Rewrite
-from ..symbolic_evaluation import Event, Function, Loop, ModuleFacts
 from ..term import Term, is_none, is_true, number, walk
 from .base import Report, function_around, last_name, rule, tests_around
 from .mask_rules import is_cached, resolved

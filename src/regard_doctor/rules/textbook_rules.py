@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ..attention_sites import AttentionSite, Step, dimension_power, einsum_axes
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
+from ..module_facts import ModuleFacts
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
-from ..symbolic_evaluation import ModuleFacts
 from ..term import Term, is_none, number, walk
 from .base import Report, definitions_around, formulas, function_around, last_name, rule, target_names
 from .mask_rules import fill_value, is_mask_name

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..attention_sites import path, product
 from ..finding import Severity
-from ..symbolic_evaluation import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts
 from ..term import is_none
 from .base import Report, class_around, function_around, is_used_as_value, last_name, rule
 

@@ -11,7 +11,7 @@ from copy import deepcopy
 from ..attention_sites import AttentionSite, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
-from ..symbolic_evaluation import ModuleFacts
+from ..module_facts import ModuleFacts
 from ..term import Term, label, same, walk
 from .base import Report, function_around, last_name, rule
 from .mask_rules import is_judged, mask_uses, resolved
