@@ -61,6 +61,13 @@ def walk(term: Term, *, stop: frozenset[str] = frozenset()) -> Iterator[Term]:
                 waiting.append(operand)
 
 
+def through(term: Term, *ops: str) -> Term:
+    """What a term was computed from by these operations, each of the input of the one before."""
+    while term.op in ops:
+        term = term.input
+    return term
+
+
 def text(term: Term | None, depth: int = 6) -> str:
     """A canonical spelling: equal for terms of the same structure, down to `depth` operations."""
     if term is None:

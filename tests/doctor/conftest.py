@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-collect_ignore = ["planted", "planted_blind", "planted_fresh"]
+collect_ignore = ["planted", "planted_blind", "planted_fresh", "planted_pairs"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from ..attention_sites import AttentionSite, Step, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..module_facts import Function, ModuleFacts
-from ..term import Term, is_none, is_true, number, same, text, walk
+from ..term import Term, is_none, is_true, number, same, text, through, walk
 from .base import Report, function_around, rule
 from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, is_without_cache, resolved
 
@@ -158,8 +158,7 @@ def _is_cut(mask: Term) -> bool:
 
 
 def _sizes(made: Term) -> list[Term]:
-    while made.op in ("cast", "bool", "carried"):
-        made = made.input
+    made = through(made, "cast", "bool", "carried")
     size = made.get("size")
     sizes = list(made.items) if size is None else list(size.items)
     return sizes[-2:]
@@ -275,8 +274,6 @@ def _is_causal_by_itself(site: AttentionSite) -> bool:
 
 
 def _is_plain_key(key: Term, other: Term) -> bool:
-    while key.op in ("transpose", "cast"):
-        key = key.input
-    while other.op in ("transpose", "cast"):
-        other = other.input
+    key = through(key, "transpose", "cast")
+    other = through(other, "transpose", "cast")
     return same(key, other)

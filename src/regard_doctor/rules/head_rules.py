@@ -10,7 +10,7 @@ from ..array_frameworks import KERAS_LAYERS
 from ..attention_sites import AttentionSite, einsum_axes
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import Term, is_none, is_true, number, text, walk
+from ..term import Term, is_none, is_true, number, text, through, walk
 from .base import Report, rule
 
 _HEADS = re.compile(r"head|^h$|^H$|^nh$|^n_h$", re.I)
@@ -48,8 +48,7 @@ def heads_split_across_positions(facts: ModuleFacts) -> Iterator[Report]:
 
 def _folded_at_once(operand: Term) -> Term | None:
     """The reshape of a projection to (batch · heads, length, dim) with no axes moved between, if there is one."""
-    while operand.op in ("cast", "dropout", "carried", "mul", "div", "transpose"):
-        operand = operand.input
+    operand = through(operand, "cast", "dropout", "carried", "mul", "div", "transpose")
     sizes = _spelled_sizes(operand) if operand.op == "reshape" else []
     heads_first = len(sizes) == 3 and "*" in sizes[0] and any(_HEADS.search(one) for one in sizes[0].split("*"))
     source = operand.input
@@ -68,8 +67,7 @@ def _split(operand: Term) -> Term | None:
     for _ in range(20):
         if operand.op == "reshape" and len(operand.items) == 4:
             source = operand.input
-            while source.op in ("cast", "dropout", "carried", "element"):
-                source = source.input
+            source = through(source, "cast", "dropout", "carried", "element")
             return operand if source.op == "apply" and source.value == "torch.nn.Linear" else None
         if operand.op in (*("cast", "dropout", "carried", "mul", "div"), *_MOVED_OR_CUT):
             operand = operand.items[0] if operand.op == "choice" else operand.input
@@ -134,8 +132,7 @@ def heads_merged_across_positions(facts: ModuleFacts) -> Iterator[Report]:
 
 def _folded_rows(query: Term) -> Term | None:
     """The size batch · heads, where (batch, heads, length, dim) was reshaped to three axes, heads next to the batch."""
-    while query.op in ("cast", "dropout", "mul", "div", "carried"):
-        query = query.input
+    query = through(query, "cast", "dropout", "mul", "div", "carried")
     if query.op != "reshape" or len(query.items) != 3 or query.items[0].op != "mul":
         return None
     return query.items[0] if _is_transposed_from_positions(query.input) else None
@@ -143,8 +140,7 @@ def _folded_rows(query: Term) -> Term | None:
 
 def _is_transposed_from_positions(query: Term) -> bool:
     """Whether a query was viewed as (batch, length, heads, dim) and then transposed to (batch, heads, length, dim)."""
-    while query.op in ("cast", "dropout", "mul", "div", "carried"):
-        query = query.input
+    query = through(query, "cast", "dropout", "mul", "div", "carried")
     if query.op == "transpose":
         pair = {number(query.get("dim0")), number(query.get("dim1"))}
         return pair == {1.0, 2.0} and query.input.op == "reshape" and len(query.input.items) == 4

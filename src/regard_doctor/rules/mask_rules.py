@@ -13,7 +13,7 @@ from ..attention_sites import AttentionSite, Step, dtype_of_projection, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..module_facts import Event, ModuleFacts
-from ..term import Term, is_none, is_true, label, number, same, walk
+from ..term import Term, is_none, is_true, label, number, same, through, walk
 from .base import Report, comments_at, formulas, function_around, rule, target_names, tests_around
 
 TORCH_MASKS = {
@@ -203,16 +203,14 @@ def _is_integer(dtype: Term | None) -> bool:
 
 def _is_float_comparison(mask: Term, *, plain: bool = False) -> bool:
     """Whether a mask is a comparison, which is boolean, converted to numbers; `plain`: or not converted."""
-    while mask.op in ("unsqueeze", "expand", "reshape", "item", "repeat"):
-        mask = mask.input
+    mask = through(mask, "unsqueeze", "expand", "reshape", "item", "repeat")
     if mask.op == "cast" and _is_broadcast_padding(mask.input) and not _is_integer(mask.get("dtype")):
         return True
     converted = mask.op == "cast" and str(getattr(mask.get("dtype"), "value", "")).startswith("torch.float")
     if not converted and not (plain and mask.op in ("equal", "not_equal", "bool")):
         return False
     inner = mask.input if converted else mask
-    while inner.op in ("unsqueeze", "expand", "reshape", "item", "repeat", "invert"):
-        inner = inner.input
+    inner = through(inner, "unsqueeze", "expand", "reshape", "item", "repeat", "invert")
     return inner.op in ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal", "bool")
 
 
@@ -318,8 +316,7 @@ def _multiplied_before_softmax(facts: ModuleFacts) -> Iterator[Term]:
 
 def is_mask_name(term: Term) -> bool:
     """Whether a value is named as a mask of pairs or of keys; masks of heads are others."""
-    while term.op in ("unsqueeze", "expand", "cast", "item", "reshape", "rearrange"):
-        term = term.input
+    term = through(term, "unsqueeze", "expand", "cast", "item", "reshape", "rearrange")
     name = str(term.value) if term.op in ("parameter", "attribute", "name") else ""
     return "head" not in name and bool(
         re.search(r"(^|_)(attn|attention|causal|src|tgt|trg|padding|pad|key)?_?mask$", name)
@@ -377,8 +374,7 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
         for name in PADDING_MASKS[str(event.term.value)]:
             for mask in resolved(event.term.get(name) or Term("constant", event.term.node)):
                 inner = mask
-                while inner.op in ("cast", "bool"):
-                    inner = inner.input
+                inner = through(inner, "cast", "bool")
                 if is_judged(event, facts) and not _is_plain(inner) and _true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
     for event in [*facts.operations("sdpa"), *facts.applied(*LAYERS)]:
@@ -465,14 +461,12 @@ _OUTSIDE = {"greater_equal": "padding", "less": "words", "greater": "padding", "
 
 
 def _is_counted(term: Term) -> bool:
-    while term.op in ("unsqueeze", "item", "expand", "cast", "reshape", "repeat"):
-        term = term.input
+    term = through(term, "unsqueeze", "item", "expand", "cast", "reshape", "repeat")
     return term.op == "arange"
 
 
 def _is_of_lengths(term: Term) -> bool:
-    while term.op in ("unsqueeze", "item", "expand", "cast", "reshape", "repeat", "floordiv", "add", "sub"):
-        term = term.input
+    term = through(term, "unsqueeze", "item", "expand", "cast", "reshape", "repeat", "floordiv", "add", "sub")
     return term.op in ("parameter", "attribute") and bool(re.search(r"(^|_)(lengths?|lens?)$", label(term)))
 
 
@@ -764,8 +758,7 @@ _SCORE_MASKS = re.compile(
 
 def _is_truth_value(term: Term) -> bool:
     """Whether a factor is 0 or 1: a comparison, or its complement, as numbers."""
-    while term.op in ("cast", "unsqueeze", "item", "expand", "invert", "bool"):
-        term = term.input
+    term = through(term, "cast", "unsqueeze", "item", "expand", "invert", "bool")
     if term.op == "sub" and number(term.get("input")) == 1:
         return True
     return term.op in ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal")

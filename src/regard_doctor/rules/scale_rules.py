@@ -19,7 +19,7 @@ from ..attention_sites import (
 )
 from ..finding import Severity
 from ..module_facts import Function, ModuleFacts
-from ..term import Term, is_none, label, number, text, walk
+from ..term import Term, is_none, label, number, text, through, walk
 from .base import Report, formulas, function_around, is_used_as_value, last_name, rule
 
 _QUERY_NAMES = re.compile(
@@ -291,8 +291,7 @@ def _rooted(step: Step) -> Term | None:
 def _is_number_of_heads(counted: Term, site: AttentionSite) -> bool:
     """Whether a term is the number of heads into which the query is split, before its axes were moved."""
     query = site.query
-    while query.op in ("cast", "mul", "div", "carried", "dropout"):
-        query = query.input
+    query = through(query, "cast", "mul", "div", "carried", "dropout")
     moved = query.op in ("transpose", "permute") and query.input.op == "reshape"
     split = query.input if moved else query
     axes = sum(2 if one.op == "starred" else 1 for one in split.items)  # x.reshape(*leading, heads, dim)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, WeightedAverage, einsum_axes, path, poolings, source_of
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import Term, is_none, number, text, walk
+from ..term import Term, is_none, number, text, through, walk
 from .base import Report, formulas, function_around, rule
 
 
@@ -73,8 +73,7 @@ def _has_another_axis(softmax: Term, facts: ModuleFacts) -> bool:
 
 def _is_learned_alone(scores: Term) -> bool:
     """Whether scores are a parameter of the model, with axes of their own and not those of the values."""
-    while scores.op in ("cast", "mul", "div"):
-        scores = scores.input
+    scores = through(scores, "cast", "mul", "div")
     return scores.op == "attribute" or (scores.op == "call" and str(scores.value).endswith("Parameter"))
 
 
@@ -228,8 +227,7 @@ def softmax_of_one(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.operations("softmax"):
         term = event.term
         source = term.input
-        while source.op in ("masked_fill", "dropout", "cast", "div", "mul"):
-            source = source.input
+        source = through(source, "masked_fill", "dropout", "cast", "div", "mul")
         module = source.get("module") if source.op == "apply" else None
         while module is not None and module.value == "torch.nn.Sequential" and module.items:
             module = module.items[-1]

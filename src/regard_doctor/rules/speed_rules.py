@@ -11,7 +11,7 @@ from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..module_facts import Event, Function, Loop, ModuleFacts
 from ..rewriting import AddKeyword, Rewrite
-from ..term import Term, is_none, is_true, number, walk
+from ..term import Term, is_none, is_true, number, through, walk
 from .base import Report, function_around, last_name, rule, tests_around
 from .mask_rules import is_cached, resolved
 
@@ -40,8 +40,7 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_row_of_products(scores: Term) -> bool:
     """Whether the scores of a query are stacked from a comprehension over the keys."""
-    while scores.op in ("div", "mul", "cast", "masked_fill"):
-        scores = scores.input
+    scores = through(scores, "div", "mul", "cast", "masked_fill")
     if scores.op == "call" and scores.value in ("torch.tensor", "torch.Tensor", "torch.FloatTensor") and scores.items:
         row: Term | None = scores.items[0]
     else:

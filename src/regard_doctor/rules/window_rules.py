@@ -12,7 +12,7 @@ from ..attention_sites import AttentionSite, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..module_facts import ModuleFacts
-from ..term import Term, label, same, walk
+from ..term import Term, label, same, through, walk
 from .base import Report, function_around, last_name, rule
 from .mask_rules import is_judged, mask_uses, resolved
 
@@ -179,8 +179,7 @@ def _joins_documents(term: Term) -> bool:
         values = mask_values(one)
         if values is not None:
             causal |= triangle(hidden_pairs(values.astype(bool), true_hides=False)) == "future"
-        while one.op in ("unsqueeze", "item", "expand", "cast"):
-            one = one.input
+        one = through(one, "unsqueeze", "item", "expand", "cast")
         same |= one.op == "equal" and any(_DOCUMENTS.search(name) for name in names_in(one))
     return causal and same
 
@@ -210,8 +209,7 @@ def _has_block_means(key: Term) -> bool:
 
 
 def _is_counted(term: Term) -> bool:
-    while term.op in ("unsqueeze", "item", "cast"):
-        term = term.input
+    term = through(term, "unsqueeze", "item", "cast")
     return term.op == "arange"
 
 
