@@ -82,16 +82,20 @@ def _fault(cell: list[str]) -> UnreadableSource | None:
 
 
 def without_magic(cell: list[str]) -> list[str]:
-    """The lines of a cell, those for IPython replaced by `pass` or nothing; all of a cell in another language.
+    r"""The lines of a cell, those for IPython replaced by `pass` or nothing; all of a cell in another language.
 
-    >>> without_magic(["%%bash", "ls"]), without_magic(["if x:", "    !ls"])
-    (['', ''], ['if x:', '    pass'])
+    >>> without_magic(["%%bash", "ls"]), without_magic(["if x:", "    !ls \\", "  -l"])
+    (['', ''], ['if x:', '    pass', ''])
     """
     if cell[0].startswith(("%%time", "%%capture")):
-        return ["", *map(_plain, cell[1:])]
+        return ["", *without_magic(cell[1:])] if len(cell) > 1 else [""]
     if cell[0].startswith("%%"):
         return [""] * len(cell)
-    return [_plain(line) for line in cell]
+    lines, continued = [], False
+    for line in cell:
+        lines.append("" if continued else _plain(line))
+        continued = line.rstrip().endswith("\\") and (continued or lines[-1] != line)
+    return lines
 
 
 def _plain(line: str) -> str:

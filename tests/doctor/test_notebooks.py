@@ -88,6 +88,11 @@ def test_the_page_shows_the_lines_of_the_cell(written):
     assert "weights" in page
 
 
+def test_a_command_on_several_lines_is_left_out(written):
+    path = written(notebook(IMPORTS, "if True:\n  !git clone \\\n     HOST/x\n\n" + WRONG))
+    assert [one.code for one in diagnose_file(path) if one.severity is Severity.ERROR] == ["ATT111"]
+
+
 def test_what_a_cell_ends_with_is_shown_and_not_dropped(written):
     attend = WRONG.replace("dim=-2", "dim=-1")
     path = written(notebook(IMPORTS, attend, "scores = torch.randn(2, 3)\nscores.transpose(0, 1)"))

@@ -379,7 +379,7 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
     for event in [*facts.operations("sdpa"), *facts.applied(*LAYERS)]:
         for mask in resolved(event.term.get("attn_mask") or Term("constant", event.term.node)):
-            wrong = any(_hides_words(*one) and not _is_bare_parameter(one[0]) for one in _parts(mask, False))
+            wrong = any(_hides_words(*one) and not _is_plain(one[0]) for one in _parts(mask, False))
             if is_judged(event, facts) and wrong:
                 name = f"the mask of {str(event.term.value).rpartition('.')[2]}" if facts.framework else _OF_TORCH
                 yield Report(mask.node, f"{name} shows where it is True, and this mask is True at padding: invert it")
@@ -408,17 +408,12 @@ def _is_called_visible(fill: Term) -> bool:
 _OF_TORCH = "attn_mask of scaled_dot_product_attention"
 
 
-def _is_bare_parameter(mask: Term) -> bool:
-    """Whether a mask has the axes of a parameter: of all pairs then, and not one of the words of a tokenizer."""
-    return mask.op in ("parameter", "attribute")
-
-
 def _hides_words(mask: Term, true_hides: bool) -> bool:
     return _true_at(mask) == ("words" if true_hides else "padding")
 
 
 def _is_plain(mask: Term) -> bool:
-    """Whether a mask is passed on as it came: it may have been inverted before."""
+    """Whether a mask is passed on as it came: it may have been inverted before, and has the axes of all pairs."""
     return mask.op in ("parameter", "attribute")
 
 
