@@ -47,15 +47,16 @@ def decoded(lengths: list[int], dtype: torch.dtype) -> list[str]:
     """One layer's attention of a step: the batch beside the sum of all sequences alone."""
     pages = sum(-(-length // PAGE) for length in lengths)
     memory = PagedMemory([LayerHeads(KEY_HEADS, DIM, DIM)], pages, dtype=dtype)
-    for tensor in (*memory.keys, *memory.values):
-        tensor.normal_()
+    stored = memory.layers[0]
+    stored.keys.normal_()
+    stored.values.normal_()
     sequences = grown(memory, lengths)
     query = torch.randn(1, HEADS, len(lengths), DIM, dtype=dtype)
     layer = RaggedStep.of(memory, [(sequence, 1) for sequence in sequences]).layer(0)
     alone = []
     for number, sequence in enumerate(sequences):
         columns = torch.tensor(sequence.slots(range(len(sequence))))
-        own = (tensor[0][:, columns].unsqueeze(0) for tensor in (memory.keys, memory.values))
+        own = (tensor[:, :, columns] for tensor in (stored.keys, stored.values))
         alone.append((query[:, :, number : number + 1].clone(), *own))
 
     def each() -> torch.Tensor:

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import multiprocessing
+import os
 import random
 import resource
 import socket
@@ -21,6 +22,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
+
+# oneDNN keeps code for the 1,024 shapes of products that came last: memory that fills for minutes, and then no more.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 
 import _timing
 import torch
