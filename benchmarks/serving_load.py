@@ -23,8 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 
-# oneDNN keeps code for the 1,024 shapes of products that came last: memory that fills for minutes, and then no more.
+# oneDNN, and torch that calls it, keep code for the 1,024 shapes that came last: memory that fills for minutes, no longer.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
 
 import _timing
 import torch
