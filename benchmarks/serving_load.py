@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 
-# oneDNN, and torch that calls it, keep code for the 1,024 shapes that came last: memory that fills for minutes, no longer.
+# oneDNN, and torch that calls it, keep code for the 1,024 shapes that came last, which takes minutes to fill.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
 
