@@ -3,19 +3,28 @@
 The peer of the first table is each sequence alone, its keys in one piece; that of the second `generate` for each text.
 """
 
+from functools import partial
+
 import _timing
 import torch
-from _report import agree, met, milliseconds, table, times
+from _report import agree, mebibytes, met, milliseconds, table, times
 
 import regard
 from regard.masks import causal
 from regard.models import language_model as lm
+from regard.nn import CacheFormat, Packing
 from regard.nn.caches import LayerHeads, PagedMemory, RaggedStep
 from regard.nn.caches.paged_memory import PAGE
 from regard.positions import Rotary
 
 SEQUENCES, SHORTEST, LONGEST, HEADS, KEY_HEADS, DIM, ROUNDS = 16, 200, 16_000, 32, 8, 128, 15
 GENERATED = 150
+FORMATS = {
+    "bfloat16": None,
+    "int8": CacheFormat(),
+    "float8, e4m3": CacheFormat(Packing("float8_e4m3fn"), Packing("float8_e4m3fn")),
+    "int4": CacheFormat(Packing("int4"), Packing("int4")),
+}
 
 
 def main(longest: int = LONGEST) -> None:
@@ -27,6 +36,7 @@ def main(longest: int = LONGEST) -> None:
         f"A step of {SEQUENCES} sequences of {lengths[0]:,} to {lengths[-1]:,} tokens (`benchmarks/many_sequences.py`)"
     )
     table(title, ["keys", "each alone, sum", "one batch", "ratio", "goal", "memory", "goal"], rows)
+    stored(lengths)
     continued()
 
 
@@ -47,15 +57,16 @@ def decoded(lengths: list[int], dtype: torch.dtype) -> list[str]:
     """One layer's attention of a step: the batch beside the sum of all sequences alone."""
     pages = sum(-(-length // PAGE) for length in lengths)
     memory = PagedMemory([LayerHeads(KEY_HEADS, DIM, DIM)], pages, dtype=dtype)
-    for tensor in (*memory.keys, *memory.values):
-        tensor.normal_()
+    stored = memory.layers[0]
+    stored.keys.normal_()
+    stored.values.normal_()
     sequences = grown(memory, lengths)
     query = torch.randn(1, HEADS, len(lengths), DIM, dtype=dtype)
     layer = RaggedStep.of(memory, [(sequence, 1) for sequence in sequences]).layer(0)
     alone = []
     for number, sequence in enumerate(sequences):
         columns = torch.tensor(sequence.slots(range(len(sequence))))
-        own = (tensor[0][:, columns].unsqueeze(0) for tensor in (memory.keys, memory.values))
+        own = (tensor[:, :, columns] for tensor in (stored.keys, stored.values))
         alone.append((query[:, :, number : number + 1].clone(), *own))
 
     def each() -> torch.Tensor:
@@ -73,6 +84,29 @@ def decoded(lengths: list[int], dtype: torch.dtype) -> list[str]:
         *(name, milliseconds(spent["each"]), milliseconds(spent["batch"]), times(ratio), met(ratio, 0.9)),
         *(f"{most:.3f} of the keys' bytes", "met" if most <= 1.05 else "missed"),
     ]
+
+
+@torch.no_grad()
+def stored(lengths: list[int]) -> None:
+    """The same step over pages of bfloat16 and of codes, whose sequences stand alike in memory."""
+    count, heads = sum(-(-length // PAGE) for length in lengths), LayerHeads(KEY_HEADS, DIM, DIM)
+    numbers = torch.randn(2, 1, KEY_HEADS, max(lengths), DIM).bfloat16()
+    query = torch.randn(1, HEADS, len(lengths), DIM).bfloat16()
+    works, sizes = {}, {}
+    for name, cache_format in FORMATS.items():
+        memory = PagedMemory([heads], count, dtype=torch.bfloat16, cache_format=cache_format)
+        sequences = grown(memory, lengths)
+        for sequence in sequences:
+            RaggedStep.of(memory, [(sequence, len(sequence))]).layer(0).append(*numbers[..., : len(sequence), :])
+        layer = RaggedStep.of(memory, [(sequence, 1) for sequence in sequences]).layer(0)
+        works[name] = partial(layer.attend, (query, query, query), {"mask": causal()})
+        sizes[name] = memory.nbytes
+    spent = _timing.in_turn(works, rounds=ROUNDS)
+    rows = [
+        [name, mebibytes(sizes[name]), milliseconds(spent[name]), times(spent["bfloat16"] / spent[name])]
+        for name in works
+    ]
+    table("The same step over pages of codes", ["pages of", "memory", "a step", "against bfloat16"], rows)
 
 
 def continued(texts: int = 8, count: int = 12) -> None:

@@ -19,12 +19,14 @@ class CodeRows(ABC):
     """Codes of keys, or of values, of some heads, in whole blocks of 64 tokens.
 
     words: int32. parameters: int32, (B, H, blocks, 64), one for each token, or (B, H, blocks, D) by channel. dim: D.
+    pages: int64, the numbers of the blocks that hold the tokens, in the order of these; None: one after another.
     """
 
     packing: Packing
     dim: int
     words: Tensor
     parameters: Tensor
+    pages: Tensor | None = None
 
     @staticmethod
     @abstractmethod
@@ -76,7 +78,8 @@ class CodeRows(ABC):
         """What is read of the tokens from one to another, (B, H, T, D) in float32."""
         axis = -2 if self.packing.by_channel else -1
         begin, end = first // BLOCK, -(-length // BLOCK)
-        part = replace(self, words=self.words[:, :, begin:end], parameters=self.parameters[:, :, begin:end])
+        at = slice(begin, end) if self.pages is None else self.pages[begin:end]
+        part = replace(self, words=self.words[:, :, at], parameters=self.parameters[:, :, at], pages=None)
         scale, offset = (each.unsqueeze(axis) for each in scale_and_offset(part.parameters))
         rows = (self.packing.numbers(part.read_codes()) * scale + offset).flatten(2, 3)
         return self.packing.rotate(rows[:, :, first - begin * BLOCK : length - begin * BLOCK])
@@ -89,6 +92,10 @@ class CodeRows(ABC):
         grown.words[:, :, :kept] = self.words[:, :, :kept]
         grown.parameters[:, :, :kept] = self.parameters[:, :, :kept]
         return grown
+
+    def in_pages(self, pages: Tensor | None) -> CodeRows:
+        """The same memory, read in the order of some blocks; None: one after another."""
+        return replace(self, pages=pages)
 
     def take_rows(self, rows: Tensor) -> CodeRows:
         """Copies of these rows of the batch."""

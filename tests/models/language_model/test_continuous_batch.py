@@ -21,6 +21,7 @@ from regard.models.language_model import (
     Sampling,
 )
 from regard.nn.caches import LayerHeads, PagedMemory, RaggedStep
+from regard.nn.caches.layer_pages import NumberPages
 from regard.positions import DynamicNTK, Rotary
 
 ROTARY = Rotary(8)
@@ -83,7 +84,7 @@ def test_native_code_reads_pages_of_plain_layers(make, monkeypatch):
     paged = PagedModel(model, pages=40, size=4)
     sequences = [paged.sequence(number) for number in range(3)]
     paged.read([(sequence, [1] * 9) for sequence in sequences])
-    monkeypatch.setattr(RaggedStep, "columns", None)
+    monkeypatch.setattr(NumberPages, "of", None)
     paged.read([(sequence, [2] * count) for sequence, count in zip(sequences, (1, 1, 3), strict=True)])
 
 
@@ -276,7 +277,7 @@ def test_bfloat16_reads_its_pages(make):
     model = make((LayerConfig(rotary=ROTARY),) * 2, attention=PLAIN).bfloat16()
     paged = PagedModel(model, pages=20, size=8)
     sequences = [paged.sequence(number) for number in range(2)]
-    assert paged.memory.keys[0].dtype == torch.bfloat16
+    assert paged.memory.layers[0].keys.dtype == torch.bfloat16
     texts = [[number] * 9 for number in (3, 4)]
     paged.read([(sequence, text[:-1]) for sequence, text in zip(sequences, texts, strict=True)])
     features = paged.read([(sequence, text[-1:]) for sequence, text in zip(sequences, texts, strict=True)])
@@ -296,8 +297,8 @@ def test_a_packed_layer_is_attention_of_each_sequence(tokens):
         for sequence in sequences:
             sequence.extend([0] * count)
     lengths = [len(sequence) for sequence in sequences]
-    memory.keys[0].normal_(generator=generator)
-    memory.values[0].normal_(generator=generator)
+    memory.layers[0].keys.normal_(generator=generator)
+    memory.layers[0].values.normal_(generator=generator)
     step = RaggedStep.of(memory, [(sequence, tokens) for sequence in sequences])
     query = torch.randn(1, 4, 3 * tokens, 8, generator=generator)
     bias = regard.biases.alibi(4)
@@ -314,8 +315,8 @@ def test_a_packed_layer_is_attention_of_each_sequence(tokens):
         output, _ = step.layer(0).attend((query, query, query), options)
         for number, length in enumerate(lengths):
             rows, slots = slice(number * tokens, (number + 1) * tokens), sequences[number].slots(range(length))
-            keys, values = memory.keys[0][:, slots], memory.values[0][:, slots]
-            wide = (tensor.double().unsqueeze(0) for tensor in (keys, values))
+            keys, values = memory.layers[0].keys[:, :, slots], memory.layers[0].values[:, :, slots]
+            wide = (tensor.double() for tensor in (keys, values))
             own = {name: each.double() if isinstance(each, torch.Tensor) else each for name, each in options.items()}
             expected = regard.attention(query[:, :, rows].double(), *wide, kernel="reference", **own)
             torch.testing.assert_close(output[:, :, rows].double(), expected, atol=1e-5, rtol=1e-5)

@@ -21,16 +21,27 @@ INLINE int in_bytes(const struct packed_decode *problem) {
     return BYTES && problem->in_bytes && problem->key.code <= INT8 && problem->value.code <= INT8;
 }
 
-/* Where one head is in memory, from a block on. */
+/* Where one head is in memory: its first block, and the one that is read, with the codes of the next one. */
 struct head_rows {
-    const int32_t *codes, *parameters;
-    int64_t code_block, parameter_block; /* words from one block to the next */
+    const int32_t *all_codes, *all_parameters;
+    int64_t code_block, parameter_block; /* words of a block */
+    const int32_t *codes, *parameters, *next;
 };
 
+/* Goes to a block of a head, whose next one is fetched meanwhile. */
+INLINE void go_to(struct head_rows *rows, const int64_t *pages, int64_t block, int64_t last) {
+    int64_t here = pages ? pages[block] : block, next = pages && block < last ? pages[block + 1] : here + 1;
+    rows->codes = rows->all_codes + here * rows->code_block;
+    rows->parameters = rows->all_parameters + here * rows->parameter_block;
+    rows->next = rows->all_codes + next * rows->code_block;
+}
+
 INLINE struct head_rows head_rows(const struct packed_rows *all, int64_t batch, int64_t head, int64_t parameters) {
-    return (struct head_rows){all->codes + batch * all->code_batch + head * all->code_head,
-                              all->parameters + batch * all->parameter_batch + head * all->parameter_head,
-                              TOKENS * all->dim * code_bits(all->code) / 32, parameters};
+    return (struct head_rows){.all_codes = all->codes + batch * all->code_batch + head * all->code_head,
+                              .all_parameters =
+                                  all->parameters + batch * all->parameter_batch + head * all->parameter_head,
+                              .code_block = TOKENS * all->dim * code_bits(all->code) / 32,
+                              .parameter_block = parameters};
 }
 
 /* The memory of a thread. Rows are those of the problem and of padding, whole tiles. */
@@ -116,7 +127,7 @@ INLINE void score_rows(const struct packed_decode *problem, const struct packed_
                        const int bytes) {
     int64_t groups = problem->key.dim * code_bits(code) / 32;
     for (int64_t t = 0; t < TOKENS; t += vectors * LANES) {
-        const char *ahead = row ? 0 : (const char *)(keys->codes + keys->code_block + groups * t);
+        const char *ahead = row ? 0 : (const char *)(keys->next + groups * t);
         lanes sum[ROW_TILE * 4];
         multiply_codes(&scratch->queries, row, keys->codes + t, groups, TOKENS, LANES, ahead, sum, rows, vectors, code,
                        bytes);
@@ -190,7 +201,7 @@ INLINE void add_dims(const struct packed_scratch *scratch, const struct head_row
                      const int bytes) {
     lanes sum[ROW_TILE * 4];
     int64_t groups = TOKENS * code_bits(code) / 32;
-    const char *ahead = row ? 0 : (const char *)(values->codes + values->code_block + groups * first);
+    const char *ahead = row ? 0 : (const char *)(values->next + groups * first);
     multiply_codes(&scratch->weights, row, values->codes + first, groups, dim, filled, ahead, sum, rows, vectors, code,
                    bytes);
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
@@ -294,18 +305,16 @@ static void process_part(const struct packed_decode *problem, const struct packe
                      values = head_rows(&problem->value, batch, own, TOKENS);
     const float *bias = problem->bias ? problem->bias + batch * problem->bias_batch + own * problem->bias_head : 0;
     end = end < problem->columns ? end : problem->columns;
-    keys.codes += first / TOKENS * keys.code_block, keys.parameters += first / TOKENS * keys.parameter_block;
-    values.codes += first / TOKENS * values.code_block, values.parameters += first / TOKENS * values.parameter_block;
+    int64_t last = (problem->columns - 1) / TOKENS;
     begin_part(problem, scratch, head);
     if (!problem->by_channel) prepare_queries(problem, scratch, 0);
     for (; first < end; first += TOKENS) {
+        go_to(&keys, problem->pages, first / TOKENS, last), go_to(&values, problem->pages, first / TOKENS, last);
         if (problem->by_channel) prepare_queries(problem, scratch, keys.parameters);
         scores_of[row_of(problem->key.code)][in_bytes(problem)](problem, scratch, &keys);
         add_bias(problem, bias, first, end - first < TOKENS ? end - first : TOKENS, scratch->scores);
         for (int64_t r = 0; r < scratch->rows; r++) weigh_row(problem, scratch, r, values.parameters);
         values_of[row_of(problem->value.code)][in_bytes(problem)](scratch, &values, problem->value.dim);
-        keys.codes += keys.code_block, keys.parameters += keys.parameter_block;
-        values.codes += values.code_block, values.parameters += values.parameter_block;
     }
     write_part(problem, scratch, unit);
 }

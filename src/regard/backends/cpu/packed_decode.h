@@ -25,7 +25,9 @@ static inline int row_of(int64_t code) { return code == INT8 ? 0 : code == INT4 
 /* Tokens of a block: those that stand together in memory, and whose scores are computed at once. */
 enum { TOKENS = 64 };
 
-/* Keys: codes (batch, heads, blocks, words of dim, TOKENS); parameters (batch, heads, blocks, TOKENS), one for each token,
+/* Blocks are pages: those of a sequence may stand anywhere in memory, if `pages` of packed_decode says where.
+ *
+ * Keys: codes (batch, heads, blocks, words of dim, TOKENS); parameters (batch, heads, blocks, TOKENS), one for each token,
  * or (batch, heads, blocks, dim) `by_channel`. Values: codes (batch, heads, blocks, words of TOKENS, dim); parameters
  * (batch, heads, blocks, TOKENS). Strides are in words, of batch and head; all else is contiguous. */
 struct packed_rows {
@@ -45,6 +47,7 @@ struct packed_decode {
     int64_t in_bytes;    /* whether queries and weights may be rounded to 15 bits, and multiplied as whole numbers */
     float scale;         /* of the query */
     struct packed_rows key, value;
+    const int64_t *pages; /* the number of each block in memory, in the order of the tokens; null: one after another */
     const float *query; /* (batch, heads, rows, dim), contiguous */
     const float *bias;  /* (batch, heads, rows, columns - first), or null; strides of batch, head and row */
     int64_t bias_batch, bias_head, bias_row;

@@ -52,7 +52,8 @@ class PackedDecodeStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "heads", "rows", "first", "columns")),
         *((name, c_int64) for name in ("parts", "part", "by_channel", "in_bytes")),
-        *(("scale", c_float), ("key", PackedRowsStruct), ("value", PackedRowsStruct), ("query", c_void_p)),
+        *(("scale", c_float), ("key", PackedRowsStruct), ("value", PackedRowsStruct)),
+        *(("pages", c_void_p), ("query", c_void_p)),
         *(("bias", c_void_p), ("bias_batch", c_int64), ("bias_head", c_int64), ("bias_row", c_int64)),
         *(("limits", c_void_p), ("output", c_void_p), ("lse", c_void_p)),
     )
@@ -133,9 +134,11 @@ def _attend_codes(
         added = added if added.stride(3) == 1 else added.contiguous()
     each = None if limits is None else _limits(limits, rows, first)
     read = [PackedRowsStruct.of(_from_block(codes, skipped // BLOCK)) for codes in (keys, values)]
+    pages = None if keys.pages is None else keys.pages[skipped // BLOCK :].contiguous()
     work = PackedDecodeStruct(
         *(0, batch * heads * part_count, 0, heads, rows, first, columns - skipped, part_count, part),
-        *(keys.packing.by_channel, both[0].whole.dtype != torch.float32, scale, *read, query.data_ptr()),
+        *(keys.packing.by_channel, both[0].whole.dtype != torch.float32, scale, *read),
+        *(None if pages is None else pages.data_ptr(), query.data_ptr()),
         *((None, 0, 0, 0) if added is None else (added.data_ptr(), *added.stride()[:3])),
         *(None if each is None else each.data_ptr(), output.data_ptr(), lse.data_ptr()),
     )
@@ -144,7 +147,9 @@ def _attend_codes(
 
 
 def _from_block(codes: CodeRows, block: int) -> CodeRows:
-    """The codes from a block on: views."""
+    """The codes from a block on, where blocks stand one after another: views."""
+    if codes.pages is not None:
+        return codes
     return type(codes)(codes.packing, codes.dim, codes.words[:, :, block:], codes.parameters[:, :, block:])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...errors import ConfigurationError, PagesExhausted, ShapeError
 from ...lenses import Lens
-from ...nn.caches import PagedSequence
+from ...nn.caches import CacheFormat, PagedSequence
 from ...nn.caches.paged_memory import PAGE
 from ...utils.numbers import whole_number
 from .continuation import Continuation, NewToken, TokenChances
@@ -80,6 +80,8 @@ class ContinuousBatch:
         most: texts that are continued at the same time; others wait.
         chunk: tokens of a step, beside the last ones of texts that are being continued.
         draft: what proposes `drafted` tokens of each text, which one step checks: `PromptLookup` or `DraftModel`.
+        cache_format: how keys and values are stored, as `CacheFormat()` in 8 bits; tokens are those of `generate` with
+            a cache that is `packed` so.
 
     Raises:
         ConfigurationError: numbers that are no integers of at least 1; as `PagedModel`.
@@ -105,8 +107,9 @@ class ContinuousBatch:
         chunk: int = CHUNK,
         draft: Draft | None = None,
         drafted: int = 4,
+        cache_format: CacheFormat | None = None,
     ) -> None:
-        self.paged = PagedModel(model, pages, size)
+        self.paged = PagedModel(model, pages, size, cache_format=cache_format)
         self.most, self.chunk = whole_number("most", most), whole_number("chunk", chunk)
         self.draft, self.drafted = draft, whole_number("drafted", drafted)
         self.counts = BatchCounts()
@@ -342,6 +345,7 @@ def continued(
     seeds: Iterable[int] | None,
     pages: int | None,
     draft: Draft | None,
+    cache_format: CacheFormat | None,
 ) -> Iterator[tuple[int, int]]:
     """Continue texts as `LanguageModel.generate_many`; arguments are checked before the first token is computed."""
     of_each = [None] * len(texts) if seeds is None else list(seeds)
@@ -350,7 +354,7 @@ def continued(
     count = whole_number("max_new_tokens", max_new_tokens)
     if pages is None:
         pages = max(sum(-(-(len(text) + count) // PAGE) for text in texts), 1)
-    batch = ContinuousBatch(model, pages, draft=draft)
+    batch = ContinuousBatch(model, pages, draft=draft, cache_format=cache_format)
     numbers = {
         batch.add(text, count, sampling=sampling, stop=stop, seed=seed).number: number
         for number, (text, seed) in enumerate(zip(texts, of_each, strict=True))

@@ -15,7 +15,7 @@ from ...attention import Observation
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens
 from ...masks import Mask
-from ...nn import BlockCache, ProjectedMemory, TransformerBlock, WeighedCache, WeightPolicy
+from ...nn import BlockCache, CacheFormat, ProjectedMemory, TransformerBlock, WeighedCache, WeightPolicy
 from ...nn.attention_layer import SharedCallKwargs
 from ...nn.input_checks import probability
 from ...nn.linear import Linear, linear
@@ -278,6 +278,7 @@ class LanguageModel(nn.Module):
         seeds: Iterable[int] | None = None,
         pages: int | None = None,
         draft: Draft | None = None,
+        cache_format: CacheFormat | None = None,
     ) -> Iterator[tuple[int, int]]:
         """Continue texts of any lengths together, each as `generate` continues it alone; yields (text, token).
 
@@ -293,6 +294,7 @@ class LanguageModel(nn.Module):
             pages: of the memory for all texts, of 64 tokens each; without it enough for all at once. With fewer some
                 wait.
             draft: what proposes tokens that a step checks together: `PromptLookup` or `DraftModel`.
+            cache_format: how keys and values are stored, each token by itself: `regard.nn.CacheFormat()` in 8 bits.
 
         Raises:
             ShapeError: a text without tokens, or with some that the vocabulary does not have.
@@ -309,7 +311,15 @@ class LanguageModel(nn.Module):
         [5, 5]
         """
         return continued(
-            self, list(texts), max_new_tokens, sampling=sampling, stop=stop, seeds=seeds, pages=pages, draft=draft
+            self,
+            list(texts),
+            max_new_tokens,
+            sampling=sampling,
+            stop=stop,
+            seeds=seeds,
+            pages=pages,
+            draft=draft,
+            cache_format=cache_format,
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:

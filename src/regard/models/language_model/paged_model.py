@@ -12,7 +12,7 @@ from ...attention import Observation
 from ...errors import ConfigurationError
 from ...lenses import Lens
 from ...nn import Attention, BlockCache
-from ...nn.caches import LayerHeads, PagedMemory, PagedSequence, RaggedStep
+from ...nn.caches import CacheFormat, LayerHeads, PagedMemory, PagedSequence, RaggedStep
 from ...nn.caches.paged_memory import PAGE
 from .language_model_cache import LanguageModelCache
 
@@ -29,6 +29,7 @@ class PagedModel:
     Args:
         model: of layers that are `regard.nn.Attention` with keys of their own.
         pages: of the memory; `size` tokens in each.
+        cache_format: how keys and values are stored there, as codes of each token; without it as they are.
 
     Raises:
         ConfigurationError: a layer whose state is no keys and values in pages, by its number; a rotary whose
@@ -45,12 +46,16 @@ class PagedModel:
     True
     """
 
-    def __init__(self, model: LanguageModel, pages: int, size: int = PAGE) -> None:
+    def __init__(
+        self, model: LanguageModel, pages: int, size: int = PAGE, *, cache_format: CacheFormat | None = None
+    ) -> None:
         _check_states(model)
         self.model = model
         weight = model.embedding.weight
         layers = [_heads(block.attention) for block in model.blocks]  # type: ignore[arg-type]
-        self.memory = PagedMemory(layers, pages, size, dtype=weight.dtype, device=weight.device)
+        self.memory = PagedMemory(
+            layers, pages, size, dtype=weight.dtype, device=weight.device, cache_format=cache_format
+        )
         self.observed: dict[int, tuple[Observation, ...]] = {}
 
     def sequence(self, name: object) -> PagedSequence:

@@ -7,10 +7,10 @@ from .base import KeyValueStore as KeyValueStore
 from .in_place_cache import InPlaceCache as InPlaceCache
 from .kv_cache import KVCache as KVCache
 from .kv_cache import ProjectedMemory as ProjectedMemory
+from .layer_pages import LayerHeads as LayerHeads
 from .linear_cache import LinearCache as LinearCache
 from .page_pool import PagedSequence as PagedSequence
 from .page_pool import PagePool as PagePool
-from .paged_memory import LayerHeads as LayerHeads
 from .paged_memory import PagedMemory as PagedMemory
 from .ragged_step import RaggedLayer as RaggedLayer
 from .ragged_step import RaggedStep as RaggedStep

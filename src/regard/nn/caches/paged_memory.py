@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from ...core.cache_format import CacheFormat
+from .layer_pages import CodePages, LayerHeads, LayerPages, NumberPages, check_page
 from .page_pool import PagedSequence, PagePool
 
 PAGE = 64
 """Tokens of a page: half of one is lost for each sequence; runs of so many keys are read at nearly the full rate."""
-
-
-@dataclass(frozen=True)
-class LayerHeads:
-    """What a layer stores of each token: so many heads of keys and values."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
 
 
 class PagedMemory:
@@ -28,21 +19,22 @@ class PagedMemory:
 
     On a CPU the system provides memory for what is written only, so that unused pages cost nothing.
 
-    Shapes: keys[layer] (key heads, pages · size, key dim), values[layer] (key heads, pages · size, value dim).
-
     Args:
         layers: what each stores.
         pages: how many there are.
         size: tokens of a page.
+        cache_format: how keys and values are stored, as codes of 8 or 4 bits; without it as they are.
 
     Raises:
-        ConfigurationError: numbers that are no integers of at least 1.
+        ConfigurationError: numbers that are no integers of at least 1; a format with which tokens are not stored each
+            by itself, or another size than 64 with one.
+        ShapeError: heads that the format cannot store.
 
     >>> memory = PagedMemory([LayerHeads(2, 8, 8)], pages=4, size=16)
     >>> sequence = memory.sequence("first")
     >>> sequence.extend(range(20))
-    >>> memory.keys[0].shape, len(sequence.pages), memory.nbytes_of(sequence)
-    (torch.Size([2, 64, 8]), 2, 4096)
+    >>> memory.layers[0].keys.shape, len(sequence.pages), memory.nbytes_of(sequence)
+    (torch.Size([1, 2, 64, 8]), 2, 4096)
     """
 
     def __init__(
@@ -52,26 +44,29 @@ class PagedMemory:
         size: int = PAGE,
         *,
         dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | None = None,
+        cache_format: CacheFormat | None = None,
     ) -> None:
         self.pool = PagePool(pages, size)
-        rows = pages * size
+        if cache_format is not None:
+            check_page(size)
 
-        def memory(heads: int, dim: int) -> Tensor:
-            return torch.empty(heads, rows, dim, dtype=dtype, device=device)
+        def memory(layer: LayerHeads) -> LayerPages:
+            if cache_format is None:
+                return NumberPages(layer, pages * size, dtype, device)
+            return CodePages(cache_format, layer, pages * size, dtype, device)
 
-        self.keys = tuple(memory(layer.heads, layer.key_dim) for layer in layers)
-        self.values = tuple(memory(layer.heads, layer.value_dim) for layer in layers)
+        self.layers = tuple(memory(layer) for layer in layers)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all pages."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(layer.nbytes for layer in self.layers)
 
     @property
     def device(self) -> torch.device:
         """Where the memory is."""
-        return self.keys[0].device
+        return self.layers[0].keys.device
 
     def nbytes_of(self, sequence: PagedSequence) -> int:
         """Bytes of the pages that a sequence holds."""

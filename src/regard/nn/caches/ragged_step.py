@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ...masks.key_spans import earliest, latest
 from ...scores import ScaledDot
 from .attending_cache import AttendingCache, Heads
 from .buffers import check_fits
+from .layer_pages import NumberPages
 from .page_pool import PagedSequence
 from .paged_memory import PagedMemory
 
@@ -49,7 +51,8 @@ class RaggedStep:
     """The parts of a step, and what all its layers have in common.
 
     positions, slots: of all tokens, (T,): in the sequence of each, and where its keys stand in the memory. seen: of
-    each part with lenses, by its number, what every layer's attention gave.
+    each part with lenses, by its number, what every layer's attention gave. known: what pages of the first layer found,
+    for those of the others.
     """
 
     memory: PagedMemory
@@ -58,7 +61,7 @@ class RaggedStep:
     slots: Tensor
     seen: dict[int, list[Observation]] = field(default_factory=dict)
     _groups: dict[object, tuple[tuple[TokenRuns, ...], tuple[int, ...]]] = field(default_factory=dict, repr=False)
-    _gathered: dict[tuple[int, int], Tensor | slice] = field(default_factory=dict, repr=False)
+    known: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -102,19 +105,6 @@ class RaggedStep:
             self._groups[key] = tuple(groups), tuple(rest)
         return self._groups[key]
 
-    def columns(self, number: int, first: int) -> Tensor | slice:
-        """Where the memory has the keys of a part's sequence from a position on."""
-        key = number, first
-        if key not in self._gathered:
-            sequence = self.parts[number].sequence
-            runs = list(sequence.runs(first, len(sequence)))
-            if len(runs) == 1:
-                self._gathered[key] = slice(runs[0][0], sum(runs[0]))
-            else:
-                rows = [torch.arange(begin, begin + count) for begin, count in runs]
-                self._gathered[key] = torch.cat(rows).to(self.memory.device)
-        return self._gathered[key]
-
 
 class RaggedLayer(AttendingCache):
     """The keys and values of one layer in a step of many sequences: what a layer takes for its cache.
@@ -129,17 +119,17 @@ class RaggedLayer(AttendingCache):
     has_default_positions = False
 
     def __init__(self, step: RaggedStep, number: int) -> None:
-        self.step, self.number = step, number
+        self.step, self.pages = step, step.memory.layers[number]
 
     @property
     def keys(self) -> Tensor:
         """(1, key heads, all rows of the memory, key dim)."""
-        return self.step.memory.keys[self.number].unsqueeze(0)
+        return self.pages.keys
 
     @property
     def values(self) -> Tensor:
         """(1, key heads, all rows of the memory, value dim)."""
-        return self.step.memory.values[self.number].unsqueeze(0)
+        return self.pages.values
 
     @property
     def positions(self) -> Tensor:
@@ -154,7 +144,7 @@ class RaggedLayer(AttendingCache):
     @property
     def nbytes(self) -> int:
         """Bytes of the layer's memory, which all sequences share."""
-        return self.keys.nbytes + self.values.nbytes
+        return self.pages.nbytes
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> RaggedLayer:
         """Write the keys and values of the step's tokens, (1, key heads, T, ·), into the pages of their sequences.
@@ -163,8 +153,7 @@ class RaggedLayer(AttendingCache):
             ShapeError, DtypeError, DeviceError: others than the memory was made for.
         """
         check_fits(keys, values, self)
-        self.step.memory.keys[self.number].index_copy_(1, self.step.slots, keys[0])
-        self.step.memory.values[self.number].index_copy_(1, self.step.slots, values[0])
+        self.pages.write(self.step.slots, keys, values, self.step.known)
         return self
 
     def evict(self) -> RaggedLayer:
@@ -186,14 +175,14 @@ class RaggedLayer(AttendingCache):
         queries, step = heads[0], self.step
         scale = _plain_scale(queries, options)
         rest = tuple(number for number, part in enumerate(step.parts) if part.count)
-        keys, values = step.memory.keys[self.number], step.memory.values[self.number]
-        native = None if scale is None else _reader(keys, values)
+        keys, values = self.keys, self.values
+        native = None if scale is None or not isinstance(self.pages, NumberPages) else _reader(keys, values)
         output = queries.new_empty(*queries.shape[:3], values.shape[-1], dtype=values.dtype)
         if native is not None and scale is not None:
-            most = native.most_rows // (queries.shape[1] // keys.shape[0])
+            most = native.most_rows // (queries.shape[1] // keys.shape[1])
             groups, rest = step.few(options.get("mask"), most)  # type: ignore[arg-type]  # `_plain_scale` checked it
             if groups:
-                few, lse = native.forward(queries[0], keys, values, scale, groups)
+                few, lse = native.forward(queries[0], keys[0], values[0], scale, groups)
                 output = _with_sinks(few, lse, options.get("sinks")).to(values.dtype).unsqueeze(0)
         for number in rest:
             output[:, :, step.parts[number].rows] = self._attend_alone(number, queries, options)
@@ -223,10 +212,9 @@ class RaggedLayer(AttendingCache):
 
     def _alone(self, number: int, queries: Tensor, options: AttentionOptions) -> Heads:
         """Queries, keys and values of one part; no keys before all that its mask leaves."""
-        part, memory = self.step.parts[number], self.step.memory
-        columns = self.step.columns(number, _first_key(options.get("mask"), part))
-        keys, values = memory.keys[self.number][:, columns], memory.values[self.number][:, columns]
-        return queries[:, :, part.rows], keys.unsqueeze(0), values.unsqueeze(0)
+        part = self.step.parts[number]
+        first = _first_key(options.get("mask"), part)
+        return queries[:, :, part.rows], *self.pages.of(part.sequence, first, self.step.known)
 
     def _own(self, number: int, options: AttentionOptions) -> AttentionOptions:
         """The options of a call for one part, at the positions of its tokens and keys."""
