@@ -1,7 +1,7 @@
 """A view of slides for each lesson of the course: `course/NAME-slides.html` beside the page, plain HTML and CSS.
 
-A slide is what stands below one heading. In a browser each fills the window, and scrolling stops at it; printed, each is
-a sheet of A4.
+A slide is what stands below one heading. In a browser each fills the window, and scrolling stops at it; printed, each
+is a sheet of A4.
 """
 
 import html

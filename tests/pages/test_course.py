@@ -1,4 +1,4 @@
-"""The lessons of the course have all their parts, in both languages; their commands run, and slides have one idea each."""
+"""Lessons of the course have all their parts in both languages, their commands run, and slides have one idea each."""
 
 import importlib.util
 import re
