@@ -76,3 +76,9 @@ def test_texts_of_steps_are_in_the_same_words_and_register():
         assert HANGUL.search(wording.ko) or wording.ko == wording.en, wording
         assert other_names(wording.ko) == [], wording
         assert not re.search(r"(?<!니)다$", wording.ko), wording
+
+
+def test_the_rules_of_the_doctor_are_all_in_korean():
+    row = re.compile(r"^\| `(ATT\d+)` \| (\w+) \| .+ \|$", flags=re.MULTILINE)
+    english, korean = (row.findall((DOCS / f"doctor{suffix}.md").read_text("utf-8")) for suffix in ("", ".ko"))
+    assert korean == english
