@@ -30,7 +30,7 @@ HINTS = {
         "위치 m(0부터)의 벡터는 90도씩 m번 회전합니다. 한 번 회전하면 (a, b)가 (-b, a)가 됩니다.",
     ),
     "transformer-block": Wording(
-        "A norm takes the mean of a row from it and divides by its standard deviation; the network's b_1 and b_2 are 0.",
+        "A norm takes the mean of a row from it and divides by its standard deviation; b_1 and b_2 are 0.",
         "정규화는 행에서 평균을 빼고 표준편차로 나눕니다. 신경망의 b_1과 b_2는 0입니다.",
     ),
     "attention-sink": Wording("The score of the sink is 1.", "싱크의 점수는 1입니다."),
