@@ -105,7 +105,9 @@ def table_html(table: PrintedTable, language: str) -> str:
     hand = f'<p class="by-hand">{html.escape(example)}</p>' if example else ""
     caption = f'{html.escape(say(table.title))} <span class="step-formula">{html.escape(table.formula)}</span>'
     head = f"<caption>{caption}</caption><thead><tr><td></td>{cells}</tr></thead>"
-    return f'<div class="step-table" tabindex="0"><table class="numbers">{head}<tbody>{rows}</tbody></table>{hand}</div>'
+    return (
+        f'<div class="step-table" tabindex="0"><table class="numbers">{head}<tbody>{rows}</tbody></table>{hand}</div>'
+    )
 
 
 def _cell(text: str) -> str:
