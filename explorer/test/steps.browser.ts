@@ -168,7 +168,7 @@ test("without a server it has the words and single changes, and says what it has
   const { page, quiet } = await open("", { stored: true });
   await page.getByRole("checkbox", { name: /학생이다/ }).uncheck();
   await settled(page);
-  assert.match((await page.locator(".next").textContent()) ?? "", /다음 단어가 바뀐다/);
+  assert.match((await page.locator(".next").textContent()) ?? "", /다음 단어가 바뀝니다/);
   await page.getByRole("button", { name: "1: I" }).click();
   await settled(page);
   assert.match((await page.locator(".next").textContent()) ?? "", /^다음 단어I /);

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from regard_command.command_error import CommandError
 from regard_command.stdio import emit
+
+VERDICTS = {"en": ("not so here", "holds here"), "ko": ("여기서는 다름", "여기서도 맞음")}
+"""Whether a rule of the textbooks holds on this machine."""
 
 
 def advise(
@@ -46,6 +49,10 @@ def advise(
         bool, typer.Option("--exact/--any", help="Recommend attention to all pairs alone, or any mechanism.")
     ] = True,
     table: Annotated[bool, typer.Option("--table", help="Print the textbooks' rules and what holds here.")] = False,
+    language: Annotated[
+        Literal["en", "ko"] | None,
+        typer.Option("--lang", help="Language of --table. [default: en]", show_default=False),
+    ] = None,
     output: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> None:
     """Compare attention mechanisms for a task, and recommend one.
@@ -58,8 +65,10 @@ def advise(
         raise CommandError(f"there is no format {output!r}: text or json")
     as_json = output == "json"
     if table:
-        _print_rules(as_json)
+        _print_rules(as_json, language or "en")
         return
+    if language is not None:
+        raise CommandError("--lang is the language of --table: add --table, or leave --lang out")
     from regard.advisor import advise as compare
 
     settings = {
@@ -95,12 +104,12 @@ def _number(name: str, text: str) -> int:
         raise CommandError(f"{name} needs a whole number, such as 131072; it is {text!r}") from None
 
 
-def _print_rules(as_json: bool) -> None:
+def _print_rules(as_json: bool, language: str) -> None:
     from dataclasses import asdict
 
     from regard.advisor import decision_table
 
-    rules = decision_table()
+    rules = decision_table(language)
     if as_json:
         emit([json.dumps([asdict(rule) for rule in rules], indent=2)])
         return
@@ -108,6 +117,6 @@ def _print_rules(as_json: bool) -> None:
     for rule in rules:
         lines += [
             f"{rule.situation}: {rule.textbook}",
-            f"   {'holds here' if rule.holds else 'not so here'}: {rule.here}",
+            f"   {VERDICTS[language][rule.holds]}: {rule.here}",
         ]
     emit(lines)

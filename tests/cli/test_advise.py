@@ -54,3 +54,14 @@ def test_a_model_brings_its_own_settings(regard, tmp_path):
     done = regard("advise", "--model", str(tmp_path), "--heads", "8")
     assert done.exit_code == 2
     assert "heads is 8, but the model has 2" in done.stderr
+
+
+def test_the_table_of_textbook_rules_in_korean(regard):
+    english, korean = (regard("advise", "--table", "--lang", language).stdout.splitlines() for language in ("en", "ko"))
+    assert len(english) == len(korean) == 16
+    for before, after in zip(english[1::2], korean[1::2], strict=True):
+        assert before.strip().startswith("holds here") == after.strip().startswith("여기서도 맞음")
+    assert korean[0] == "표준 트랜스포머: 스케일드 닷 프로덕트, 멀티 헤드"
+    refused = regard("advise", "--lang", "ko")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--lang is the language of --table: add --table, or leave --lang out" in refused.stderr

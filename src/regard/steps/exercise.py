@@ -29,6 +29,10 @@ HINTS = {
         "A vector at position m, from 0, is turned by m quarter turns, each of which makes (-b, a) of (a, b).",
         "위치 m(0부터)의 벡터는 90도씩 m번 회전합니다. 한 번 회전하면 (a, b)가 (-b, a)가 됩니다.",
     ),
+    "transformer-block": Wording(
+        "A norm takes the mean of a row from it and divides by its standard deviation; b_1 and b_2 are 0.",
+        "정규화는 행에서 평균을 빼고 표준편차로 나눕니다. 신경망의 b_1과 b_2는 0입니다.",
+    ),
     "attention-sink": Wording("The score of the sink is 1.", "싱크의 점수는 1입니다."),
     "top-scores": Wording(
         "Softmax over the two largest scores of a row; the other weights are 0.",
@@ -119,7 +123,8 @@ def is_given(table: StepTable, steps: Walkthrough) -> bool:
 def is_asked(table: StepTable, steps: Walkthrough) -> bool:
     """Whether a table is left blank on a sheet."""
     _, step = step_of(table.key)
-    repeated = "positions" in steps.keys and step in ("query", "key", "value")  # all three are the input
+    plain = "positions" in steps.keys and "query_projection" not in steps.keys
+    repeated = plain and step in ("query", "key", "value")  # all three are the input
     return not (is_given(table, steps) or step in UNASKED or repeated)
 
 

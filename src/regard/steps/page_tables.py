@@ -19,12 +19,13 @@ GIVEN = {
 """Tables that a class computes from, besides projections; all others are covered when it predicts."""
 NO_KEY = Wording(
     "No key is left: every weight is 0, and so is the context.",
-    "볼 수 있는 키가 없다: 가중치가 모두 0이고, 문맥 벡터도 0이다.",
+    "볼 수 있는 키가 없습니다: 가중치가 모두 0이고, 문맥 벡터도 0입니다.",
 )
 SHIFTED = Wording(
     "The largest score of the row was subtracted first, so that no exponential is too large or too small: the softmax "
     "is the same without it.",
-    "지수 함수값이 너무 크거나 작아지지 않도록 행의 가장 큰 점수를 먼저 뺐다. 소프트맥스의 결과는 빼지 않아도 같다.",
+    "지수 함수값이 너무 크거나 작아지지 않도록 행의 가장 큰 점수를 먼저 뺐습니다. "
+    "소프트맥스의 결과는 빼지 않아도 같습니다.",
 )
 EXPONENTIALS = "exponentials"
 

@@ -138,7 +138,7 @@ _MASKING = [
     ),
     _mistake(
         "the mask was read the wrong way round: 1 means attend",
-        "마스크를 거꾸로 읽었습니다. 1이 '본다'입니다",
+        "마스크를 거꾸로 읽었습니다. 1이 '참조'입니다",
         lambda tables: _masked(tables, 1 - tables["mask"], -math.inf),
     ),
     _mistake(

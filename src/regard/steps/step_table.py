@@ -89,8 +89,36 @@ class StepTable:
             "marked": None if self.marked is None else self.marked.tolist(),
         }
 
+    def text(self, language: str = "en", digits: int = 3) -> str:
+        """The table as aligned text, in "en" or "ko"; changed numbers have an asterisk.
+
+        >>> from regard.steps import worked_example
+        >>> print(worked_example("luong-dot")["weights"].text("ko"))
+        2. 어텐션 가중치(어텐션 분포): 행마다 소프트맥스    a_ij = exp(e_ij) / Σ_k exp(e_ik)
+               나는   학생   이다  합
+          s1  0.245  0.090  0.665   1
+          손으로: 2.718 / (2.718 + 1 + 7.389) = 0.245
+        """
+        return self._rendered(table_formats.as_text, language, digits)
+
+    def markdown(self, language: str = "en", digits: int = 3) -> str:
+        """The table in Markdown, under a heading of level 3, with its formula in LaTeX."""
+        return self._rendered(table_formats.as_markdown, language, digits)
+
+    def csv(self, language: str = "en", digits: int = 6) -> str:
+        """The table as comma-separated values, all features of it, under a line with its title and formula."""
+        return self._rendered(table_formats.as_csv, language, digits)
+
+    def html(self, language: str = "en", digits: int = 3) -> str:
+        """The table as a section of HTML."""
+        return self._rendered(table_formats.as_html, language, digits)
+
     def __str__(self) -> str:
-        return table_formats.as_text(self, "en", 3)
+        return self.text()
+
+    def _rendered(self, render: table_formats.Renderer, language: str, digits: int) -> str:
+        check_language(language)
+        return render(self, language, digits)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
-from ..errors import ConfigurationError, nearest
-
-Language = Literal["en", "ko"]
-
-
-class Wording(NamedTuple):
-    """One text in English and in Korean; a text without a Korean form is the same in both."""
-
-    en: str
-    ko: str = ""
-
-    def text(self, language: str) -> str:
-        """The text in "en" or "ko"."""
-        return self.ko or self.en if language == "ko" else self.en
+from ..utils.bilingual import Language as Language
+from ..utils.bilingual import Wording as Wording
+from ..utils.bilingual import check_language as check_language
 
 
 class StepWording(NamedTuple):
@@ -26,16 +15,6 @@ class StepWording(NamedTuple):
     title: Wording
     formula: str
     latex: str
-
-
-def check_language(language: str) -> None:
-    """Raise an error for a language without wording.
-
-    Raises:
-        ConfigurationError: the language is neither "en" nor "ko".
-    """
-    if language not in get_args(Language):
-        raise ConfigurationError(f"language is {language!r}; {nearest(language, get_args(Language))}")
 
 
 SUM = Wording("sum", "합")
@@ -113,7 +92,7 @@ STEPS = {
         Wording("Scores, capped", "상한을 둔 점수"), "e_ij = c · tanh(e_ij / c)", r"e_{ij} = c \tanh(e_{ij} / c)"
     ),
     "bias": StepWording(Wording("Bias B", "편향 B"), "B", "B"),
-    "mask": StepWording(Wording("Mask M: 1 = attend", "마스크 M: 1 = 본다"), "M", "M"),
+    "mask": StepWording(Wording("Mask M: 1 = attend", "마스크 M: 1 = 참조"), "M", "M"),
     "masked_scores": StepWording(
         Wording("Scores with the mask", "마스크를 적용한 점수"),
         "e_ij if M_ij = 1, else -∞",
@@ -153,7 +132,8 @@ STEPS = {
     ),
     "normalized": StepWording(
         Wording(
-            "Layer norm: each row less its mean, over its deviation", "층 정규화: 행마다 평균을 빼고 표준편차로 나눈다"
+            "Layer norm: each row less its mean, over its deviation",
+            "층 정규화: 행마다 평균을 빼고 표준편차로 나눕니다",
         ),
         "γ (x - mean) / √(variance + ε) + β",
         r"\gamma \frac{x - \mathrm{mean}}{\sqrt{\mathrm{variance} + \varepsilon}} + \beta",
