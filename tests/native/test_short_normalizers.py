@@ -69,12 +69,10 @@ def test_gradients_through_the_log_sum_exp(normalizer):
 
 def test_what_keys_leave_of_a_row_is_known_where_no_float_is_that_small():
     scores = torch.full((1, 1, 2, 200), 3.0)
-    scores[..., 1, :] = -300.0
-    number = regard.observe(
-        scores, *[torch.eye(200)[None, None]] * 2, scale=1.0, normalizer=normalizers.StickBreaking()
-    )
+    scores[..., 1, :], each = -300.0, torch.eye(200)[None, None]
+    seen = regard.observe(scores, each, each, scale=1.0, normalizer=normalizers.StickBreaking())
     expected = torch.tensor([[[-200 * (3.0 + torch.tensor(-3.0).exp().log1p()), 0.0]]])
-    torch.testing.assert_close(number.lse, expected, atol=1e-30, rtol=2e-6)
+    torch.testing.assert_close(seen.lse, expected, atol=1e-30, rtol=2e-6)
 
 
 @pytest.mark.parametrize(
