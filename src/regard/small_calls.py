@@ -162,7 +162,7 @@ def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:
     if not isinstance(normalizer, Normalizer):
         return None
     numbers = vars(normalizer).values()
-    if not all(type(number) in (int, float, NoneType) for number in numbers):
+    if not all(type(number) in (bool, int, float, NoneType) for number in numbers):
         return None
     return type(normalizer), *numbers
 

@@ -49,6 +49,23 @@ def test_exactly_k_keys_have_weight_of_equal_scores_too(k, keys):
     torch.testing.assert_close(weights, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["short", None])
+def test_hard_weights_are_those_of_the_formula_and_gradients_those_of_softmax(kernel, dtype):
+    torch.manual_seed(4)
+    drawn, found, number = torch.randn(3, 2, 3, 53, 8).to(dtype), [], []
+    for own, way in ((dtype, kernel), (torch.float64, "reference")):
+        leaves = [each.to(own).requires_grad_() for each in drawn]
+        options = {"mask": masks.causal(), "normalizer": normalizers.Hard(), "kernel": way}
+        output = regard.attention(*leaves, **options)
+        found.append([output, *torch.autograd.grad(output.square().sum(), leaves)])
+        number.append(regard.observe(*leaves, mask=masks.causal(), normalizer=normalizers.Hard()).lse)
+    allowed = 2e-5 if dtype == torch.float32 else 0.1
+    for ours, exact in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=allowed, atol=allowed)
+    torch.testing.assert_close(number[0].double(), number[1].double(), rtol=1e-3, atol=allowed)
+
+
 @pytest.mark.parametrize("normalizer", [normalizers.ReLU(), normalizers.ReLU(2), normalizers.Softpick()], ids=repr)
 def test_gradients_through_the_log_sum_exp(normalizer):
     torch.manual_seed(0)
@@ -77,7 +94,10 @@ def test_what_keys_leave_of_a_row_is_known_where_no_float_is_that_small():
 
 @pytest.mark.parametrize(
     "normalizer",
-    [normalizers.ReLU(), normalizers.Softpick(), normalizers.StickBreaking(), normalizers.TopScores(3)],
+    [
+        *(normalizers.ReLU(), normalizers.Softpick(), normalizers.StickBreaking(), normalizers.TopScores(3)),
+        normalizers.Hard(),
+    ],
     ids=repr,
 )
 def test_rows_without_keys_and_hidden_infinity_are_0(normalizer):

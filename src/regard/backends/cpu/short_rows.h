@@ -363,6 +363,42 @@ INLINE void largest_gradients(const struct score_row *row, float *gradients, int
     }
 }
 
+/* The first of a row's own columns that has a number; -1 where none has. */
+INLINE int64_t column_of(const struct score_row *row, float number) {
+    for (int64_t j = row->own.first; j < row->own.last; j++)
+        if (row->scores[j] == number) return j;
+    return -1;
+}
+
+/* All numbers of a row become 0, and that of one column 1; below 0: of none. */
+INLINE void mark_column(const struct score_row *row, int64_t column) {
+    for (int64_t j = row->all.first; j < row->all.last; j += LANES) store(row->scores + j, broadcast(0.0f));
+    if (column >= 0) row->scores[column] = 1.0f;
+}
+
+/* Scores become terms of weights, whose sum is returned; number: log2 of the sum of all exp(score). */
+INLINE float hard_row(const struct score_row *row, float *number, const int paired) {
+    lanes sum = {0};
+    float largest = hide_others(row);
+    if (largest - largest != 0.0f) largest = 0.0f; /* a row without keys, or NaN */
+    int64_t column = column_of(row, largest);
+    for (int64_t j = row->all.first; j < row->all.last; j += LANES)
+        sum += exp_or_zero(load(row->scores + j) - largest);
+    float total = sum_lanes(sum);
+    *number = (largest + logf(total)) * (float)LOG2_E;
+    mark_column(row, total > 0.0f ? column : -1);
+    for (int64_t j = row->all.first; paired && j < row->all.last; j += LANES)
+        store_terms(row->scores, j, load(row->scores + j), paired);
+    return total > 0.0f ? 1.0f : total; /* NaN stays */
+}
+
+/* Scores become weights, and the gradients of weights those that softmax would have. */
+INLINE void hard_gradients(const struct score_row *row, float *gradients) {
+    int64_t column = column_of(row, hide_others(row));
+    largest_gradients(row, gradients, row->own.last - row->own.first);
+    mark_column(row, column);
+}
+
 /* Scores become terms of weights, whose sum is returned; number: the threshold, what is left, or log2 of a factor of the
  * sum, 0 where there is none. */
 INLINE float normalize_row(const struct short_attention *problem, const struct score_row *row, float *number,
@@ -375,6 +411,7 @@ INLINE float normalize_row(const struct short_attention *problem, const struct s
     case RELU: return problem->shift > 1.0 ? relu_row(row, number, 1, paired) : relu_row(row, number, 0, paired);
     case SOFTPICK: return softpick_row(row, number, paired);
     case STICKS: return stick_row(row, problem->lse ? number : 0, paired);
+    case HARD: return hard_row(row, number, paired);
     default: return largest_row(row, (int64_t)problem->shift, number, paired);
     }
 }
@@ -400,6 +437,7 @@ INLINE void row_gradients(const struct short_attention *problem, const struct sc
         break;
     case SOFTPICK: softpick_gradients(row, gradients, grad_lse); break;
     case STICKS: stick_gradients(row, gradients); break;
+    case HARD: hard_gradients(row, gradients); break;
     default: largest_gradients(row, gradients, (int64_t)problem->shift);
     }
 }
