@@ -59,11 +59,33 @@ def test_hard_weights_are_those_of_the_formula_and_gradients_those_of_softmax(ke
         options = {"mask": masks.causal(), "normalizer": normalizers.Hard(), "kernel": way}
         output = regard.attention(*leaves, **options)
         found.append([output, *torch.autograd.grad(output.square().sum(), leaves)])
-        number.append(regard.observe(*leaves, mask=masks.causal(), normalizer=normalizers.Hard()).lse)
+        query, key, value = leaves
+        number.append(regard.observe(query, key, value, mask=masks.causal(), normalizer=normalizers.Hard()).lse)
     allowed = 2e-5 if dtype == torch.float32 else 0.1
     for ours, exact in zip(*found, strict=True):
         torch.testing.assert_close(ours.double(), exact, rtol=allowed, atol=allowed)
     torch.testing.assert_close(number[0].double(), number[1].double(), rtol=1e-3, atol=allowed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [1.0, 8.0])
+def test_softmax_off_by_one_is_the_formula_also_where_its_like_came_before(spread, dtype):
+    torch.manual_seed(5)
+    drawn = (spread * torch.randn(3, 2, 3, 53, 8)).to(dtype)
+    keep, above = masks.causal().dense(53, 53), torch.randn(2, 3, 53, 8)
+    exact = [each.double().requires_grad_() for each in drawn]
+    scores = (exact[0] @ exact[1].mT / 8**0.5).masked_fill(~keep, -torch.inf)
+    expected = torch.nn.functional.pad(scores, (0, 1)).softmax(-1)[..., :-1] @ exact[2]
+    gradients = torch.autograd.grad(expected, exact, above.double())
+    allowed = (2e-5 if dtype == torch.float32 else 0.05) * spread**2
+    for _ in range(3):
+        leaves = [each.clone().requires_grad_() for each in drawn]
+        output = regard.attention(*leaves, mask=masks.causal(), normalizer=normalizers.Softmax1())
+        found = torch.autograd.grad(output, leaves, above.to(dtype))
+        with torch.no_grad():
+            plain = regard.attention(*drawn, mask=masks.causal(), normalizer=normalizers.Softmax1())
+        for ours, theirs in zip([output, plain, *found], [expected, expected, *gradients], strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=allowed, atol=allowed)
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.ReLU(), normalizers.ReLU(2), normalizers.Softpick()], ids=repr)

@@ -21,7 +21,7 @@ from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...errors import DtypeError, ShapeError
-from ...normalizers import Entmax, Hard, ReLU, Sigmoid, Softpick, Sparsemax, StickBreaking, TopScores
+from ...normalizers import Entmax, Hard, ReLU, Sigmoid, Softmax1, Softpick, Sparsemax, StickBreaking, TopScores
 from ...tiles.pair_terms import PairTerms
 from . import library
 from .flash_tiles import RowsStruct
@@ -38,7 +38,7 @@ MAX_LAYOUTS = 4096
 """The number of memoized layouts at which the memo is cleared."""
 LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
-SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD = range(9)
+SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD, SOFTMAX1 = range(10)
 """Normalizers, as in short.h."""
 BY_ALPHA = {1.5: (ENTMAX, 0.0), 2.0: (SPARSEMAX, 0.0)}
 LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
@@ -419,6 +419,7 @@ CODES: dict[type[Normalizer], Callable[[Any], tuple[int, float] | None]] = {
     Hard: lambda _: (HARD, 0.0),  # noise is a bias
     ReLU: lambda relu: (RELU, float(relu.power)),
     Sigmoid: _of_sigmoid,
+    Softmax1: lambda _: (SOFTMAX1, 0.0),
     Softpick: lambda _: (SOFTPICK, 0.0),
     Sparsemax: lambda _: (SPARSEMAX, 0.0),
     StickBreaking: lambda _: (STICKS, 0.0),
