@@ -150,11 +150,7 @@ def attend_repeatedly(
         return None
     except KeyError:
         problem = make_problem(query, key, value, mask=mask, scale=scale, normalizer=normalizer)
-        if (
-            problem.normalizer is None and normalizer is not None
-        ):  # sinks of 0 stand for it, which C has as it was given
-            problem = replace(problem, sinks=None, normalizer=normalizer)
-        call = _remember(calls, known, problem, step)
+        call = _remember(calls, known, _as_given(problem, normalizer), step)
     if call is None:
         return None
     if type(call) is PreparedCall:

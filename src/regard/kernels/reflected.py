@@ -92,7 +92,7 @@ class ReflectedKernel:
         output, lse = merged
         return Result(output.to(problem.value.dtype), lse if problem.wants_lse else None)
 
-    def _part(self, part: _Part) -> tuple[Tensor, Tensor]:
+    def _part(self, part: _ReflectedPart) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of all rows over the keys of a part."""
         result = self._kernel(part.problem).run(part.problem)
         if result.lse is None:
@@ -116,7 +116,7 @@ def _merged(first: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _ReflectedPart:
     """The problem of some blocks in the order of their rows, (batch · blocks, heads, rows, ·).
 
     before: how many rows are before those of each block, which are no rows of it. length: of the sequence.
@@ -135,7 +135,7 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _Blocks:
+class _CarriedBlocks:
     """Blocks of `size` tokens: queries carried back to their first, keys behind their last, and their products.
 
     Shapes: queries, keys and values (batch, heads, T, ·), products (batch, heads, T // size, D, D). The last block may
@@ -157,7 +157,7 @@ class _Blocks:
         """The rows behind the pairs that have a whole block before them, which is in no pair."""
         return slice((2 * self.pairs + 1) * self.size, self.queries.shape[2])
 
-    def joined(self) -> _Blocks:
+    def joined(self) -> _CarriedBlocks:
         """Blocks of two neighbours each."""
         pairs, size, rest = self.pairs, self.size, self.rest
         left, right = self.products[:, :, 0 : 2 * pairs : 2], self.products[:, :, 1 : 2 * pairs : 2]
@@ -170,10 +170,10 @@ class _Blocks:
         if behind.shape[2]:
             behind = behind @ self.products[:, :, 2 * pairs].mT
         keys = torch.cat([keys, self.keys[:, :, 2 * pairs * size :]], 2)
-        return _Blocks(2 * size, torch.cat([queries, between, behind], 2), keys, left @ right)
+        return _CarriedBlocks(2 * size, torch.cat([queries, between, behind], 2), keys, left @ right)
 
 
-def _parts(problem: Problem, reflections: ReflectedScores) -> Iterator[_Part]:
+def _parts(problem: Problem, reflections: ReflectedScores) -> Iterator[_ReflectedPart]:
     """The pairs of a causal mask: those within chunks, and of blocks of 1, 2, 4, ... chunks those of two neighbours."""
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `path` refuses other forms
     gates = next((bias for bias in bias_parts(problem.bias) if isinstance(bias, GateSums)), None)
@@ -188,24 +188,28 @@ def _parts(problem: Problem, reflections: ReflectedScores) -> Iterator[_Part]:
     if gates is not None:
         sums = tuple(pad(each.expand(*every, 1), (0, 0, 0, filled)) for each in (gates.rows, gates.columns))
 
-    def part(own: tuple[Tensor, Tensor, Tensor], rows: _Rows, columns: _Rows, before: int, bias: Bias | None) -> _Part:
+    def part(
+        own: tuple[Tensor, Tensor, Tensor], rows: _RowBlocks, columns: _RowBlocks, before: int, bias: Bias | None
+    ) -> _ReflectedPart:
         if sums is not None and gates is not None:
             of_gates = GateSums(rows.select(sums[0]), columns.select(sums[1]), gates.exact)
             bias = of_gates if bias is None else bias + of_gates
         mask = causal() if before == 0 else None
         own_pairs = DotPairs(own[0], own[1], pairs.scale)
-        return _Part(Problem(own_pairs, own[2], mask, bias, wants_lse=True), rows.blocks, before, length)
+        return _ReflectedPart(Problem(own_pairs, own[2], mask, bias, wants_lse=True), rows.blocks, before, length)
 
-    chunks = _Rows(0, CHUNK, CHUNK, path.queries.shape[2])
+    chunks = _RowBlocks(0, CHUNK, CHUNK, path.queries.shape[2])
     near = TensorBias(path.near.transpose(1, 2).flatten(0, 1) * pairs.scale)
     yield part((chunks.select(query), chunks.select(key), chunks.select(value)), chunks, chunks, 0, near)
-    blocks = _Blocks(CHUNK, path.queries.flatten(2, 3), path.keys.flatten(2, 3), path.products)
+    blocks = _CarriedBlocks(CHUNK, path.queries.flatten(2, 3), path.keys.flatten(2, 3), path.products)
     while blocks.size < query.shape[2]:
         size, whole = blocks.size, blocks.pairs
-        halves = [(_Rows(size, size, 2 * size, whole), _Rows(0, size, 2 * size, whole), size)] if whole else []
+        halves = (
+            [(_RowBlocks(size, size, 2 * size, whole), _RowBlocks(0, size, 2 * size, whole), size)] if whole else []
+        )
         if (behind := blocks.rest).start < behind.stop:
-            last = _Rows(behind.start - size, size, size, 1)
-            halves.append((_Rows(behind.start, behind.stop - behind.start, size, 1), last, behind.start))
+            last = _RowBlocks(behind.start - size, size, size, 1)
+            halves.append((_RowBlocks(behind.start, behind.stop - behind.start, size, 1), last, behind.start))
         for rows, columns, before in halves:
             own = rows.select(blocks.queries), columns.select(blocks.keys), columns.select(value)
             yield part(own, rows, columns, before, None)
@@ -213,7 +217,7 @@ def _parts(problem: Problem, reflections: ReflectedScores) -> Iterator[_Part]:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowBlocks:
     """Blocks of `size` rows, the first from `start` on, each `step` after the one before."""
 
     start: int
