@@ -33,8 +33,7 @@ CALLS_OF_CHUNKS, CALLS_OF_LEVEL = 60.0, 60.0
 
 def has_reflections(problem: Problem) -> bool:
     """Whether a bias of a problem, or a part of it, is that of PaTH."""
-    bias = problem.bias
-    return bias is not None and any(isinstance(each, ReflectedScores) for each in bias_parts(bias))
+    return any(isinstance(each, ReflectedScores) for each in bias_parts(problem.bias))
 
 
 class ReflectedKernel:

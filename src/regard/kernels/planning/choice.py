@@ -93,7 +93,7 @@ AnyKernel = TypeVar("AnyKernel", bound=Kernel)
 def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
     """The kernels of softmax attention, or of the problem's normalizer."""
     if problem.normalizer is None:
-        return REFLECTED_KERNELS if has_reflections(problem) else KERNELS
+        return REFLECTED_KERNELS if problem.bias is not None and has_reflections(problem) else KERNELS
     return ROW_KERNELS if problem.normalizer.kernels is None else problem.normalizer.kernels
 
 
