@@ -13,6 +13,7 @@ strides and scale, which what is prepared depends on; whether keys and values ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from types import NoneType
 from typing import Any, ParamSpec, TypeAlias, cast
@@ -149,7 +150,7 @@ def attend_repeatedly(
         return None
     except KeyError:
         problem = make_problem(query, key, value, mask=mask, scale=scale, normalizer=normalizer)
-        call = _remember(calls, known, problem, step)
+        call = _remember(calls, known, _as_given(problem, normalizer), step)
     if call is None:
         return None
     if type(call) is PreparedCall:
@@ -162,7 +163,7 @@ def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:
     if not isinstance(normalizer, Normalizer):
         return None
     numbers = vars(normalizer).values()
-    if not all(type(number) in (int, float, NoneType) for number in numbers):
+    if not all(type(number) in (bool, int, float, NoneType) for number in numbers):
         return None
     return type(normalizer), *numbers
 
@@ -175,6 +176,13 @@ def _described_growing(tensor: Tensor) -> tuple[Any, ...]:
     """Of a cache: its length up to a power of two, as limits of kernels are such, and no strides that follow it."""
     batch, heads, length, dim = tensor.shape
     return batch, heads, (length - 1).bit_length(), dim, tensor.stride(3), tensor.dtype, tensor.device
+
+
+def _as_given(problem: Problem, normalizer: Normalizer | None) -> Problem:
+    """The problem with its normalizer where sinks stand for it, as they do for Softmax1, which is a pass of its own."""
+    if normalizer is None or problem.normalizer is not None:
+        return problem
+    return replace(problem, sinks=None, normalizer=normalizer)
 
 
 def _remember(

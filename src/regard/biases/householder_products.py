@@ -116,7 +116,8 @@ def path(vectors: Tensor, beta: Tensor) -> Bias:
     it: `biases.path(w, beta) + biases.forget_gates(log_gates)` is PaTH-FoX.
 
     In the paper w is a projection of the token, convolved over the last tokens and divided by its norm, and β is twice
-    the sigmoid of another one. Products of reflections are taken for chunks of 64 keys, by a triangular system, and
+    the sigmoid of another one. Products of reflections are taken for chunks of 64 keys, by a triangular system. Under a
+    causal mask alone the kernel `reflected` makes plain attention of the rest. With other masks the products are
     applied to a few rows of queries at a time from their own chunk backwards: memory is linear in the lengths, and the
     work is that of the scores plus D² numbers for each query and chunk.
 
@@ -180,16 +181,47 @@ def _chunks(key: Tensor, vectors: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]
 
     A row x becomes x H_s … H_e = x - g W with g (I + U) = β (x · w), U_ut = β_t w_u · w_t for u < t.
     """
-    missing = -key.shape[-2] % CHUNK
-    key, vectors, beta = (
-        pad(each, (0, 0, 0, missing)).unflatten(-2, (-1, CHUNK)) for each in (key, vectors, beta)
-    )  # [..., H, C, CHUNK, ·]
+    ends, whole = _carried_behind(*(_in_chunks(each) for each in (key, vectors, beta)))
+    return ends.flatten(-3, -2), whole.flatten(-3, -2)
+
+
+def _in_chunks(tensor: Tensor) -> Tensor:
+    """(..., N, ·) as (..., C, CHUNK, ·), with zeros behind the last."""
+    return pad(tensor, (0, 0, 0, -tensor.shape[-2] % CHUNK)).unflatten(-2, (-1, CHUNK))
+
+
+def _carried_behind(key: Tensor, vectors: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys of chunks behind the last token of theirs, and the product of each chunk; see `_chunks`."""
     system = (vectors @ vectors.mT * beta.mT).triu(1)
     products = (key @ vectors.mT * beta.mT).triu(1)  # a key's own reflection is not between it and a query
     ends = key - _solved(system, products, upper=True) @ vectors
     identity = torch.eye(key.shape[-1], dtype=key.dtype, device=key.device)
-    whole = identity - _solved(system, vectors.mT * beta.mT, upper=True) @ vectors
-    return ends.flatten(-3, -2), whole.flatten(-3, -2)
+    return ends, identity - _solved(system, vectors.mT * beta.mT, upper=True) @ vectors
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkedPath:
+    """What chunks of `CHUNK` tokens have of a path, for the same queries and keys; the last one is filled with zeros.
+
+    Shapes, for C chunks: near (..., C, CHUNK, CHUNK), numbers as of `ReflectedScores` for scale 1, within each chunk;
+    queries (..., C, CHUNK, D), carried back to the first token of their chunk, H_s … H_i q_i; keys (..., C, CHUNK, D),
+    carried behind the last, k_j H_j+1 … H_e; products (..., C, D, D).
+    """
+
+    near: Tensor
+    queries: Tensor
+    keys: Tensor
+    products: Tensor
+
+    @classmethod
+    def of_tokens(cls, query: Tensor, key: Tensor, vectors: Tensor, beta: Tensor) -> ChunkedPath:
+        """Of query, key and vectors (..., N, D), and beta (..., N, 1)."""
+        query, key, vectors, beta = (_in_chunks(each) for each in (query, key, vectors, beta))
+        gram = vectors @ vectors.mT * beta.mT
+        coefficients = _solved(gram.tril(-1), (query @ vectors.mT * beta.mT).tril(), upper=False)
+        near = -coefficients @ _after(vectors @ key.mT)
+        keys, products = _carried_behind(key, vectors, beta)
+        return cls(near, query - coefficients @ vectors, keys, products)
 
 
 def carried_keys(before: Tensor, keys: Tensor, vectors: Tensor, beta: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
 `dense_block.Rectangle` tests it.
 
 - forward: `run_nan_safe` here, called by `custom_op.compute_forward` for all kernels with a backward of their own, by
-  `ReferenceKernel.run`, and by `SdpaKernel.run` where that does not go through `custom_op`;
+  `ReferenceKernel.run`, `ReflectedKernel.run`, and by `SdpaKernel.run` where that does not go through `custom_op`;
 - one call of C that is tried before the rest: `short.attend_without_gradient` and `short._AttendShort`, both by way of
   `small_calls` too, where C says whether what it wrote is finite; `decode._attend_step`, which reads its output once
   more where there is a mask. What is not finite goes the way of all kernels, `custom_op`; where nothing is masked, by

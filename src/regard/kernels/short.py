@@ -75,8 +75,8 @@ class ShortKernel:
         rows = _maker(value)[1]
         if not rows.takes(problem.normalizer):
             reasons.append(
-                "its code computes softmax, sparsemax, entmax-1.5, and sigmoid attention with a number as bias; this "
-                f"is {problem.normalizer!r}"
+                "its code computes softmax, sparsemax, entmax-1.5, ReLU, softpick, stick-breaking, top scores, "
+                f"hard, and sigmoid attention with a number as bias; this is {problem.normalizer!r}"
             )
         if problem.normalizer is not None and problem.sinks is not None:
             reasons.append("its code has sinks of softmax alone")

@@ -74,23 +74,11 @@ struct short_state {
     float *grad_key, *grad_value; /* [columns][padded dim] */
     int64_t block;                /* backward: rows of a block */
     struct key_span rows[LONGEST / LANES]; /* backward: of a block the rows that attend to a vector of columns */
-    float score_factor; /* of scores as they are kept: log2(e), or the alpha - 1 of a threshold */
+    float score_factor; /* of scores as they are kept */
     float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times that */
     lanes check, largest; /* largest: bounds of the magnitudes of log-sum-exps, per lane */
     int overflow;         /* whether a row has a bias that is finite, and not times the factor */
 };
-
-/* The natural logarithm of numbers of at least 1, of which 0 gives none; NaN stays. x = 2^n m with m from 1/sqrt(2) to
- * sqrt(2), and ln m = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), at most 0.172. */
-INLINE lanes log_lanes(lanes x) {
-    bits shifted = (bits)x - 0x3f3504f3, exponent = shifted >> 23;
-    lanes m = (lanes)((bits)x - (exponent << 23)), s = (m - 1.0f) / (m + 1.0f), square = s * s;
-    lanes series = square * (1.0f / 9.0f) + 1.0f / 7.0f;
-    series = series * square + 1.0f / 5.0f;
-    series = series * square + 1.0f / 3.0f;
-    series = series * square * s + s;
-    return __builtin_convertvector(exponent, lanes) * LN_2 + 2.0f * series + 0.0f * x;
-}
 
 /* A product of `terms` columns of some rows on the left, term (row, k) at left[row * left_row + k * left_step], with as
  * many rows on the right, over whole vectors of `columns`. Terms are floats or, `paired`, pairs of bfloat16. */
@@ -417,7 +405,7 @@ static void note_overflow(const struct short_attention *problem, struct short_st
 
 /* What the weights of a row are multiplied by. */
 INLINE float row_share(const struct short_attention *problem, float total) {
-    if (problem->normalizer == SIGMOID) return 1.0f;
+    if (problem->normalizer == SIGMOID || problem->normalizer == STICKS) return 1.0f;
     return total == 0.0f ? 0.0f : 1.0f / total;
 }
 
@@ -439,11 +427,11 @@ static void forward_group(const struct short_attention *problem, struct short_st
     note_maximum(problem, state, number, count);
     if (!problem->lse) return;
     float *lse = problem->lse + first_row;
-    int has_threshold = problem->normalizer == SPARSEMAX || problem->normalizer == ENTMAX;
+    int by_sum = problem->normalizer != SPARSEMAX && problem->normalizer != ENTMAX && problem->normalizer != STICKS;
     for (int64_t r = 0; r < count; r += LANES) {
         lanes sums = load_partial(total + r, count - r), numbers = load_partial(number + r, count - r);
-        if (!has_threshold) numbers = log_lanes(sums) + LN_2 * numbers;
-        bits empty = sums == 0.0f;
+        if (by_sum) numbers = log_lanes(sums) + LN_2 * numbers;
+        bits empty = (sums == 0.0f) & (by_sum ? -1 : 0);
         store_partial(lse + r, (lanes)((empty & (bits)broadcast(-INFINITY)) | (~empty & (bits)numbers)), count - r);
     }
 }
@@ -548,7 +536,8 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
     if (problem->normalizer != SOFTMAX) {
         for (int64_t r = 0; r < count; r++) {
             struct score_row row = {weights + r * width, all, spans[r]};
-            row_gradients(problem, &row, grad_scores + r * width, !problem->lse || problem->lse[number + r] < INFINITY);
+            row_gradients(problem, &row, grad_scores + r * width, grad_lse ? grad_lse[r] : 0.0f,
+                          !problem->lse || problem->lse[number + r] < INFINITY);
         }
         return;
     }
@@ -735,8 +724,7 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     state->key.rows = &problem->key, state->key.dim = problem->dim, state->key.factor = state->score_scale;
     state->value.rows = &problem->value, state->value.dim = problem->value_dim, state->value.factor = ONES;
     state->check = state->largest = broadcast(0.0f), state->overflow = 0;
-    int in_base_2 = problem->normalizer == SOFTMAX || problem->normalizer == SIGMOID;
-    state->score_factor = in_base_2 ? (float)LOG2_E : problem->normalizer == ENTMAX ? 0.5f : 1.0f;
+    state->score_factor = kept_factor(problem->normalizer);
     for (int r = 0; r < MOST_AT_ONCE; r++)
         state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)(problem->scale * state->score_factor);
     return memory;

@@ -6,7 +6,14 @@
  *     SOFTMAX     exp(s - lse[i]), with the lse[i] for which row i sums to 1
  *     SIGMOID     1 / (1 + exp(-s - shift)); lse[i] is the logarithm of their sum
  *     SPARSEMAX   max(s - lse[i], 0), with the lse[i], a threshold, for which row i sums to 1
- *     ENTMAX      max(s / 2 - lse[i], 0)^2, likewise: entmax-1.5 */
+ *     ENTMAX      max(s / 2 - lse[i], 0)^2, likewise: entmax-1.5
+ *     RELU        max(s, 0)^shift exp(-lse[i]), with the lse[i] for which row i sums to 1, if any s is above 0
+ *     SOFTPICK    max(exp(s) - 1, 0) exp(-lse[i]), with the logarithm lse[i] of the sum of |exp(s) - 1|
+ *     STICKS      1 / (1 + exp(-s)) times the product of 1 / (1 + exp(s)) of all later keys; lse[i] is the logarithm of
+ *                 the product of those of all keys
+ *     LARGEST     exp(s - lse[i]) of the `shift` largest s, with the lse[i] for which row i sums to 1, else 0
+ *     HARD        1 of the largest s, else 0, with the lse[i] and the gradients of SOFTMAX
+ *     SOFTMAX1    exp(s - lse[i]), with the logarithm lse[i] of 1 and the sum of exp(s) */
 #ifndef REGARD_SHORT_H
 #define REGARD_SHORT_H
 
@@ -18,7 +25,7 @@
 /* The most keys: the scores of some rows, and the keys and values of a head, fit into a core's cache. */
 enum { LONGEST = 512, LOG2_LONGEST = 9 };
 
-enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX };
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD, SOFTMAX1 };
 
 struct short_attention {
     int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are. A unit is a

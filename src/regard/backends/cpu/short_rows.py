@@ -21,7 +21,7 @@ from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...errors import DtypeError, ShapeError
-from ...normalizers import Entmax, Sigmoid, Sparsemax
+from ...normalizers import Entmax, Hard, ReLU, Sigmoid, Softmax1, Softpick, Sparsemax, StickBreaking, TopScores
 from ...tiles.pair_terms import PairTerms
 from . import library
 from .flash_tiles import RowsStruct
@@ -38,7 +38,7 @@ MAX_LAYOUTS = 4096
 """The number of memoized layouts at which the memo is cleared."""
 LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
-SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX = range(4)
+SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD, SOFTMAX1 = range(10)
 """Normalizers, as in short.h."""
 BY_ALPHA = {1.5: (ENTMAX, 0.0), 2.0: (SPARSEMAX, 0.0)}
 LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
@@ -137,7 +137,7 @@ class ShortInC:
     longest = LONGEST
 
     def takes(self, normalizer: Normalizer | None) -> bool:
-        """Softmax, sparsemax, entmax-1.5, and sigmoid with a number as its bias."""
+        """Those of `CODES`."""
         return _normalizer_code(normalizer) is not None
 
     def prepare(
@@ -399,15 +399,33 @@ _layouts: dict[tuple[Any, ...], ShortLayout] = {}
 
 
 def _normalizer_code(normalizer: Normalizer | None) -> tuple[int, float] | None:
-    """The number that short.h has for a normalizer, and the number that is added to scores; None of any other."""
+    """The number that short.h has for a normalizer, and that of its own; None of any other."""
     if normalizer is None:
         return SOFTMAX, 0.0
-    if type(normalizer) not in (Sigmoid, Sparsemax, Entmax):  # subclasses may have other weights
-        return None
-    if isinstance(normalizer, Sigmoid):
-        return (SIGMOID, float(normalizer.bias)) if isinstance(normalizer.bias, int | float) else None
-    alpha = normalizer.alpha if isinstance(normalizer, Entmax) else 2.0
-    return None if isinstance(alpha, Tensor) else BY_ALPHA.get(alpha)
+    of_kind = CODES.get(type(normalizer))  # subclasses may have other weights
+    return None if of_kind is None else of_kind(normalizer)
+
+
+def _of_sigmoid(sigmoid: Sigmoid) -> tuple[int, float] | None:
+    return (SIGMOID, float(sigmoid.bias)) if isinstance(sigmoid.bias, int | float) else None
+
+
+def _of_entmax(entmax: Entmax) -> tuple[int, float] | None:
+    return None if isinstance(entmax.alpha, Tensor) else BY_ALPHA.get(entmax.alpha)
+
+
+CODES: dict[type[Normalizer], Callable[[Any], tuple[int, float] | None]] = {
+    Entmax: _of_entmax,
+    Hard: lambda _: (HARD, 0.0),  # noise is a bias
+    ReLU: lambda relu: (RELU, float(relu.power)),
+    Sigmoid: _of_sigmoid,
+    Softmax1: lambda _: (SOFTMAX1, 0.0),
+    Softpick: lambda _: (SOFTPICK, 0.0),
+    Sparsemax: lambda _: (SPARSEMAX, 0.0),
+    StickBreaking: lambda _: (STICKS, 0.0),
+    TopScores: lambda top: (LARGEST, float(top.k)),
+}
+"""By the kind of a normalizer its number in short.h, and its own; None of one whose own is a tensor, or another."""
 
 
 def _new_layout(

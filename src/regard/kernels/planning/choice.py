@@ -33,6 +33,7 @@ from ..gathered import GatheredKernel
 from ..normalizer_tiles import MIXED_HEADS, THRESHOLD
 from ..packed_inputs import codes_are_read, widened
 from ..reference import ReferenceKernel
+from ..reflected import ReflectedKernel, has_reflections
 from ..sdpa import SdpaKernel
 from ..short import ShortKernel
 from ..tiled import TiledKernel
@@ -63,6 +64,9 @@ KERNELS: tuple[Kernel, ...] = (
 """The kernels of softmax attention. Of those that can compute a problem, that of the lowest predicted time is chosen,
 of equal times the first; the last is differentiable in forward mode, as `forward_mode_kernel` requires."""
 
+REFLECTED_KERNELS: tuple[Kernel, ...] = (ReflectedKernel((SHORT, FLASH, TILED)), *KERNELS)
+"""Those of biases with reflections (PaTH), of which a causal mask makes plain attention."""
+
 ROW_KERNELS: tuple[Kernel, ...] = (SHORT, FLASH, THRESHOLD, MIXED_HEADS, TILED, REFERENCE)
 """The kernels of every other normalizer, unless it names its own."""
 
@@ -89,7 +93,7 @@ AnyKernel = TypeVar("AnyKernel", bound=Kernel)
 def kernels_of(problem: Problem) -> tuple[Kernel, ...]:
     """The kernels of softmax attention, or of the problem's normalizer."""
     if problem.normalizer is None:
-        return KERNELS
+        return REFLECTED_KERNELS if problem.bias is not None and has_reflections(problem) else KERNELS
     return ROW_KERNELS if problem.normalizer.kernels is None else problem.normalizer.kernels
 
 
