@@ -13,7 +13,7 @@ from pathlib import Path
 import lightning.pytorch as lightning
 import torch
 from _report import milliseconds, table
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from regard.explorer.log_attention import LogAttention
 from regard.models import LanguageModel
@@ -36,9 +36,10 @@ class _Training(lightning.LightningModule):
             )
         )
 
-    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-        logits = self.model(batch[:, :-1])
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        (tokens,) = batch
+        logits = self.model(tokens[:, :-1])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), 3e-4)
@@ -65,7 +66,7 @@ def main() -> None:
             enable_model_summary=False,
         )
         began = time.perf_counter()
-        trainer.fit(_Training(), DataLoader(torch.randint(0, VOCABULARY, (4096, LENGTH + 1)), BATCH))
+        trainer.fit(_Training(), DataLoader(TensorDataset(torch.randint(0, VOCABULARY, (4096, LENGTH + 1))), BATCH))
         spent = time.perf_counter() - began
         looks = len(list(Path(folder).rglob("*.atlas")))
     row = [f"{spent:.0f} s, {trainer.global_step} updates", str(looks), milliseconds(log.seconds / looks)]

@@ -4,19 +4,20 @@ Goal: no slower, in less memory than the weights of all heads take.
 """
 
 import argparse
+from typing import Any
 
 import _memory
 import _timing
 import torch
 from _report import mebibytes, milliseconds, table, times
 from transformers import WhisperConfig, WhisperForConditionalGeneration
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 import regard.huggingface
 
 END, PROMPT, TOKENS = 50_257, [50_258, 50_259, 50_359, 50_363], 199
 HEADS = [[2, 2], [3, 0], [3, 2], [3, 3], [3, 4], [3, 5]]
-TINY = {
+TINY: dict[str, Any] = {
     "d_model": 384,
     "encoder_layers": 4,
     "decoder_layers": 4,
@@ -42,7 +43,9 @@ def model(attention: str) -> WhisperForConditionalGeneration:
     """A model with random weights."""
     regard.huggingface.register()
     torch.manual_seed(0)
-    made = WhisperForConditionalGeneration._from_config(WhisperConfig(**TINY), attn_implementation=attention).eval()
+    made: Any = WhisperForConditionalGeneration._from_config(
+        WhisperConfig(**TINY), attn_implementation=attention
+    ).eval()
     made.generation_config.alignment_heads = HEADS
     return made
 

@@ -1,6 +1,7 @@
 """A callback that logs attention while a model is trained: what is logged, and that nothing else changes."""
 
 import io
+from typing import Any
 
 import lightning.pytorch as lightning
 import numpy as np
@@ -48,7 +49,7 @@ class Training(lightning.LightningModule):
         return hidden
 
     def training_step(self, batch):
-        self.layers[1][3].eval()  # a mode of its own
+        self.layers.get_submodule("1.3").eval()  # a mode of its own
         loss = (self(batch[0]) - batch[0].roll(1, 1)).square().mean()
         self.losses.append(loss.item())
         return loss
@@ -234,6 +235,6 @@ def test_what_is_wrong_is_said_before_the_first_update(tmp_path):
 
 
 def test_sharded_weights_are_refused(monkeypatch):
-    trainer = type("Trainer", (), {"strategy": FSDPStrategy.__new__(FSDPStrategy)})()
+    trainer: Any = type("Trainer", (), {"strategy": FSDPStrategy.__new__(FSDPStrategy)})()
     with pytest.raises(ConfigurationError, match="with FSDPStrategy none has all of its weights"):
         looking().on_train_start(trainer, Training())

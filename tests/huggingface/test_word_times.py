@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,13 @@ from regard.huggingface.transcript_words import TranscriptReader
 pytest.importorskip("transformers")
 from transformers import GenerationMixin, WhisperConfig, WhisperForConditionalGeneration, WhisperTokenizer
 from transformers.models.whisper import generation_whisper, tokenization_whisper
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 END, START, LANGUAGE, TASK, NO_TIMES = range(40, 45)
 FIRST_TIME = NO_TIMES + 1
 FRAMES = 67
 HEADS = [[0, 1], [1, 0], [1, 3], [2, 2]]
-SIZES = {
+SIZES: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 1,
     "decoder_layers": 3,
@@ -41,9 +42,15 @@ def whisper(seed=1, dtype=torch.float64, attention="regard"):
     """A model with random weights; in float64, so that no rounding decides between two paths."""
     regard.huggingface.register()
     torch.manual_seed(seed)
-    special = {"eos_token_id": END, "pad_token_id": END, "bos_token_id": END, "decoder_start_token_id": START}
+    special: dict[str, Any] = {
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "bos_token_id": END,
+        "decoder_start_token_id": START,
+    }
     config = WhisperConfig(vocab_size=FIRST_TIME + FRAMES + 1, **SIZES, **special)
-    model = WhisperForConditionalGeneration._from_config(config, attn_implementation=attention).to(dtype).eval()
+    made: Any = WhisperForConditionalGeneration._from_config(config, attn_implementation=attention)
+    model = made.to(dtype).eval()
     model.generation_config.alignment_heads = HEADS
     model.generation_config.no_timestamps_token_id = NO_TIMES
     model.generation_config.lang_to_id = {"<|ko|>": LANGUAGE}
@@ -100,7 +107,7 @@ def test_times_of_what_transformers_generates():
     model, eager = whisper(3), whisper(3, attention="eager")
     features = torch.randn(2, 8, 2 * FRAMES, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     prompt, settings = [START, LANGUAGE, TASK, NO_TIMES], {"max_length": 29, "suppress_tokens": [*range(END, 113)]}
-    generate = GenerationMixin.generate  # without Whisper's windows of the audio
+    generate: Any = vars(GenerationMixin)["generate"]  # without Whisper's windows of the audio
     out = generate(
         eager,
         features,
