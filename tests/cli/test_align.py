@@ -92,7 +92,7 @@ def test_the_heads_that_link_as_the_text_does_are_kept_and_used(regard, run, cor
     (model / "alignment.json").write_text("{")
     damaged = regard("align", "--checkpoint", model, *files)
     assert damaged.exit_code == 2
-    assert "alignment.json is no choice of an attention" in damaged.stderr
+    assert "alignment.json cannot be read" in damaged.stderr
 
 
 def test_both_directions_are_joined(regard, run, corpus):

@@ -37,5 +37,7 @@ def test_a_choice_is_kept_in_the_folder(tmp_path):
     choice.save(tmp_path)
     assert AlignmentChoice.load(tmp_path) == choice
     (tmp_path / "alignment.json").write_text('{"step": "sees"}')
-    with pytest.raises(CheckpointError, match=r"alignment.json: step is 'sees'; it needs to be one of says, reads"):
+    with pytest.raises(
+        CheckpointError, match=r"alignment.json cannot be read: step is 'sees', and needs to be one of says, reads"
+    ):
         AlignmentChoice.load(tmp_path)

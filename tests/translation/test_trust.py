@@ -53,10 +53,12 @@ def test_it_is_kept_in_the_folder(tmp_path):
     assert Trust.load(tmp_path) == trust
     kept = json.loads((tmp_path / "trust.json").read_text())
     (tmp_path / "trust.json").write_text(json.dumps(kept | {"weights": [1.0]}))
-    with pytest.raises(CheckpointError, match=r"trust.json has 1 weights, of another version: calibrate anew"):
+    with pytest.raises(
+        CheckpointError, match=r"trust.json cannot be read: it has 1 weights, and needs 7; remove it, or calibrate anew"
+    ):
         Trust.load(tmp_path)
     (tmp_path / "trust.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"trust.json is no calibration: .*; remove it, or calibrate anew"):
+    with pytest.raises(CheckpointError, match=r"trust.json cannot be read: .*; remove it, or calibrate anew"):
         Trust.load(tmp_path)
 
 

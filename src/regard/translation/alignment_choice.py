@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-from regard.errors import CheckpointError, ConfigurationError
+from regard.errors import ConfigurationError
 from regard.heads.word_alignment import Link, word_links
-from regard.utils.atomic_files import atomic_write
+from regard.translation.kept_record import load_record, save_record
 
 Step = Literal["says", "reads"]
 """The decoder step whose weights count for a word: the one that says it, or the next one, which reads it."""
@@ -38,8 +37,7 @@ class AlignmentChoice:
         Raises:
             CheckpointError: it cannot be written.
         """
-        with atomic_write(folder / FILE) as partial:
-            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        save_record(self, folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> AlignmentChoice | None:
@@ -48,15 +46,13 @@ class AlignmentChoice:
         Raises:
             CheckpointError: alignment.json was damaged.
         """
-        path = folder / FILE
-        if not path.exists():
-            return None
-        try:
-            choice = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, OSError) as error:
-            raise CheckpointError(f"{path} is no choice of an attention: {error}; remove it, or choose anew") from None
+        return load_record(folder / FILE, cls._of_fields, "remove it, or choose anew")
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> AlignmentChoice:
+        choice = cls(**fields)
         if choice.step not in get_args(Step):
-            raise CheckpointError(f"{path}: step is {choice.step!r}; it needs to be one of {', '.join(get_args(Step))}")
+            raise ValueError(f"step is {choice.step!r}, and needs to be one of {', '.join(get_args(Step))}")
         return choice
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.errors import CheckpointError, CorpusError
-from regard.utils.atomic_files import atomic_write
+from regard.errors import CorpusError
+from regard.translation.kept_record import load_record, save_record
 
 FILE = "trust.json"
 LOW = 0.35
@@ -89,8 +88,7 @@ class Trust:
         Raises:
             CheckpointError: it cannot be written.
         """
-        with atomic_write(folder / FILE) as partial:
-            partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        save_record(self, folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Trust | None:
@@ -99,16 +97,14 @@ class Trust:
         Raises:
             CheckpointError: trust.json was damaged.
         """
-        path = folder / FILE
-        if not path.exists():
-            return None
-        try:
-            read = json.loads(path.read_text(encoding="utf-8"))
-            trust = cls(tuple(map(float, read["weights"])), float(read["correlation"]), int(read["pairs"]))
-        except (ValueError, TypeError, KeyError, OSError) as error:
-            raise CheckpointError(f"{path} is no calibration: {error}; remove it, or calibrate anew") from None
-        if len(trust.weights) != len(TranslationNumbers(0, 1, 1).features()):
-            raise CheckpointError(f"{path} has {len(trust.weights)} weights, of another version: calibrate anew")
+        return load_record(folder / FILE, cls._of_fields, "remove it, or calibrate anew")
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> Trust:
+        trust = cls(tuple(map(float, fields["weights"])), float(fields["correlation"]), int(fields["pairs"]))
+        needed = len(TranslationNumbers(0, 1, 1).features())
+        if len(trust.weights) != needed:
+            raise ValueError(f"it has {len(trust.weights)} weights, and needs {needed}")
         return trust
 
 
