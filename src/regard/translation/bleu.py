@@ -62,7 +62,7 @@ def sentence_quality(hypothesis: str, reference: str) -> float:
 
     Source: Popović 2015, chrF: character n-gram F-score for automatic MT evaluation.
 
-    >>> sentence_quality("Bonjour !", "Bonjour !"), sentence_quality("Non.", "Bonjour !") < 0.1
+    >>> sentence_quality("Bonjour !", "Bonjour !"), sentence_quality("Merci.", "Bonjour !") < 0.1
     (1.0, True)
     """
     return CHRF().sentence_score(hypothesis, [reference]).score / 100
