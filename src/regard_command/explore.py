@@ -82,6 +82,14 @@ def explore(
             metavar="PERMALINK", help='How the page opens: an address of it, or what is behind its "#" there.'
         ),
     ] = None,
+    embedding: Annotated[
+        str | None,
+        typer.Option(
+            "--allow-embedding",
+            metavar="ORIGIN",
+            help="Let pages of this origin, such as http://localhost:8000, show the page in a frame, as slides do.",
+        ),
+    ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and open no browser.")] = False,
 ) -> None:
     """Look at attention in a browser: every head of every layer, from the whole map down to a single weight.
@@ -97,6 +105,10 @@ def explore(
         given = [path for each in given for path in _files(each)]
     _check(given, model, text, translate, checkpoint, html=html, save=save, port=port, no_open=no_open)
     _check_parts(model, first, window, html or save)
+    if html is not None and embedding is not None:
+        raise CommandError(
+            "--allow-embedding is of the server, and a page that --html writes can be shown by any other"
+        )
     most = _page_size(budget, html)
     chosen = _ChosenTranslator(checkpoint, which, languages) if translate else None
     if languages is not None and chosen is None:
@@ -114,7 +126,8 @@ def explore(
     else:
         from regard.explorer.server import ExplorerServer
 
-        serve(ExplorerServer(atlases, port or 0, state=state, rerun=rerun, effects=effects), no_open)
+        server = ExplorerServer(atlases, port or 0, state=state, rerun=rerun, effects=effects, embedding=embedding)
+        serve(server, no_open)
 
 
 class _ChosenTranslator(NamedTuple):

@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -135,6 +136,21 @@ def test_the_page_comes_with_a_strict_policy(ask):
         assert not [header for header in headers if header.lower().startswith("access-control")]
         assert "server" not in headers
     assert ask("?renderer=canvas")[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:8000", "https://slides.example", "http://[::1]:8000"])
+def test_pages_of_one_origin_may_show_it_in_a_frame(atlas, origin):
+    server = ExplorerServer(atlas, embedding=origin)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        with urlopen(server.address) as answer:
+            policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    finally:
+        server.stop()
+        thread.join()
+    assert policy["frame-ancestors"] == origin
+    assert policy["default-src"] == policy["base-uri"] == "'none'"
 
 
 def test_numbers_are_the_atlas_s(ask, atlas):

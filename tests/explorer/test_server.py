@@ -69,3 +69,21 @@ def test_what_nobody_waits_for_any_more_is_not_computed(atlas, monkeypatch):
 
     asyncio.run(run())
     assert (sent[0]["status"], computed) == (499, [])
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [
+        "",
+        "null",
+        "localhost:8000",
+        "http://a.b/slides",
+        "http://a.b; script-src *",
+        "http://a b",
+        "file:///slides.html",
+        "*",
+    ],
+)
+def test_what_is_no_origin_may_not_show_the_page(atlas, embedding):
+    with pytest.raises(ConfigurationError, match="embedding is .*; it needs to be an origin, scheme, host and port"):
+        ExplorerServer(atlas, embedding=embedding)

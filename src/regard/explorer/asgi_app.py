@@ -93,8 +93,10 @@ WORKERS = 2
 """Requests that are computed at the same time; others wait, while the server accepts more."""
 
 
-def application(collection: Collection, bundle: WebBundle, *, token: str, host: str, port: int) -> ASGIApp:
-    """The ASGI application for host:port; all paths are below /TOKEN/.
+def application(
+    collection: Collection, bundle: WebBundle, *, token: str, host: str, port: int, embedding: str | None = None
+) -> ASGIApp:
+    """The ASGI application for host:port; all paths are below /TOKEN/. Pages of `embedding` may show it in a frame.
 
     /TOKEN/atlases lists the collection; /TOKEN/NUMBER/meta and the like ask about one atlas; /TOKEN/rerun takes a text,
     /TOKEN/effects and /TOKEN/effects_cost what is to be switched off.
@@ -118,7 +120,7 @@ def application(collection: Collection, bundle: WebBundle, *, token: str, host: 
     routes += [Route(f"/{name}", answer, methods=["POST"]) for name, answer in posts.items()]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: report_failure})
     inner.router.redirect_slashes = False
-    return RequestGuard(inner, token, host, port, posts=set(posts))
+    return RequestGuard(inner, token, host, port, set(posts), embedding)
 
 
 class AtlasEndpoint:

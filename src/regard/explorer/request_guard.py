@@ -21,10 +21,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors "
 )
+"""Behind it stands who may show the page in a frame."""
 SECURITY_HEADERS = {
-    "content-security-policy": POLICY,
+    "content-security-policy": POLICY + "'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -61,17 +62,20 @@ class RequestGuard:
     """Middleware that passes requests to this host, below the token and from no other page; all else is refused.
 
     Requests are GET; paths in `posts` take POST instead. An Origin header, if there is one, must be this server's, and
-    POST requires one.
+    POST requires one. Pages of `embedding`, an origin, may show this server's in a frame.
     """
 
-    def __init__(self, inner: ASGIApp, token: str, host: str, port: int, posts: set[str]) -> None:
+    def __init__(
+        self, inner: ASGIApp, token: str, host: str, port: int, posts: set[str], embedding: str | None = None
+    ) -> None:
         self._inner, self._token, self._posts = inner, token.encode(), posts
         self._hosts = {f"{host}:{port}".encode(), f"localhost:{port}".encode()}
+        self._headers = SECURITY_HEADERS | {"content-security-policy": POLICY + (embedding or "'none'")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        send = _with_headers(send)
+        send = _with_headers(send, self._headers)
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -106,11 +110,11 @@ class RequestGuard:
         return None
 
 
-def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
+def _with_headers(send: Send, added: Mapping[str, str]) -> Callable[[Message], Awaitable[None]]:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in SECURITY_HEADERS.items():
+            for name, value in added.items():
                 headers[name] = value
         with suppress(Exception):  # what came behind the request was no HTTP: nobody can be told any more
             await send(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import sys
@@ -30,6 +31,10 @@ SETTINGS: dict[str, Any] = {
     "timeout_graceful_shutdown": 1,
 }
 """The settings of uvicorn."""
+
+
+ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-fA-F:]+\](:\d{1,5})?")
+"""Of a page: no path, and nothing that would be another part of a policy."""
 
 
 class BoundServer:
@@ -130,11 +135,12 @@ class ExplorerServer(LocalServer):
             called on a thread of its own, for one text at a time, and its atlas is kept with the one before it.
             Errors of `regard.errors` are told to the page, and so is that any other was raised.
         effects: the model whose heads the page can switch off: `TextEffects` or `TranslatorEffects` of `effect_models`.
+        embedding: an origin, such as http://localhost:8000, whose pages may show this one in a frame, as slides do.
 
     Raises:
         AtlasError: there is no atlas, or one without a map.
-        ConfigurationError: the port is taken, or is none; `rerun` with several atlases; or a state that is none, or of
-            something that is not there.
+        ConfigurationError: the port is taken, or is none; `rerun` with several atlases; a state that is none, or of
+            something that is not there; or an embedding that is no origin.
         MissingExtra: starlette or uvicorn is not installed.
     """
 
@@ -146,15 +152,22 @@ class ExplorerServer(LocalServer):
         state: ViewState | str | None = None,
         rerun: Rerun | None = None,
         effects: EffectModel | None = None,
+        embedding: str | None = None,
     ) -> None:
         require("starlette", extra="explorer")
         from .asgi_app import application
+
+        if embedding is not None and not ORIGIN.fullmatch(embedding):
+            raise ConfigurationError(
+                f"embedding is {embedding!r}; it needs to be an origin, scheme, host and port without a path, such as "
+                "http://localhost:8000"
+            )
 
         self._collection, bundle = Collection(atlases, rerun, effects), WebBundle.read()
         opening = opening_permalink(state, [atlases] if isinstance(atlases, Atlas) else list(atlases.values()))
 
         def make_application(token: str, host: str, port: int) -> Any:
-            return application(self._collection, bundle, token=token, host=host, port=port)
+            return application(self._collection, bundle, token=token, host=host, port=port, embedding=embedding)
 
         super().__init__(make_application, port, opening)
 
