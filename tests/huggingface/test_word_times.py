@@ -89,8 +89,8 @@ def timed_sequence(length, with_times, seed=0):
 @pytest.mark.parametrize("num_frames", [None, 2 * FRAMES, 90, 91, 12])
 @pytest.mark.parametrize("length", [1, 7, 31])
 def test_times_are_those_of_transformers(length, num_frames, with_times):
-    """One word behind a prompt without times has two rows of scores, 1 and -1 in each frame: many paths cost the same but
-    for rounding, which differs between processors. Two words stand in its place.
+    """One word behind a prompt without times has two rows of scores, 1 and -1 in each frame: many paths cost the same
+    but for rounding, which differs between processors. Two words stand in its place.
     """
     length += length == 1 and not with_times
     model, features = whisper(length), torch.randn(1, 8, 2 * FRAMES, dtype=torch.float64)
