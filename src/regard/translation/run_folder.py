@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError, ConfigurationError, MissingExtra, nearest
+from regard.translation.alignment_choice import FILE as ALIGNMENT
 from regard.translation.checkpoint import load_weights, read_header, save_tensors
 from regard.translation.experiment import Experiment
+from regard.translation.trust import FILE as TRUST
 from regard.translation.vocabulary import Vocabulary
 from regard.utils.atomic_files import atomic_write
 
@@ -83,12 +85,12 @@ class RunFolder:
     @property
     def alignment(self) -> Path:
         """Which attention links words, where `regard align --choose` has found it."""
-        return self.path / "alignment.json"
+        return self.path / ALIGNMENT
 
     @property
     def trust(self) -> Path:
         """How far its translations can be trusted, where `regard test --calibrate` has learned it."""
-        return self.path / "trust.json"
+        return self.path / TRUST
 
     @property
     def logs(self) -> Path:
