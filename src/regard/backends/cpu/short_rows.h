@@ -131,16 +131,21 @@ INLINE float above_threshold(const struct score_row *row, const int squared) {
     return empty ? -INFINITY : least + threshold;
 }
 
-/* Scores become terms of weights, up to their sum, which is returned. */
-INLINE float threshold_row(const struct score_row *row, float *threshold, const int squared, const int paired) {
+/* Scores of at least 0 become terms of weights, themselves or their squares, up to their sum, which is returned. */
+INLINE float power_row(const struct score_row *row, const int squared, const int paired) {
     lanes sum = {0};
-    *threshold = above_threshold(row, squared);
     for (int64_t j = row->all.first; j < row->all.last; j += LANES) {
-        lanes above = load(row->scores + j), weight = squared ? above * above : above;
+        lanes score = load(row->scores + j), weight = squared ? score * score : score;
         sum += weight;
         store_terms(row->scores, j, weight, paired);
     }
     return sum_lanes(sum);
+}
+
+/* Scores become terms of weights, up to their sum, which is returned. */
+INLINE float threshold_row(const struct score_row *row, float *threshold, const int squared, const int paired) {
+    *threshold = above_threshold(row, squared);
+    return power_row(row, squared, paired);
 }
 
 /* Scores become weights, and their gradients in place of those of the weights: t (gradient - mean) with the mean of the
@@ -177,14 +182,8 @@ INLINE float positive_parts(const struct score_row *row) {
 
 /* Scores become terms of powers of positive scores, up to their sum, which is returned; number: its factor's log2. */
 INLINE float relu_row(const struct score_row *row, float *number, const int squared, const int paired) {
-    lanes sum = {0};
     *number = (squared ? 2.0f : 1.0f) * log2f(positive_parts(row));
-    for (int64_t j = row->all.first; j < row->all.last; j += LANES) {
-        lanes positive = load(row->scores + j), weight = squared ? positive * positive : positive;
-        sum += weight;
-        store_terms(row->scores, j, weight, paired);
-    }
-    return sum_lanes(sum);
+    return power_row(row, squared, paired);
 }
 
 /* Scores become weights, and their gradients in place of those of the weights: of the power, less the mean by weight. */
