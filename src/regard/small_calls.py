@@ -28,6 +28,7 @@ from .core.normalizer import Normalizer
 from .core.problem import Problem
 from .core.state import is_constant
 from .core.torch_modes import no_mode_active
+from .errors import RegardError
 from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
@@ -62,9 +63,10 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
         # Where torch traces the call, no length is compared.
         traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
         dense = type(query) in PLAIN_TYPES and not query.is_nested
-        small = dense and not traced and query.ndim == 4 and query.shape[2] <= LONGEST
+        small = dense and not traced and 2 <= query.ndim <= 4 and query.shape[-2] <= LONGEST
         if small and (not options or _is_plain(options)):
-            output = attend_repeatedly(query, key, value, **options)
+            repeatedly = attend_repeatedly if query.ndim == 4 else _attend_one_head
+            output = repeatedly(query, key, value, **options)
             if output is not None:
                 return output
         return in_full(query, key, value, **options)
@@ -156,6 +158,29 @@ def attend_repeatedly(
     if type(call) is PreparedCall:
         return call.run(query, key, value, mask, learned=learned)
     return cast(PreparedStep, call).run(query, key, value)
+
+
+def _attend_one_head(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | Tensor | None = None, **options: Any
+) -> Tensor | None:
+    """`attend_repeatedly` for tensors without an axis of heads, (batch, length, dim) or (length, dim).
+
+    The long way takes masks with tensors, whose axes are those of the weights, and refuses what does not fit in words of
+    the axes that the tensors have.
+    """
+    if not (mask is None or isinstance(mask, Mask) and is_constant(mask)):
+        return None
+    try:
+        if not query.ndim == key.ndim == value.ndim:
+            return None
+        batched = query.ndim == 3
+        four = [tensor.unsqueeze(1) if batched else tensor[None, None] for tensor in (query, key, value)]
+        output = attend_repeatedly(*four, mask=mask, **options)
+    except (RegardError, AttributeError, RuntimeError):
+        return None
+    if output is None:
+        return None
+    return output.squeeze(1) if batched else output[0, 0]
 
 
 def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:

@@ -1,6 +1,7 @@
 """Repeated small calls: what is memoized for one call never decides another that differs in anything that counts."""
 
 import gc
+import re
 import weakref
 from functools import partial
 
@@ -47,6 +48,31 @@ def test_repeated_calls_are_exact(mask):
     agrees(inputs(2, 3, 11, 5), mask=mask)
     agrees(inputs(2, 3, 13, 16), mask=mask, scale=0.3)
     assert known() == [True, True]
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal() & masks.window(3)])
+@pytest.mark.parametrize("leading", [(), (3,)])
+def test_repeated_calls_without_an_axis_of_heads(leading, mask):
+    tensors = [torch.randn(*leading, 11, 5).requires_grad_() for _ in range(3)]
+    agrees([tensor.detach() for tensor in tensors], mask=mask)
+    expected = torch.autograd.grad(regard.attention(*tensors, mask=mask, kernel="reference").square().sum(), tensors)
+    for _ in range(2):
+        found = torch.autograd.grad(regard.attention(*tensors, mask=mask).square().sum(), tensors)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert known() == [True, True]  # without gradients, and with
+
+
+def test_masks_with_tensors_keep_the_axes_that_the_tensors_have():
+    keep = torch.rand(3, 11, 11) < 0.5  # of (batch, length, dim): for each sequence its own
+    agrees([torch.randn(3, 11, 5) for _ in range(3)], mask=masks.where(keep=keep))
+    assert known() == []
+
+
+def test_refusals_speak_of_the_axes_that_the_tensors_have():
+    with pytest.raises(ShapeError, match=re.escape("(3, 11, 5)")):
+        regard.attention(torch.randn(3, 11, 5), torch.randn(3, 11, 7), torch.randn(3, 11, 7))
+    with pytest.raises(ShapeError):
+        regard.attention(torch.randn(3, 11, 5), torch.randn(11, 5), torch.randn(11, 5))
 
 
 @pytest.mark.parametrize(
