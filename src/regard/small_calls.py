@@ -165,10 +165,10 @@ def _attend_one_head(
 ) -> Tensor | None:
     """`attend_repeatedly` for tensors without an axis of heads, (batch, length, dim) or (length, dim).
 
-    The long way takes masks with tensors, whose axes are those of the weights, and refuses what does not fit in words of
-    the axes that the tensors have.
+    The long way takes masks with tensors, whose axes are those of the weights, and refuses what does not fit, in words
+    of the axes that the tensors have.
     """
-    if not (mask is None or isinstance(mask, Mask) and is_constant(mask)):
+    if not (mask is None or (isinstance(mask, Mask) and is_constant(mask))):
         return None
     try:
         if not query.ndim == key.ndim == value.ndim:
