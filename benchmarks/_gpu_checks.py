@@ -15,7 +15,7 @@ from _gpu_timing import difference
 from _gpu_work import OURS, Place, Work, plain, way
 
 import regard
-from regard import biases, lenses, masks
+from regard import biases, lenses, masks, normalizers
 from regard.kernels import KERNELS, Kernel
 from regard.testing import Case, cases, long_cases, measure_agreement, suite
 
@@ -75,6 +75,7 @@ def public_calls() -> Iterator[tuple[str, Work]]:
         "softcap": {"mask": causal, "softcap": 30.0},
         "dropout": {"mask": causal, "dropout_p": 0.1},
         "sinks": {"sinks": torch.zeros(8, device="cuda")},
+        "sigmoid": {"mask": causal, "normalizer": normalizers.Sigmoid()},
     }
     for name, options in calls.items():
         yield name, lambda options=options: regard.attention(query, key, value, **options)

@@ -76,6 +76,7 @@ def bias() -> Iterator[Row]:
     for what in ("ALiBi", "softcap", "sinks"):
         yield Row(f"{what}, causal, {name}", partial(work.distance_bias, what), FLEX, 1.2)
     yield Row(f"T5's learned bias, {name}", work.learned_bias, SDPA, 4.0)
+    yield Row(f"sigmoid attention, causal, {name}", work.sigmoid, "softmax, ours", 1 / 1.1, compared=False)
 
 
 def dropout() -> Iterator[Row]:

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard import biases, lenses, masks, scores
+from regard import biases, lenses, masks, normalizers, scores
 
 Work = Callable[[], Any]
 Sides = Mapping[str, Work]
@@ -164,6 +164,13 @@ def distance_bias(name: str, place: Place) -> Sides:
         "sinks": ({"sinks": sinks}, with_sinks),
     }[name]
     return either({OURS: partial(regard.attention, mask=causal, **ours), "FlexAttention": theirs}, inputs)
+
+
+def sigmoid(place: Place) -> Sides:
+    """Sigmoid attention, whose weights need neither a maximum nor a sum, beside our own softmax."""
+    inputs = place.tensors(4, 16, MIDDLE, 64, gradients=True)
+    causal = partial(regard.attention, mask=masks.causal())
+    return either({OURS: partial(causal, normalizer=normalizers.Sigmoid()), "softmax, ours": causal}, inputs)
 
 
 def learned_bias(place: Place) -> Sides:

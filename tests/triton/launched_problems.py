@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard import biases, lenses, masks, scores
+from regard import biases, lenses, masks, normalizers, scores
 from regard.backends.base import Backend
 from regard.backends.triton.triton_backend import TRITON
 from regard.core.batched_problem import BatchedProblem, Saved
@@ -50,7 +50,8 @@ def batched(inputs: tuple[torch.Tensor, ...], **options: Any) -> BatchedProblem:
 
 
 def saved(output: torch.Tensor, lse: torch.Tensor, *, learned: bool) -> Saved:
-    return Saved(output, lse, torch.zeros_like(output), torch.zeros_like(lse), needs_bias_grad=learned)
+    above = torch.zeros_like(output), torch.zeros_like(lse)
+    return Saved(output, lse, *above, needs_bias_grad=learned, needs_normalizer_grad=learned)
 
 
 def flash(dim: int, dtype: torch.dtype, *, learned: bool = False, length: int = LENGTH, **options: Any) -> None:
@@ -64,8 +65,8 @@ def flash(dim: int, dtype: torch.dtype, *, learned: bool = False, length: int = 
 
 def flash_problems() -> Iterator[LaunchedProblem]:
     causal: dict[str, Any] = {"mask": masks.causal()}
-    terms = {"bias": biases.relative(torch.zeros(HEADS, 32)), "softcap": 30.0, "sinks": torch.zeros(HEADS)}
-    every = causal | terms | {"learned": True, "dropout_p": 0.1}
+    terms = {"bias": biases.relative(torch.zeros(HEADS, 32)), "softcap": 30.0}
+    every = causal | terms | {"sinks": torch.zeros(HEADS)} | {"learned": True, "dropout_p": 0.1}
     bits = {"mask": masks.causal() & (masks.window(before=64) | masks.strided(16))}
     pairs = {"bias": torch.zeros(HEADS, LENGTH, LENGTH), "learned": True}
     table = [("causal", causal, dim, BF16) for dim in (64, 128, 256)]
@@ -74,7 +75,10 @@ def flash_problems() -> Iterator[LaunchedProblem]:
     table += [("plain", {}, 128, BF16), ("dropout", causal | {"dropout_p": 0.1}, 128, BF16)]
     table += [("bits", bits, 64, BF16), ("bits", bits, 128, BF16), ("bias over pairs", pairs, 64, BF16)]
     table += [("odd lengths and dims", causal | {"length": 197}, 40, BF16)]
-    quick = {("everything", 128, BF16): (90,), ("causal", 64, BF16): (80, 100)}
+    sigmoid = causal | {"normalizer": normalizers.Sigmoid(torch.zeros(HEADS))}
+    table += [("sigmoid", sigmoid, dim, BF16) for dim in (64, 128, 256)] + [("sigmoid", sigmoid, 128, F32)]
+    table += [("sigmoid, everything", sigmoid | terms | {"learned": True, "dropout_p": 0.1}, 128, BF16)]
+    quick = {("everything", 128, BF16): (90,), ("causal", 64, BF16): (80, 100), ("sigmoid", 128, BF16): (90,)}
     for name, options, dim, dtype in table:
         call, capabilities = partial(flash, dim, dtype, **options), quick.get((name, dim, dtype), ())
         yield LaunchedProblem(f"flash, {name}, {dim}, {dtype_name(dtype)}", call, capabilities)

@@ -179,7 +179,7 @@ class BatchedProblem:
         of = self.problem.normalizer
         if of is None:
             return gradients
-        parameters = tuple(torch.zeros_like(at_least_float32(each)) for each in of.parameters()) if normalizer else ()
+        parameters = self.zero_normalizer_gradients() if normalizer else ()
         sinks = None if self.problem.sinks is None or of.has_lse else torch.zeros_like(self.problem.sinks)
         return replace(gradients, normalizer=parameters, sinks=sinks)
 
@@ -196,6 +196,11 @@ class BatchedProblem:
             weight=torch.zeros_like(at_least_float32(pairs.weight)) if isinstance(pairs, AdditivePairs) else None,
             bias=self.zero_bias_gradients() if bias else (),
         )
+
+    def zero_normalizer_gradients(self) -> tuple[Tensor, ...]:
+        """Zeros to add the gradients of the normalizer's parameters to, in float32 at least."""
+        of = self.problem.normalizer
+        return () if of is None else tuple(torch.zeros_like(at_least_float32(each)) for each in of.parameters())
 
     def zero_bias_gradients(self) -> tuple[Tensor, ...]:
         """Zero gradients of the bias to add to, one for each parameter."""

@@ -40,6 +40,7 @@ def _upstream(
 @triton.jit
 def _query_tile(
     acc,
+    total,
     q,
     above,
     K,
@@ -74,7 +75,7 @@ def _query_tile(
     REPAIR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The running gradient of queries after a tile; adds the tile's gradient of the bias."""
+    """The running gradient of queries after a tile, and the sums of its rows; adds the tile's gradient of the bias."""
     m, n = (m0 + tl.arange(0, BM))[:, None], (n0 + tl.arange(0, BN))[None, :]
     k = _only_finite(score_tile.load_rows(keys, n0, N, K.row, D, BD, BN), REPAIR)
     v = _only_finite(score_tile.load_rows(values, n0, N, V.row, DV, BDV, BN), REPAIR)
@@ -93,8 +94,10 @@ def _query_tile(
             add_to_bias(BIAS, gradient, b, h, m, n, m0, n0, M, N, BM, BN)
     else:
         add_to_bias(BIAS, gradient, b, h, m, n, m0, n0, M, N, BM, BN)
+    if SCORE.sigmoid is not None:
+        total += tl.sum(gradient, 1)
     gradient = gradient * slope
-    return score_tile.product(gradient.to(k.dtype), k, acc, PRECISION)
+    return score_tile.product(gradient.to(k.dtype), k, acc, PRECISION), total
 
 
 @triton.jit
@@ -106,6 +109,7 @@ def query_gradient(
     OUTPUT,
     TERMS,
     GRAD_QUERY,
+    ROW_SUMS,
     SCORE,
     MASK,
     BIAS,
@@ -127,7 +131,10 @@ def query_gradient(
     REPAIR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of a tile of queries, and what its pairs add to that of a bias. Programs as of `flash_forward`."""
+    """The gradient of a tile of queries, and what its pairs add to that of a bias. Programs as of `flash_forward`.
+
+    ROW_SUMS: (B, H, M) float32, of sigmoid attention the sum of the gradients of each row's scores; or None.
+    """
     program, tiles, any_bad = tl.program_id(0), tl.cdiv(M, BM), tl.load(ANY)
     if REPAIR:
         if (any_bad == 0) & (tl.load(FLAGS + program) == 0):
@@ -145,22 +152,25 @@ def query_gradient(
     high, rest, delta = load_terms(TERMS + head * M, plane, m, M)
     begin, end = score_tile.row_spans(MASK, s, m, M)
     row_hash = score_tile.row_hashes(DROPOUT, b, h, heads, m, M)
-    acc = tl.zeros([BM, BD], tl.float32)
+    acc, total = tl.zeros([BM, BD], tl.float32), tl.zeros([BM], tl.float32)
     first, full, cut, last = score_tile.tile_range(MASK, s, tile, tiles, N, BN)
     for i in range(full, cut):
         n0 = score_tile.full_tile(MASK, i) * BN
-        acc = _query_tile(
-            *(acc, q, above, K, V, SCORE, MASK, BIAS, DROPOUT, b, h, s, keys, values, m0, n0, begin, end, row_hash),
-            *(high, rest, delta, any_bad, M, N, D, DV, BD, BDV, BM, BN, False, REPAIR, PRECISION),
+        acc, total = _query_tile(
+            *(acc, total, q, above, K, V, SCORE, MASK, BIAS, DROPOUT, b, h, s, keys, values, m0, n0, begin, end),
+            *(row_hash, high, rest, delta, any_bad, M, N, D, DV, BD, BDV, BM, BN, False, REPAIR, PRECISION),
         )
     for i in range(full - first + last - cut):
         n0 = score_tile.cut_tile(MASK, i, first, full, cut) * BN
-        acc = _query_tile(
-            *(acc, q, above, K, V, SCORE, MASK, BIAS, DROPOUT, b, h, s, keys, values, m0, n0, begin, end, row_hash),
-            *(high, rest, delta, any_bad, M, N, D, DV, BD, BDV, BM, BN, True, REPAIR, PRECISION),
+        acc, total = _query_tile(
+            *(acc, total, q, above, K, V, SCORE, MASK, BIAS, DROPOUT, b, h, s, keys, values, m0, n0, begin, end),
+            *(row_hash, high, rest, delta, any_bad, M, N, D, DV, BD, BDV, BM, BN, True, REPAIR, PRECISION),
         )
     if not REPAIR:
         score_tile.note_not_finite(FLAGS + program, acc)
+    if ROW_SUMS is not None:
+        rows = m0 + tl.arange(0, BM)
+        tl.store(ROW_SUMS + head * M + rows, total, mask=rows < M)
     number = tl.arange(0, BD)[None, :]
     at = score_tile.head_rows(GRAD_QUERY, b, h) + m.to(tl.int64) * GRAD_QUERY.row + number
     tl.store(at, (acc * result_factor).to(GRAD_QUERY.pointer.dtype.element_ty), mask=(m < M) & (number < D))

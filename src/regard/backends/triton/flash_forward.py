@@ -20,7 +20,7 @@ def _weighted(acc, p, v, keep, PRECISION: tl.constexpr, CUT: tl.constexpr, REPAI
     if CUT and REPAIR:
         bad = score_tile.not_finite(v)
         met = score_tile.product(keep.to(tl.float16), bad.to(tl.float16), None, PRECISION)
-        acc = tl.where(met > 0.0, float("nan"), acc)
+        acc += tl.where(met > 0.0, float("nan"), 0.0)  # a choice between acc and NaN does not compile for sm_100
         v = tl.where(bad, 0.0, v)
     return score_tile.product(p.to(v.dtype), v, acc, PRECISION)
 
@@ -53,24 +53,33 @@ def _attend(
     REPAIR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The running output, maximum and sum of rows m after the keys k and values v from n0 on."""
+    """The running output, maximum and sum of rows m after the keys k and values v from n0 on.
+
+    Weights of sigmoid attention are as they are: nothing is scaled by a maximum.
+    """
     n = (n0 + tl.arange(0, BN))[None, :]
     raw = score_tile.product(q, tl.trans(k), None, PRECISION)
     keep = n < N
     if CUT:
         keep = score_tile.kept(MASK, s, m, n, n0, begin, end, M, N, BN)
-    x, _ = score_tile.scores(raw, None, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
-    if CUT or NEGATIVE or SCORE.cap is not None or BIAS.line is not None or BIAS.pairs is not None:
-        now = tl.maximum(top, tl.max(x, 1))
+    if SCORE.sigmoid is not None:
+        less = -tl.load(SCORE.sigmoid + h)
+        x, _ = score_tile.scores(raw, less, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
+        p = score_tile.sigmoid(x)
     else:
-        now = tl.maximum(top, tl.max(raw, 1) * SCORE.factor)  # so that a score less the maximum is one instruction
-    shift = tl.where(now == -INF, 0.0, now)
-    p, rescale = tl.exp2(x - shift[:, None]), tl.exp2(top - shift)
-    total = total * rescale + tl.sum(p, 1)
+        x, _ = score_tile.scores(raw, None, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
+        if CUT or NEGATIVE or SCORE.cap is not None or BIAS.line is not None or BIAS.pairs is not None:
+            now = tl.maximum(top, tl.max(x, 1))
+        else:
+            now = tl.maximum(top, tl.max(raw, 1) * SCORE.factor)  # so that a score less the maximum is one instruction
+        shift = tl.where(now == -INF, 0.0, now)
+        p, rescale = tl.exp2(x - shift[:, None]), tl.exp2(top - shift)
+        top, total, acc = now, total * rescale, acc * rescale[:, None]
+    total += tl.sum(p, 1)
     if DROPOUT.rows is not None:
         column_hash = score_tile.column_hashes(DROPOUT, b, n, N)
         p = tl.where(score_tile.dropped(row_hash, column_hash, DROPOUT.threshold), 0.0, p)
-    return _weighted(acc * rescale[:, None], p, v, keep, PRECISION, CUT, REPAIR), now, total
+    return _weighted(acc, p, v, keep, PRECISION, CUT, REPAIR), top, total
 
 
 @triton.jit
@@ -103,6 +112,8 @@ def flash_forward(
 ):
     """Output and log-sum-exp of a tile of rows; merged with those of other keys where there are OLD ones.
 
+    Of sigmoid attention, whose weights no sum divides, the logarithm of their sum is written in its place.
+
     Q, K, V, OUTPUT, LSE, OLD_OUTPUT, OLD_LSE: `StridedRows`. FLAGS: a number for each program, 0 at first, or None.
     NEGATIVE: whether SCORE.factor is below 0. Programs are numbered by batch, head, tile of rows, last tiles first:
     under a causal mask these take the longest.
@@ -121,11 +132,15 @@ def flash_forward(
     keys, values = score_tile.head_rows(K, b, h // group), score_tile.head_rows(V, b, h // group)
     begin, end = score_tile.row_spans(MASK, s, m, M)
     row_hash = score_tile.row_hashes(DROPOUT, b, h, heads, m, M)
-    top, total = tl.full([BM], -INF, tl.float32), tl.zeros([BM], tl.float32)
+    top = tl.full([BM], -INF if SCORE.sigmoid is None else 0.0, tl.float32)
+    total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
     if OLD_LSE.pointer is not None:
         old = score_tile.row_numbers(OLD_LSE, b, h, rows, M, -INF)
-        top, total = old * LOG2E, tl.where(old == -INF, 0.0, 1.0)
+        if SCORE.sigmoid is None:
+            top, total = old * LOG2E, tl.where(old == -INF, 0.0, 1.0)
+        else:
+            total = tl.exp2(old * LOG2E)
         before = score_tile.load_rows(score_tile.head_rows(OLD_OUTPUT, b, h), m0, M, OLD_OUTPUT.row, DV, BDV, BM)
         acc = before.to(tl.float32) * DROPOUT.keep
     first, full, cut, last = score_tile.tile_range(MASK, s, tile, tiles, N, BN)
@@ -148,7 +163,10 @@ def flash_forward(
     if FLAGS is not None and not REPAIR:
         score_tile.note_not_finite(FLAGS + program, acc)
     some = total != 0.0
-    share = tl.where(some, 1.0 / (tl.where(some, total, 1.0) * DROPOUT.keep), 0.0)
+    if SCORE.sigmoid is None:
+        share = tl.where(some, 1.0 / (tl.where(some, total, 1.0) * DROPOUT.keep), 0.0)
+    else:
+        share = tl.zeros([BM], tl.float32) + 1.0 / DROPOUT.keep
     lse = tl.where(some, (top + tl.log2(total)) * LN2, -INF)
     tl.store(score_tile.head_rows(LSE, b, h) + rows.to(tl.int64) * LSE.row, lse, mask=rows < M)
     number = tl.arange(0, BDV)[None, :]

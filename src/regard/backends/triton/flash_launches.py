@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.score_forms import DotPairs
+from ...normalizers import Sigmoid
 from .device_tiles import AllTiles, BitTiles, SpanTiles, device_tiles
 from .dropout_hashes import dropout_argument
 from .flash_backward import key_gradient, query_gradient
@@ -53,7 +54,7 @@ class FlashLaunches:
             self._launch(flash_forward, programs, arguments, setting, constants)
 
     def backward(self, saved: Saved, into: ProblemGradients) -> None:
-        """Write the gradients of query, key and value, and add that of the bias where `saved` asks for it."""
+        """Write the gradients of query, key and value; add those of bias and normalizer where `saved` asks for them."""
         gradient = self.bias.zero_gradient() if saved.needs_bias_grad else None
         by_rows, by_columns = self._settings("query"), self._settings("key")
         programs = self._row_programs(by_rows), self.batch * self.key_heads * -(-self.keys // by_columns.columns)
@@ -63,8 +64,9 @@ class FlashLaunches:
         terms = self._row_terms(output, above, saved, any_bad)
         read = (*(StridedRows.of(each) for each in (self.query, self.key, self.value, above, output)), terms)
         lengths = *self._lengths, terms[0].numel(), self.scale / self.dropout.keep
+        sums = terms.new_empty(terms.shape[1:]) if saved.needs_normalizer_grad else None
         by_row = (
-            *(*read, StridedRows.of(into.query), self.score, self.tiles.of_rows(by_rows.rows, by_rows.columns)),
+            *(*read, StridedRows.of(into.query), sums, self.score, self.tiles.of_rows(by_rows.rows, by_rows.columns)),
             *(self.bias.with_gradient(gradient), self.dropout, flags[0], any_bad, *lengths),
         )
         by_column = (
@@ -78,6 +80,10 @@ class FlashLaunches:
             self._launch(key_gradient, programs[1], by_column, by_columns, constants)
         if gradient is not None:
             self.bias.add_gradient(gradient / self.dropout.keep, into.bias)
+        if sums is not None:
+            of_heads = sums.sum((0, 2)) / self.dropout.keep
+            for parameter in into.normalizer:
+                parameter += of_heads if parameter.ndim else of_heads.sum()
 
     def _row_terms(self, output: Tensor, above: Tensor, saved: Saved, any_bad: Tensor) -> Tensor:
         """What the gradients need of each row: (3, B, H, M) float32."""
@@ -85,10 +91,12 @@ class FlashLaunches:
         setting, plane, dims = self._settings("query"), terms[0].numel(), self.dims
         programs = self._row_programs(setting)
         results = (StridedRows.of(each) for each in (output, above, saved.lse, saved.grad_lse))
-        arguments = (*results, terms, any_bad, self.queries, self.heads, plane, self.dropout.keep)
+        arguments = (*results, terms, self.score, any_bad, self.queries, self.heads, plane, self.dropout.keep)
         constants: dict[str, Any] = {"DV": dims["DV"], "BDV": dims["BDV"], "BM": setting.rows}
         if programs:
             row_terms[(programs,)](*arguments, **constants, num_warps=setting.warps)  # pyright: ignore[reportCallIssue]
+        if self.score.sigmoid is not None:  # there is no log-sum-exp
+            return terms
         sinks = None if self.problem.sinks is None else self.problem.sinks.detach().float()
         arguments = (
             *(StridedRows.of(self.query), StridedRows.of(self.key), terms, sinks, self.score),
@@ -109,7 +117,8 @@ class FlashLaunches:
 
     def _settings(self, kernel: str) -> LaunchSettings:
         """The settings of a kernel for this problem."""
-        terms = self.problem.bias is not None or self.problem.dropout is not None or self.problem.softcap is not None
+        problem = self.problem
+        terms = any(each is not None for each in (problem.bias, problem.dropout, problem.softcap, problem.normalizer))
         dim = max(self.dims["BD"], self.dims["BDV"])
         return launch_settings(kernel, dim, self.value.dtype, self.value.device, terms=terms)
 
@@ -129,9 +138,19 @@ class FlashLaunches:
 
     @cached_property
     def score(self) -> ScoreScale:
-        """Factor and softcap, in units of log₂ e."""
+        """Factor, softcap and the bias of a sigmoid, in units of log₂ e."""
         cap = self.problem.softcap
-        return ScoreScale(self.scale * LOG2E, None) if cap is None else ScoreScale(self.scale / cap, cap * LOG2E)
+        scale = ScoreScale(self.scale * LOG2E, None) if cap is None else ScoreScale(self.scale / cap, cap * LOG2E)
+        return scale._replace(sigmoid=self._sigmoid_bias())
+
+    def _sigmoid_bias(self) -> Tensor | None:
+        """b of each head; filled in on the device where it is a number, as copying it would wait."""
+        if not isinstance(self.problem.normalizer, Sigmoid):
+            return None
+        bias, like = self.problem.normalizer.bias, {"dtype": torch.float32, "device": self.value.device}
+        if isinstance(bias, Tensor):
+            return (bias.detach().to(**like) * LOG2E).expand(self.heads).contiguous()
+        return torch.full((self.heads,), float(bias or 0.0) * LOG2E, **like)
 
     @cached_property
     def tiles(self) -> AllTiles | SpanTiles | BitTiles:

@@ -13,6 +13,7 @@ from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import CheckedRows
 from ...core.normalizer import Normalizer
 from ...core.problem import Problem
+from ...normalizers import Sigmoid
 from ...tiles.mask_tiles import distinct_matrices, sampled_layouts
 from ...tiles.row_spans import has_spans
 from ...tiles.tile_bits import MIN_FULL_RUN, TILE_SIZE, masked_pairs
@@ -41,7 +42,7 @@ class FlashInTriton:
     Gradients have the dtypes of their tensors, or float32 where a tensor is broadcast over batches.
     """
 
-    normalizers: tuple[type[Normalizer], ...] = ()
+    normalizers: tuple[type[Normalizer], ...] = (Sigmoid,)
 
     def why_not(self, problem: Problem) -> list[str]:
         """Large head dims, masks of too many bits, and biases that would be too large a tensor."""
@@ -71,7 +72,7 @@ class FlashInTriton:
         return CheckedRows((output, lse))
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
-        """The gradients of query, key and value, and of a bias where `saved` asks for it."""
+        """The gradients of query, key and value, and of bias and normalizer where `saved` asks for it."""
         problem, pairs = batched.problem, batched.pairs
         whole = batched.batch.indices(problem.batch.numel()) == (0, problem.batch.numel(), 1)
 
@@ -86,6 +87,7 @@ class FlashInTriton:
             new(batched.value, problem.value),
             bias=batched.zero_bias_gradients() if saved.needs_bias_grad else (),
             checked=True,
+            normalizer=batched.zero_normalizer_gradients() if saved.needs_normalizer_grad else (),
         )
         self.backward_into(batched, saved, gradients, accumulate=False)
         return gradients
@@ -99,11 +101,12 @@ class FlashInTriton:
         return True
 
     def backward_into(self, batched: BatchedProblem, saved: Saved, into: ProblemGradients, *, accumulate: bool) -> bool:
-        """Write the gradients, or add them to those that stand there; of the bias, always add."""
+        """Write the gradients, or add them to those that stand there; of bias and normalizer, always add."""
         from .flash_launches import FlashLaunches
 
         # A repair writes again what another launch has written: adding comes after both.
-        written = replace(batched.new_gradients(zero=False), bias=into.bias) if accumulate else into
+        others = {"bias": into.bias, "normalizer": into.normalizer}
+        written = replace(batched.new_gradients(zero=False), **others) if accumulate else into
         with torch.cuda.device_of(batched.value):
             FlashLaunches(batched).backward(saved, written)
             if accumulate:

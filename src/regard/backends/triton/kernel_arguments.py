@@ -25,10 +25,14 @@ class StridedRows(NamedTuple):
 
 
 class ScoreScale(NamedTuple):
-    """What makes scores of products: factor · product, or cap · tanh(factor · product); both in units of log₂ e."""
+    """What makes scores of products: factor · product, or cap · tanh(factor · product); both in units of log₂ e.
+
+    sigmoid: b of sigmoid attention for each head, (H,) float32 in the same units; None for softmax attention.
+    """
 
     factor: float
     cap: float | None
+    sigmoid: Tensor | None = None
 
 
 class MaskArgument(NamedTuple):

@@ -51,7 +51,7 @@ PLAIN: dict[int, Table] = {
         "key": {64: (64, 64, 8, 2), 128: (64, 64, 8, 1), 256: (32, 32, 8, 1)},
     },
 }
-# With a softcap, a bias or dropout.
+# With a softcap, a bias, dropout or a sigmoid.
 WITH_TERMS: dict[int, Table] = {
     80: {
         "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
@@ -80,7 +80,7 @@ FLOAT32: Table = {
 def launch_settings(kernel: str, dim: int, dtype: torch.dtype, device: torch.device, *, terms: bool) -> LaunchSettings:
     """The settings for a kernel of the table.
 
-    dim: the larger of the head dims. terms: whether scores have a softcap or a bias, or weights are dropped.
+    dim: the larger of the head dims. terms: whether there is a softcap, a bias, dropout or a normalizer.
     """
     if jit_runtime.INTERPRETED:
         return INTERPRETED

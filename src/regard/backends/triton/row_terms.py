@@ -44,6 +44,7 @@ def row_terms(
     LSE,
     GRAD_LSE,
     TERMS,
+    SCORE,
     ANY,
     M,
     heads,
@@ -56,7 +57,7 @@ def row_terms(
     """Of each row the log-sum-exp to the base 2 as a sum of two numbers, and delta: TERMS (3, B, H, M) float32.
 
     delta = keep probability · (Σ grad_output · output - grad_lse). The log-sum-exp of rows that take no part is
-    infinite.
+    infinite. Of sigmoid attention, whose weights no sum divides, -b takes its place, and delta is 0.
     """
     program, tiles = tl.program_id(0), tl.cdiv(M, BM)
     m0, head = program % tiles * BM, (program // tiles).to(tl.int64)
@@ -70,6 +71,9 @@ def row_terms(
         delta -= score_tile.row_numbers(GRAD_LSE, b, h, m, M, 0.0)
     tl.store(ANY + tl.zeros(output.shape, tl.int32), 1, mask=bad)
     high, rest, live = two_parts(score_tile.row_numbers(LSE, b, h, m, M, INF))  # pyright: ignore[reportGeneralTypeIssues]
+    if SCORE.sigmoid is not None:
+        none = tl.zeros([BM], tl.float32)
+        high, rest, delta = tl.where(live, -tl.load(SCORE.sigmoid + h), INF), none, none
     store_terms(TERMS + head * M, plane, m, M, high, rest, tl.where(live, delta, 0.0) * keep_probability)
 
 

@@ -37,12 +37,16 @@ def score_gradient(
     makes it that of the products.
     """
     x, slope = score_tile.scores(raw, high, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)  # pyright: ignore[reportGeneralTypeIssues]
-    weight = tl.exp2(x - rest)
+    if SCORE.sigmoid is not None:
+        weight, weight_slope = score_tile.sigmoid_slope(x)  # pyright: ignore[reportGeneralTypeIssues]
+    else:
+        weight = tl.exp2(x - rest)
+        weight_slope = weight
     kept_weight = weight
     if DROPOUT.rows is not None:
         dropped = score_tile.dropped(row_hash, column_hash, DROPOUT.threshold)
         kept_weight, grad_weight = tl.where(dropped, 0.0, weight), tl.where(dropped, 0.0, grad_weight)
-    gradient = weight * (grad_weight - delta)
+    gradient = weight_slope * (grad_weight - delta)
     if CUT or REPAIR:
         live = keep & (high < INF)
         kept_weight, gradient = tl.where(live, kept_weight, 0.0), tl.where(live, gradient, 0.0)

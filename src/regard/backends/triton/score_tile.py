@@ -73,6 +73,20 @@ def capped(x, cap):
 
 
 @triton.jit
+def sigmoid(x):
+    """1 / (1 + 2⁻ˣ)."""
+    return 1.0 / (1.0 + tl.exp2(-x))
+
+
+@triton.jit
+def sigmoid_slope(x):
+    """w = `sigmoid`, and its slope w · (w · 2⁻ˣ), exact where w is near 1; of x below -126 both are as there."""
+    e = tl.exp2(tl.minimum(-x, 126.0))
+    weight = 1.0 / (1.0 + e)
+    return weight, weight * (weight * e)
+
+
+@triton.jit
 def hash64(x):
     """splitmix64 with arithmetic shifts, as `core.dropout`."""
     x = x * (-7046029254386353131)
@@ -182,8 +196,9 @@ def scores(raw, LESS, SCORE, BIAS, b, h, m, n, keep, M, N, CUT: tl.constexpr):
     """Products become scores, with softcap, bias and mask, less a number of each row; and the slope of the softcap.
 
     LESS: None, or the numbers. Beside large scores it matters how they are subtracted: of products alone in one
-    instruction, which rounds once. CUT: some pairs do not exist. A product that is infinite gives NaN under a softcap,
-    which would make it finite. The line of a bias is padded by a tile at both ends: no test for each pair.
+    instruction, which rounds once. CUT: some pairs do not exist. A product that is infinite gives NaN under a softcap
+    or a sigmoid, which would make it finite. The line of a bias is padded by a tile at both ends: no test for each
+    pair.
     """
     slope = 1.0
     if SCORE.cap is not None:
@@ -195,6 +210,8 @@ def scores(raw, LESS, SCORE, BIAS, b, h, m, n, keep, M, N, CUT: tl.constexpr):
         x = tl.fma(raw, SCORE.factor, -LESS)
     else:
         x = raw * SCORE.factor
+    if SCORE.sigmoid is not None and SCORE.cap is None:
+        x += raw - raw
     if BIAS.line is not None:
         x += tl.load(BIAS.line + h * BIAS.line_head + (n - m))
     if BIAS.pairs is not None:
