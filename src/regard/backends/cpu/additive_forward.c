@@ -108,6 +108,7 @@ INLINE void process_band(const struct additive_forward *work, struct band *band,
 
 /* Takes one band of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_additive_forward)(struct additive_forward *work) {
+    LEAVE_UNLESS(work->scores->dtype == BFLOAT16, regard_additive_forward, work);
     int64_t padded = padded_dim(work->value_dim), rows = work->row_end - work->row_begin, unit;
     int64_t bands = (rows + work->band - 1) / work->band;
     float *room = aligned_memory(((BAND + STRIP) * padded + 16) * 4), *left = room;

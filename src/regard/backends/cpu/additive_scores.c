@@ -97,6 +97,27 @@ void EXPORTED(regard_additive_prepare)(struct additive *problem) {
     }
 }
 
+void strip_scores(const struct additive *problem, int64_t head, int64_t row, int64_t column, int64_t count, float *target) {
+    int64_t strip = column / STRIP, first = strip * STRIP, key_head = head / (problem->heads / problem->key_heads);
+    int64_t query_at = head * problem->rows + row, key_at = key_head * key_strip_count(problem) + strip;
+    enum method method = choose_method(problem, query_at, key_at);
+    if (method == PER_PAIR) {
+        const void *query = given_query(problem, head, row), *keys = given_key(problem, key_head, column);
+        BY_DTYPE(problem->dtype, direct_scores(problem, query, keys, count, target, DTYPE));
+        return;
+    }
+    float part[STRIP], *whole_strip = count == STRIP ? target : part;
+    const float *query = problem->prepared_query + query_at * problem->padded;
+    const float *key = problem->prepared_key + key_at * problem->padded * STRIP;
+    if (method == BY_TANGENTS)
+        row_scores(problem, query, key, whole_strip, BY_TANGENTS);
+    else if (method == BY_EXPONENTIALS)
+        row_scores(problem, query, key, whole_strip, BY_EXPONENTIALS);
+    else
+        row_scores(problem, query, key, whole_strip, BY_CAPPED_EXPONENTIALS);
+    if (whole_strip == part) memcpy(target, part + column - first, (size_t)count * sizeof(float));
+}
+
 void EXPORTED(regard_additive_scores)(const struct additive *problem, const struct tile *tile) {
     int64_t rows = tile->row_end - tile->row_begin;
     for (int64_t begin = tile->begin, end; begin < tile->end; begin = end) {

@@ -77,27 +77,8 @@ INLINE int any_pair_exists(const float *bias, int64_t count) {
     return any;
 }
 
-/* The scores of one row of one head with the columns from `from` to `from + count` - 1, which are of one strip. */
-static inline void strip_scores(const struct additive *problem, int64_t head, int64_t row, int64_t column, int64_t count,
-                                float *target) {
-    int64_t strip = column / STRIP, first = strip * STRIP, key_head = head / (problem->heads / problem->key_heads);
-    int64_t query_at = head * problem->rows + row, key_at = key_head * key_strip_count(problem) + strip;
-    enum method method = choose_method(problem, query_at, key_at);
-    if (method == PER_PAIR) {
-        const void *query = given_query(problem, head, row), *keys = given_key(problem, key_head, column);
-        BY_DTYPE(problem->dtype, direct_scores(problem, query, keys, count, target, DTYPE));
-        return;
-    }
-    float part[STRIP], *whole_strip = count == STRIP ? target : part;
-    const float *query = problem->prepared_query + query_at * problem->padded;
-    const float *key = problem->prepared_key + key_at * problem->padded * STRIP;
-    if (method == BY_TANGENTS)
-        row_scores(problem, query, key, whole_strip, BY_TANGENTS);
-    else if (method == BY_EXPONENTIALS)
-        row_scores(problem, query, key, whole_strip, BY_EXPONENTIALS);
-    else
-        row_scores(problem, query, key, whole_strip, BY_CAPPED_EXPONENTIALS);
-    if (whole_strip == part) memcpy(target, part + column - first, (size_t)count * sizeof(float));
-}
+/* The scores of one row of one head with `count` columns from `column` on, which are of one strip (additive_scores.c). */
+#define strip_scores SHARED(strip_scores)
+void strip_scores(const struct additive *problem, int64_t head, int64_t row, int64_t column, int64_t count, float *target);
 
 #endif

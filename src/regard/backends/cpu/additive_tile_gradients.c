@@ -156,6 +156,7 @@ INLINE void process_group(const struct additive_backward *work, struct backward_
 
 /* The part of the tile from `begin` to `end` - 1, the values of one key head after another. */
 void EXPORTED(regard_additive_tile_gradients)(struct additive_backward *work) {
+    LEAVE_UNLESS(work->scores->dtype == BFLOAT16, regard_additive_tile_gradients, work);
     const struct tile *tile = work->tile;
     int64_t rows = tile->row_end - tile->row_begin, padded = padded_dim(work->value_dim), group_size = GROUP;
     int64_t strips = (tile->column_end + STRIP - 1) / STRIP - tile->column_begin / STRIP;

@@ -43,13 +43,13 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "short.c",
     "flash_backward.c",
     "flash.c",
-    "gathered_backward.c",
-    "gathered_forward.c",
+    "gathered.c",
     "gemv.c",
     "additive_scores.c",
     "additive_backward.c",
     "additive_forward.c",
     "additive_tile_gradients.c",
+    "call_bias.c",
     "code_writing.c",
     "finite.c",
     "flash_reductions.c",
@@ -63,6 +63,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "recurrence_forward.c",
     "recurrence_step.c",
     "threshold.c",
+    "tile_packing.c",
     "top_entries.c",
 )
 CPU_SUPPORT = "cpu_support.c"
@@ -82,7 +83,7 @@ PAIRED_SOURCES = (
     "paged.c",
     "pair_products.c",
 )
-"""The sources that do so. Of the others such a variant has no code of its own: it calls that of the variant without."""
+"""The sources that do so, compiled for nothing else: all other work such a variant leaves to the variant without."""
 
 # -fwrapv: whole numbers are bits here. contract: x * y + z may be one instruction, rounded once.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")
@@ -131,6 +132,16 @@ def without_pairs(variant: str) -> str:
 def sources_of(variant: str) -> tuple[str, ...]:
     """The sources that are compiled for a variant."""
     return SOURCES_PER_VARIANT if variant == without_pairs(variant) else PAIRED_SOURCES
+
+
+def names_in_c(variant: str) -> tuple[str, ...]:
+    """The compiler flags that tell the sources what they are compiled for.
+
+    >>> names_in_c("avx512bf16")
+    ('-DVARIANT=avx512bf16', '-DWITHOUT_PAIRS=avx512')
+    """
+    without = without_pairs(variant)
+    return (f"-DVARIANT={variant}", *((f"-DWITHOUT_PAIRS={without}",) if variant != without else ()))
 
 
 def digest() -> str:
@@ -259,7 +270,7 @@ class Compiler:
         self.make(support)
         parts = {
             variant: [
-                self.object_file(source, variant, *self.variants[variant], f"-DVARIANT={variant}")
+                self.object_file(source, variant, *self.variants[variant], *names_in_c(variant))
                 for source in sources_of(variant)
             ]
             for variant in self.chosen(support, all_variants=all_variants)

@@ -187,8 +187,8 @@ struct scratch_rows {
     float *query, *output;
 };
 
-INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own, const struct scratch_rows *scratch,
-                       const int paired) {
+APART void pack_query(const struct decode *problem, int64_t batch, int64_t own, const struct scratch_rows *scratch,
+                      int paired) {
     int64_t padded = round_up_to_lanes(term_count(problem->dim, paired));
     const void *query =
         row_at(problem->query, 1, batch * problem->query_batch + own * problem->query_head, problem->query_dtype);
@@ -201,8 +201,8 @@ INLINE void pack_query(const struct decode *problem, int64_t batch, int64_t own,
 }
 
 /* Writes the output of a part: sums, in rows of a stride, divided by their total weight, and the log-sum-exp. */
-INLINE void write_part(const struct decode *problem, int64_t unit, const float *sums, int64_t stride,
-                       const float *maximum, const float *total) {
+APART void write_part(const struct decode *problem, int64_t unit, const float *sums, int64_t stride,
+                      const float *maximum, const float *total) {
     float *output = problem->output + unit * problem->rows * problem->value_dim,
           *lse = problem->lse + unit * problem->rows;
     for (int64_t r = 0; r < problem->rows; r++) {
@@ -256,23 +256,27 @@ INLINE void process_dims(const struct decode *problem, const struct scratch_rows
         process_part(problem, scratch, head, part, (struct kind){dtype, 0, rows, paired});
 }
 
+/* Whether rows are multiplied in pairs; never a single one, most of whose time is waiting for memory. */
+INLINE int is_paired(const struct decode *problem) {
+    return PAIRS && problem->rows > 1 && problem->dtype == BFLOAT16 && problem->query_dtype == BFLOAT16;
+}
+
 INLINE void process_rows(const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part,
                          int whole, const int dtype, const int rows) {
-    if (in_pairs(dtype) && problem->query_dtype == dtype)
+    if (in_pairs(dtype) && (ONLY_PAIRS || is_paired(problem)))
         process_dims(problem, scratch, head, part, whole, dtype, rows, 1);
     else
         process_dims(problem, scratch, head, part, whole, dtype, rows, 0);
 }
 
 #define PART (const struct decode *problem, const struct scratch_rows *scratch, int64_t head, int64_t part, int whole)
-/* A single row is not multiplied in pairs: most of it is waiting for memory. */
 TABLE_BY_DTYPE(process_one_row, PART, process_dims(problem, scratch, head, part, whole, DTYPE, 1, 0))
 TABLE_BY_DTYPE(process_few_rows, PART, process_rows(problem, scratch, head, part, whole, DTYPE, ROWS))
 TABLE_BY_DTYPE(process_more_rows, PART, process_rows(problem, scratch, head, part, whole, DTYPE, 2 * ROWS))
 
 INLINE void process_unit(const struct decode *problem, const struct scratch_rows *scratch, int64_t unit, int whole) {
     int64_t head = unit / problem->parts, part = unit % problem->parts;
-    if (problem->rows == 1)
+    if (!ONLY_PAIRS && problem->rows == 1)
         process_one_row[problem->dtype](problem, scratch, head, part, whole);
     else if (LANES > 2 * ROWS && problem->rows > ROWS) /* fewer lanes have at most ROWS rows here */
         process_more_rows[problem->dtype](problem, scratch, head, part, whole);
@@ -284,7 +288,7 @@ INLINE void process_unit_in_lanes(const struct decode *problem, const struct lan
                                   const int dtype) {
     int64_t head = unit / problem->parts, first = unit % problem->parts * problem->part, end = first + problem->part;
     end = end < problem->columns ? end : problem->columns;
-    if (in_pairs(dtype) && problem->query_dtype == dtype)
+    if (in_pairs(dtype) && (ONLY_PAIRS || is_paired(problem)))
         process_lanes(problem, scratch, head / problem->heads, head % problem->heads, first, end, dtype, 1);
     else
         process_lanes(problem, scratch, head / problem->heads, head % problem->heads, first, end, dtype, 0);
@@ -297,6 +301,7 @@ TABLE_BY_DTYPE(process_many_rows, (const struct decode *problem, const struct la
 
 /* Takes one part of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_decode)(struct decode *problem) {
+    LEAVE_UNLESS(is_paired(problem), regard_decode, problem);
     const int64_t group = 2 * LANES; /* the entries of a vector of pairs */
     const int whole = problem->dim % group == 0 && problem->value_dim % group == 0;
     int64_t rows = problem->rows == 1 ? 1 : problem->rows > ROWS ? 2 * ROWS : ROWS,

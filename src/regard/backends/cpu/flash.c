@@ -237,6 +237,7 @@ INLINE struct unit take_unit(struct flash *problem) {
 
 /* Takes some blocks of rows of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash)(struct flash *problem) {
+    LEAVE_UNLESS(problem->dtype == BFLOAT16, regard_flash, problem);
     int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16;

@@ -323,6 +323,7 @@ INLINE void process_unit(const struct flash *problem, struct band *band, struct 
 
 /* Takes one part of one key head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_backward)(struct flash *problem) {
+    LEAVE_UNLESS(problem->dtype == BFLOAT16, regard_flash_backward, problem);
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = 3 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;

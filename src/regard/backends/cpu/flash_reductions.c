@@ -258,6 +258,7 @@ static void reduce_row_blocks(const struct flash *problem, struct reduction_stat
 
 /* Takes one strip of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_reductions)(struct flash *problem) {
+    LEAVE_UNLESS(problem->dtype == BFLOAT16, regard_flash_reductions, problem);
     const int64_t *strip_blocks = problem->reductions->strip_blocks, strips = problem->reductions->strips;
     float *memory = aligned_memory(state_floats(problem) * 4);
     if (!memory) {

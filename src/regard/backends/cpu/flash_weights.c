@@ -103,6 +103,7 @@ INLINE void weigh_row_blocks(const struct flash *problem, struct row_block_state
 
 /* Takes some rows of one head after another while any are left; any number of threads may call it at once. */
 void EXPORTED(regard_flash_weights)(struct flash *problem) {
+    LEAVE_UNLESS(problem->dtype == BFLOAT16, regard_flash_weights, problem);
     int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
             units_of_head = (problem->rows + rows - 1) / rows, unit;
     int64_t floats = (rows + BLOCK) * padded + 2 * 16;

@@ -20,7 +20,8 @@ enum { ROWS = LANES == 4 ? 2 : 4, VECTORS = LANES == 16 ? 4 : 2, PART_VECTORS = 
  * to the processor for certain. */
 enum { AHEAD = 16, NEAR = 1 << 18 };
 
-/* Constants that the compiler specialises the code for: the dtype, dims of whole vectors, how many rows there are. */
+/* Constants that the compiler specialises the products and sums for: the dtype, dims of whole vectors, how many rows there
+ * are. All else is compiled once. */
 struct kind {
     int dtype, whole, rows;
 };
@@ -115,7 +116,7 @@ INLINE void fetch_listed(const struct gather_scratch *scratch, int64_t t, const 
 }
 
 /* into[r][t] = rows[r] . row[key[t]], for all listed keys. */
-INLINE void list_products(const struct gather_scratch *scratch, const float *rows, const void *keys, int64_t stride,
+INLINE void products_of(const struct gather_scratch *scratch, const float *rows, const void *keys, int64_t stride,
                           int64_t dim, float *into, const struct kind kind) {
     const int at_once = LANES / kind.rows, part = kind.rows == 1 ? PART_VECTORS : 1;
     const int64_t count = scratch->count, padded = round_up_to_lanes(dim);
@@ -165,8 +166,9 @@ INLINE void list_sum_columns(const struct gather_scratch *scratch, const float *
         store(into + r * padded + column + v * LANES, sum[0][r * vectors + v] + sum[1][r * vectors + v]);
 }
 
-INLINE void list_sums(const struct gather_scratch *scratch, const float *weights, const void *rows, int64_t stride,
-                      int64_t dim, float *into, const struct kind kind) {
+/* The same for all columns. */
+INLINE void sums_of(const struct gather_scratch *scratch, const float *weights, const void *rows, int64_t stride,
+                    int64_t dim, float *into, const struct kind kind) {
     int64_t column = 0;
     for (; column + VECTORS * LANES <= round_up_to_lanes(dim); column += VECTORS * LANES)
         list_sum_columns(scratch, weights, rows, stride, dim, column, into, VECTORS, kind);
@@ -174,10 +176,38 @@ INLINE void list_sums(const struct gather_scratch *scratch, const float *weights
         list_sum_columns(scratch, weights, rows, stride, dim, column, into, 1, kind);
 }
 
+#define OF_LIST (const struct gather_scratch *scratch, const float *left, const void *right, int64_t stride, int64_t dim, float *into)
+#define BY_DIM(work, rows)                                                                \
+    if (dim % LANES)                                                                      \
+        work(scratch, left, right, stride, dim, into, (struct kind){DTYPE, 0, rows});     \
+    else                                                                                  \
+        work(scratch, left, right, stride, dim, into, (struct kind){DTYPE, 1, rows});
+TABLE_BY_DTYPE(products_of_one, OF_LIST, BY_DIM(products_of, 1))
+TABLE_BY_DTYPE(products_of_some, OF_LIST, BY_DIM(products_of, ROWS))
+TABLE_BY_DTYPE(sums_of_one, OF_LIST, BY_DIM(sums_of, 1))
+TABLE_BY_DTYPE(sums_of_some, OF_LIST, BY_DIM(sums_of, ROWS))
+
+/* Some rows of a piece of a list, or one, and the dtype of what is multiplied. */
+struct piece_rows {
+    const struct row_place *places;
+    int64_t key_head;
+    int rows, dtype;
+};
+
+INLINE void list_products(const struct gather_scratch *scratch, const struct piece_rows *piece, const float *rows,
+                          const void *keys, int64_t stride, int64_t dim, float *into) {
+    (piece->rows == 1 ? products_of_one : products_of_some)[piece->dtype](scratch, rows, keys, stride, dim, into);
+}
+
+INLINE void list_sums(const struct gather_scratch *scratch, const struct piece_rows *piece, const float *weights,
+                      const void *rows, int64_t stride, int64_t dim, float *into) {
+    (piece->rows == 1 ? sums_of_one : sums_of_some)[piece->dtype](scratch, weights, rows, stride, dim, into);
+}
+
 /* Scores from products: times the scale, with softcap, bias and span; -infinity where there is no pair, and up to the end
  * of a vector. bends: the slopes of the softcap, or null. */
-INLINE void complete_scores(const struct gathered *problem, const struct gather_scratch *scratch, struct row_place row,
-                            float *scores, float *bends) {
+APART void complete_scores(const struct gathered *problem, const struct gather_scratch *scratch, struct row_place row,
+                           float *scores, float *bends) {
     const int64_t count = scratch->count;
     for (int64_t t = 0; t < count; t += LANES) {
         lanes score = load(scores + t) * problem->scale;
@@ -209,12 +239,12 @@ INLINE const float *factors_of(const struct gathered *problem, struct row_place 
 }
 
 /* Rows of a tensor as float32, padded with zeros: 0 in rows of padding. */
-INLINE void widen_rows(const void *tensor, int64_t batch, int64_t head, int64_t stride, int64_t dim,
-                       const struct row_place *places, float *into, const int dtype, const int rows) {
+APART void widen_rows(const void *tensor, int64_t batch, int64_t head, int64_t stride, int64_t dim,
+                      const struct piece_rows *piece, float *into, int dtype) {
     const int64_t padded = round_up_to_lanes(dim);
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < piece->rows; r++)
         for (int64_t a = 0; a < padded; a += LANES) {
-            const struct row_place at = places[r];
+            const struct row_place at = piece->places[r];
             lanes own = broadcast(0.0f);
             if (at.query >= 0)
                 own = load_entries(row_at(tensor, at.batch * batch + at.head * head + at.query * stride, 1, dtype), a, dim,
@@ -223,12 +253,23 @@ INLINE void widen_rows(const void *tensor, int64_t batch, int64_t head, int64_t 
         }
 }
 
+/* The keys and the values that the rows of a piece may attend to. */
+INLINE const void *key_of_piece(const struct gathered *problem, const struct piece_rows *piece) {
+    return row_at(problem->key, 1, piece->places[0].batch * problem->key_batch + piece->key_head * problem->key_head,
+                  piece->dtype);
+}
+
+INLINE const void *value_of_piece(const struct gathered *problem, const struct piece_rows *piece) {
+    return row_at(problem->value, 1, piece->places[0].batch * problem->value_batch + piece->key_head * problem->value_head,
+                  piece->dtype);
+}
+
 /* What is done with some rows of a list that is taken. */
-typedef void work_on_rows(const struct gathered *, struct gather_scratch *, const struct row_place *, int64_t key_head);
+typedef void work_on_rows(const struct gathered *, struct gather_scratch *, const struct piece_rows *);
 
 /* The rows of a piece of a list, ROWS at a time; a single one, or one that is left, by itself. */
 INLINE void work_on_piece(const struct gathered *problem, struct gather_scratch *scratch, int64_t batch, int64_t list_head,
-                          int64_t list, int64_t piece, work_on_rows *one, work_on_rows *some) {
+                          int64_t list, int64_t piece, work_on_rows *work) {
     const int of_key_heads = problem->list_heads == problem->key_heads;
     const int64_t group = problem->heads / problem->key_heads, heads = of_key_heads ? group : 1;
     const int64_t head = of_key_heads ? list_head * group : list_head, key_head = of_key_heads ? list_head : head / group;
@@ -257,7 +298,7 @@ INLINE void work_on_piece(const struct gathered *problem, struct gather_scratch 
             const int64_t at = row + r;
             places[r] = (struct row_place){batch, head + at / queries, at < total ? first + at % queries : -1};
         }
-        (many == 1 ? one : some)(problem, scratch, places, key_head);
+        work(problem, scratch, &(struct piece_rows){places, key_head, (int)many, (int)problem->dtype});
         row += many;
     }
 }

@@ -17,9 +17,12 @@ INLINE lanes offsets_of(bits word) { return (lanes)(word << 16); }
 INLINE bits load_words(const int32_t *source, int64_t count) { return (bits)load_partial((const float *)source, count); }
 
 /* Whether the products are those of bytes. */
-INLINE int in_bytes(const struct packed_decode *problem) {
+INLINE int are_bytes(const struct packed_decode *problem) {
     return BYTES && problem->in_bytes && problem->key.code <= INT8 && problem->value.code <= INT8;
 }
+
+/* The same, as the constant that it is in a variant that leaves all else to another. */
+INLINE int in_bytes(const struct packed_decode *problem) { return ONLY_PAIRS ? BYTES : are_bytes(problem); }
 
 /* Where one head is in memory: its first block, and the one that is read, with the codes of the next one. */
 struct head_rows {
@@ -240,6 +243,9 @@ INLINE void add_values(const struct packed_scratch *scratch, const struct head_r
             for (int64_t row = 0; row < scratch->rows; row += ROW_TILE)                                         \
                 add_values(scratch, values, dim, row, ROW_TILE, 2, code, bytes);                            \
     }
+#if defined(WITHOUT_PAIRS) /* which has these */
+#define IN_NUMBERS(function) 0
+#else
 SCORES_OF(INT8, 0)
 SCORES_OF(INT4, 0)
 SCORES_OF(E4M3, 0)
@@ -248,29 +254,25 @@ VALUES_OF(INT8, 0)
 VALUES_OF(INT4, 0)
 VALUES_OF(E4M3, 0)
 VALUES_OF(E5M2, 0)
+#define IN_NUMBERS(function) function##_0
+#endif
 #if defined(__AVX512VNNI__)
 SCORES_OF(INT8, 1)
 SCORES_OF(INT4, 1)
 VALUES_OF(INT8, 1)
 VALUES_OF(INT4, 1)
+#define IN_BYTES(function) function##_1
 #else
-#define scores_INT8_1 scores_INT8_0
-#define scores_INT4_1 scores_INT4_0
-#define values_INT8_1 values_INT8_0
-#define values_INT4_1 values_INT4_0
+#define IN_BYTES(function) 0
 #endif
 
 /* By the code, and whether codes are multiplied in bytes. */
+#define BOTH(function) {IN_NUMBERS(function), IN_BYTES(function)}
 static void (*const scores_of[CODES][2])(const struct packed_decode *, const struct packed_scratch *,
-                                     const struct head_rows *) = {{scores_INT8_0, scores_INT8_1},
-                                                                  {scores_INT4_0, scores_INT4_1},
-                                                                  {scores_E4M3_0, scores_E4M3_0},
-                                                                  {scores_E5M2_0, scores_E5M2_0}};
+                                     const struct head_rows *) = {
+    BOTH(scores_INT8), BOTH(scores_INT4), {IN_NUMBERS(scores_E4M3)}, {IN_NUMBERS(scores_E5M2)}};
 static void (*const values_of[CODES][2])(const struct packed_scratch *, const struct head_rows *, int64_t) = {
-    {values_INT8_0, values_INT8_1},
-    {values_INT4_0, values_INT4_1},
-    {values_E4M3_0, values_E4M3_0},
-    {values_E5M2_0, values_E5M2_0}};
+    BOTH(values_INT8), BOTH(values_INT4), {IN_NUMBERS(values_E4M3)}, {IN_NUMBERS(values_E5M2)}};
 
 /* Begins a part: the queries of its head times the scale, zeros in rows of padding, and nothing added up so far. */
 static void begin_part(const struct packed_decode *problem, const struct packed_scratch *scratch, int64_t head) {
@@ -321,6 +323,7 @@ static void process_part(const struct packed_decode *problem, const struct packe
 
 /* Takes one part of one head after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_packed_decode)(struct packed_decode *problem) {
+    LEAVE_UNLESS(are_bytes(problem), regard_packed_decode, problem);
     int64_t unit;
     float *memory = aligned_memory(4 * scratch_floats(problem));
     if (!memory) {

@@ -140,8 +140,8 @@ INLINE void lane_scores(const struct decode *problem, const struct lane_scratch 
 }
 
 /* Adds the bias of `count` keys from `first` on. */
-INLINE void add_lane_bias(const struct decode *problem, const struct lane_scratch *scratch, const float *bias,
-                          int64_t first, int64_t count) {
+APART void add_lane_bias(const struct decode *problem, const struct lane_scratch *scratch, const float *bias,
+                         int64_t first, int64_t count) {
     for (int64_t row = 0; row < problem->rows; row += LANES)
         for (int64_t j = 0; j < count; j += LANES) {
             lanes block[LANES];
@@ -158,8 +158,8 @@ INLINE void add_lane_bias(const struct decode *problem, const struct lane_scratc
 }
 
 /* Sets scores to -infinity from each row's limit on. */
-INLINE void apply_limits(const struct decode *problem, const struct lane_scratch *scratch, int64_t first,
-                         int64_t count) {
+APART void apply_limits(const struct decode *problem, const struct lane_scratch *scratch, int64_t first,
+                        int64_t count) {
     for (int64_t j = 0; j < count; j++)
         for (int64_t row = 0; row < problem->rows; row++)
             if (first + j >= problem->limits[row]) scratch->weights[j * scratch->rows + row] = -INFINITY;
@@ -250,8 +250,8 @@ INLINE void lane_values(const struct decode *problem, const struct lane_scratch 
     }
 }
 
-INLINE void pack_query_lanes(const struct decode *problem, const struct lane_scratch *scratch, int64_t batch,
-                             int64_t head, const int paired) {
+APART void pack_query_lanes(const struct decode *problem, const struct lane_scratch *scratch, int64_t batch,
+                            int64_t head, int paired) {
     const int64_t terms = term_count(problem->dim, paired);
     const void *query =
         row_at(problem->query, 1, batch * problem->query_batch + head * problem->query_head, problem->query_dtype);

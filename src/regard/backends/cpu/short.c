@@ -530,7 +530,8 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
                           const float *delta, int64_t count) {
     const float *grad_lse = problem->grad_lse ? problem->grad_lse + number : 0, *share = ONES;
     /* Of whole vectors, as parts of it are loaded. */
-    float maximum[(int)LANES > (int)MOST_AT_ONCE ? (int)LANES : (int)MOST_AT_ONCE], total[MOST_AT_ONCE], own_share[MOST_AT_ONCE];
+    float maximum[(int)LANES > (int)MOST_AT_ONCE ? (int)LANES : (int)MOST_AT_ONCE], total[MOST_AT_ONCE] = {0},
+          own_share[MOST_AT_ONCE];
     int64_t width = state->width;
     clear_outside(weights, grad_scores, width, all, count);
     if (problem->normalizer != SOFTMAX) {
@@ -783,6 +784,12 @@ INLINE void process(struct short_attention *problem, const int backward) {
 }
 
 /* Takes one unit after another while any is left; any number of threads may call these at once. */
-void EXPORTED(regard_short)(struct short_attention *problem) { process(problem, 0); }
+void EXPORTED(regard_short)(struct short_attention *problem) {
+    LEAVE_UNLESS(problem->dtype == BFLOAT16, regard_short, problem);
+    process(problem, 0);
+}
 
-void EXPORTED(regard_short_backward)(struct short_attention *problem) { process(problem, 1); }
+void EXPORTED(regard_short_backward)(struct short_attention *problem) {
+    LEAVE_UNLESS(problem->dtype == BFLOAT16, regard_short_backward, problem);
+    process(problem, 1);
+}

@@ -334,8 +334,8 @@ INLINE void add_values(const struct threshold *problem, struct row_state *state,
 static const float ONES[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 /* The same of all rows and BLOCK keys, by products of tiles. */
-INLINE void add_tiles_of_values(const struct threshold *problem, struct row_state *state, int64_t column,
-                                const void *values, const int dtype) {
+APART void add_tiles_of_values(const struct threshold *problem, struct row_state *state, int64_t column,
+                               const void *values, int dtype) {
     const struct flash *tiles = &problem->tiles;
     int64_t padded = padded_dim(tiles->value_dim);
     pack_rows(row_at(values, column, tiles->value.row, dtype), tiles->value.row, min_int(tiles->columns - column, BLOCK),
@@ -409,8 +409,8 @@ INLINE void weight_gradients(const struct threshold *problem, struct row_state *
 }
 
 /* The same of all rows and BLOCK keys, by products of tiles. */
-INLINE void tiles_of_weight_gradients(const struct threshold *problem, struct row_state *state, int64_t column,
-                                      const void *values, const int dtype) {
+APART void tiles_of_weight_gradients(const struct threshold *problem, struct row_state *state, int64_t column,
+                                     const void *values, int dtype) {
     const struct flash *tiles = &problem->tiles;
     int64_t padded = padded_dim(tiles->value_dim);
     pack_transposed(row_at(values, column, tiles->value.row, dtype), tiles->value.row,
@@ -437,7 +437,7 @@ INLINE void tiles_of_weight_gradients(const struct threshold *problem, struct ro
 }
 
 /* grad_weight becomes grad_score = t (grad_weight - sum of t grad_weight / sum of t). */
-INLINE void score_gradients(const struct threshold *problem, struct kept *kept) {
+APART void score_gradients(const struct threshold *problem, struct kept *kept) {
     lanes products = {0}, slopes = {0};
     kept->begin = kept->end = 0;
     if (!kept->count) return;
@@ -512,8 +512,8 @@ INLINE void spread_tiles(const struct threshold *problem, struct row_state *stat
 }
 
 /* What `add_row_gradients` adds, of all rows and BLOCK keys, by products of tiles. */
-INLINE void add_tiles_of_gradients(const struct threshold *problem, struct row_state *state, int64_t column,
-                                   const struct targets *into, const int dtype) {
+APART void add_tiles_of_gradients(const struct threshold *problem, struct row_state *state, int64_t column,
+                                  const struct targets *into, int dtype) {
     const struct flash *tiles = &problem->tiles;
     int64_t padded = padded_dim(tiles->dim), value_padded = padded_dim(tiles->value_dim),
             count = min_int(tiles->columns - column, BLOCK);
@@ -550,7 +550,7 @@ INLINE void add_tiles_of_gradients(const struct threshold *problem, struct row_s
 INLINE int64_t rows_of(const struct row_state *state) { return (state->count + BLOCK - 1) / BLOCK * BLOCK; }
 
 /* Prepares rows for their gradients: the weights, memory for those of each, the gradient of the output. */
-INLINE void start_gradients(const struct threshold *problem, struct row_state *state, int dtype) {
+APART void start_gradients(const struct threshold *problem, struct row_state *state, int dtype) {
     const struct flash *tiles = &problem->tiles;
     int64_t padded = padded_dim(tiles->value_dim);
     const void *above = head_rows(&tiles->grad_output, state->batch, state->head, state->begin, dtype);

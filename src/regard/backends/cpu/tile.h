@@ -124,26 +124,10 @@ INLINE void load_ahead(const struct rows *rows, int64_t batch, int64_t head, int
 INLINE int64_t padded_terms(int64_t dim, const int paired) { return padded_dim(term_count(dim, paired)); }
 
 /* Packs the terms of `count` rows, floats times a factor, as target[row][padded terms]: 0 beyond them up to BLOCK rows,
- * and beyond their dim. */
-INLINE void pack_row_terms_of(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                              const int dtype, const int paired) {
-    int64_t padded = padded_terms(dim, paired);
-    for (int64_t i = 0; i < count; i++) {
-        const void *row = row_at(rows, i, stride, dtype);
-        for (int64_t a = 0; a < padded; a += LANES)
-            store(target + i * padded + a, load_terms(row, a, dim, factor, dtype, 0, paired));
-    }
-}
-
-APART void pack_row_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
-                          int64_t dtype, int paired) {
-    int64_t padded = padded_terms(dim, paired);
-    if (PAIRS && paired)
-        pack_row_terms_of(rows, stride, count, dim, factor, target, BFLOAT16, 1);
-    else
-        BY_DTYPE(dtype, pack_row_terms_of(rows, stride, count, dim, factor, target, DTYPE, 0));
-    memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
-}
+ * and beyond their dim (tile_packing.c). */
+#define pack_row_terms SHARED(pack_row_terms)
+void pack_row_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                    int64_t dtype, int paired);
 
 /* The same of entries, as floats. */
 INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
@@ -153,42 +137,15 @@ INLINE void pack_rows(const void *rows, int64_t stride, int64_t count, int64_t d
 
 /* Packs `count` rows as the right factor of a sum over rows: target[term][padded dim], where a term is an entry of one
  * row times a factor, or, `paired`, of two as they are; 0 up to BLOCK rows, and beyond their dim. */
-APART void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
-                              float *target, int64_t dtype, int paired) {
-    if (!PAIRS || !paired) {
-        pack_rows(rows, stride, count, dim, factor, target, dtype);
-        return;
-    }
-    int64_t padded = padded_dim(dim), terms = term_count(count, paired);
-    for (int64_t i = 0; i < terms; i++)
-        for (int64_t a = 0; a < padded; a += LANES)
-            store(target + i * padded + a, pair_rows(rows, i, stride, count, a, dim, 0));
-    memset(target + terms * padded, 0, (size_t)((BLOCK / 2 - terms) * padded) * sizeof(float));
-}
+#define pack_rows_as_terms SHARED(pack_rows_as_terms)
+void pack_rows_as_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor, float *target,
+                        int64_t dtype, int paired);
 
 /* Packs the terms of `count` rows, floats times a factor, as columns, target[term][width], 0 in the columns beyond them
  * up to `end`. There is memory for whole pairs of vectors of terms. */
-INLINE void pack_transposed_terms_of(int64_t end, const void *rows, int64_t stride, int64_t count, int64_t dim,
-                                     float factor, float *target, int64_t width, const int dtype, const int paired) {
-    for (int64_t i = 0; i < end; i += LANES)
-        for (int64_t a = 0; a < term_count(dim, paired); a += LANES) {
-            lanes block[LANES];
-            for (int l = 0; l < LANES; l++)
-                block[l] = i + l < count
-                               ? load_terms(row_at(rows, i + l, stride, dtype), a, dim, factor, dtype, 0, paired)
-                               : broadcast(0.0f);
-            transpose(block);
-            for (int l = 0; l < LANES; l++) store(target + (a + l) * width + i, block[l]);
-        }
-}
-
-APART void pack_columns_up_to(int64_t end, const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
-                              float *target, int64_t width, int64_t dtype, int paired) {
-    if (PAIRS && paired)
-        pack_transposed_terms_of(end, rows, stride, count, dim, factor, target, width, BFLOAT16, 1);
-    else
-        BY_DTYPE(dtype, pack_transposed_terms_of(end, rows, stride, count, dim, factor, target, width, DTYPE, 0));
-}
+#define pack_columns_up_to SHARED(pack_columns_up_to)
+void pack_columns_up_to(int64_t end, const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,
+                        float *target, int64_t width, int64_t dtype, int paired);
 
 /* The same up to the whole width. */
 INLINE void pack_transposed_terms(const void *rows, int64_t stride, int64_t count, int64_t dim, float factor,

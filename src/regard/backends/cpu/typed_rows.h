@@ -3,6 +3,7 @@
 #define REGARD_TYPED_ROWS_H
 
 #include "simd.h"
+#include "variants.h"
 
 /* The dtypes of entries. The values are those of `library.DTYPES` in Python. */
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
@@ -123,7 +124,7 @@ INLINE lanes load_entries(const void *row, int64_t column, int64_t dim, const in
 }
 
 /* Whether entries of a dtype are multiplied in pairs by this variant. */
-INLINE int in_pairs(const int dtype) { return PAIRS && dtype == BFLOAT16; }
+INLINE int in_pairs(const int dtype) { return PAIRS && (ONLY_PAIRS || dtype == BFLOAT16); }
 
 /* Terms of a product (microkernel.h) from a row of `dim` entries: how many there are, and LANES of them from a term on,
  * 0 beyond, which are entries times a factor, or, `paired`, pairs of bfloat16 as they are. whole: there are so many for
@@ -178,10 +179,10 @@ INLINE void store_entries(void *row, int64_t column, int64_t dim, const int dtyp
 /* Calls with the constant DTYPE for a dtype that is known when the program runs, so that each has code of its own. */
 #define BY_DTYPE(dtype, ...)                                      \
     do {                                                          \
-        if ((dtype) == FLOAT32) {                                 \
+        if (!ONLY_PAIRS && (dtype) == FLOAT32) {                  \
             enum { DTYPE = FLOAT32 };                             \
             __VA_ARGS__;                                          \
-        } else if ((dtype) == BFLOAT16) {                         \
+        } else if (ONLY_PAIRS || (dtype) == BFLOAT16) {           \
             enum { DTYPE = BFLOAT16 };                            \
             __VA_ARGS__;                                          \
         } else {                                                  \
@@ -196,11 +197,17 @@ INLINE void store_entries(void *row, int64_t column, int64_t dim, const int dtyp
         enum { DTYPE = dtype };                  \
         __VA_ARGS__;                             \
     }
+#if defined(WITHOUT_PAIRS)
+#define TABLE_BY_DTYPE(table, parameters, ...)          \
+    ONE_DTYPE(table, BFLOAT16, parameters, __VA_ARGS__) \
+    static void(*const table[]) parameters = {0, table##_BFLOAT16};
+#else
 #define TABLE_BY_DTYPE(table, parameters, ...)              \
     ONE_DTYPE(table, FLOAT32, parameters, __VA_ARGS__)      \
     ONE_DTYPE(table, BFLOAT16, parameters, __VA_ARGS__)     \
     ONE_DTYPE(table, FLOAT16, parameters, __VA_ARGS__)      \
     static void(*const table[]) parameters = {table##_FLOAT32, table##_BFLOAT16, table##_FLOAT16};
+#endif
 
 INLINE int64_t entry_bytes(const int dtype) { return dtype == FLOAT32 ? 4 : 2; }
 
