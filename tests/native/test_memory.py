@@ -26,6 +26,7 @@ TESTS = (
     "short_attention",
     "gru_decoder",
     "top_entries",
+    "transformer_step",
 )
 
 
