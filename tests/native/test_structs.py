@@ -38,6 +38,7 @@ SHARED = (
     "short.h",
     "threshold.h",
     "top_entries.h",
+    "top_products.h",
     "transformer_step.h",
 )
 """The headers whose structures Python fills."""

@@ -65,6 +65,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "recurrence_step.c",
     "threshold.c",
     "top_entries.c",
+    "top_products.c",
     "transformer_step.c",
 )
 CPU_SUPPORT = "cpu_support.c"

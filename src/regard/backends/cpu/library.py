@@ -78,6 +78,7 @@ class Library:
         self.threshold = function("threshold", c_void_p)
         self.threshold_backward = function("threshold_backward", c_void_p)
         self.top_entries = function("top_entries", c_void_p)
+        self.top_products = function("top_products", c_void_p)
         self.transformer_step = function("transformer_step", c_void_p)
         self.recurrence_step = function(
             "recurrence_step",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ... import native
 from ...backends.cpu.library import last_contiguous
+from ...backends.cpu.top_products import PackedOutput
 from ...backends.cpu.transformer_step import (
     Activation,
     Affine,
@@ -34,29 +35,31 @@ from ...nn import (
 )
 from ...nn.caches.base import check_rows
 from ..watched_modules import are_watched
-from .encoder_decoder import Decoder
+from .encoder_decoder import Decoder, TiedOutput
 from .transformer_state import TransformerMemory, TransformerState
 
 
 @dataclass(frozen=True, eq=False)
 class NativeDecoder:
-    """A decoder whose weights are packed for native steps, and its modules, which may be watched."""
+    """A decoder and its output layer, packed for native steps, and their modules, which may be watched."""
 
     packed: TransformerDecoder
+    output: PackedOutput
+    output_module: nn.Linear | TiedOutput
     modules: tuple[nn.Module, ...]
 
     @classmethod
-    def of(cls, decoder: Decoder) -> NativeDecoder | None:
+    def of(cls, decoder: Decoder, output: nn.Linear | TiedOutput) -> NativeDecoder | None:
         """The native steps of a decoder as it is now; None where its modules are to run.
 
         Native code has softmax attention by scaled dot products under a causal mask, layer norms before or after each
         sublayer, a feed-forward network with ReLU or SiLU, and float32 on a CPU; no gradients, and no modules with
         hooks.
         """
-        modules = tuple(decoder.modules())
+        modules = *decoder.modules(), *output.modules()
         if torch.is_grad_enabled() or not native.available() or are_watched(modules):
             return None
-        if any(module.training for module in modules):
+        if any(module.training for module in modules) or type(output) not in (TiedOutput, Linear, nn.Linear):
             return None
         blocks = [_block(block) for block in decoder.blocks]
         last = None if type(decoder.norm) is nn.Identity else _norm(decoder.norm)
@@ -66,9 +69,10 @@ class NativeDecoder:
         if len(shapes) != 1 or len(layers) < len(blocks) or len({layer.sizes for layer in layers}) != 1:
             return None
         weights = [layer.weights for layer in layers]
-        if not all(map(_is_plain, decoder.parameters())):
+        if not all(map(_is_plain, (*decoder.parameters(), *output.parameters()))):
             return None
-        return cls(TransformerDecoder.pack_weights(layers[0].shape, weights, last), modules)
+        packed = TransformerDecoder.pack_weights(layers[0].shape, weights, last)
+        return cls(packed, PackedOutput.of(output.weight, output.bias), output, modules)
 
     def source(self, memory: TransformerMemory) -> Source | None:
         """The keys and values of a memory as C reads them; None of one that it does not read."""
@@ -110,8 +114,8 @@ class NativeState:
         check_rows(rows, len(self.table))
         return replace(self, table=self.table[rows])
 
-    def step(self, x: Tensor, memory: TransformerMemory, *, observe: bool) -> tuple[StepResult, NativeState] | None:
-        """The result for the next tokens x (R, dim), and the state after them; None where modules are to run."""
+    def step(self, x: Tensor, memory: TransformerMemory, *, observe: bool) -> NativeStep | None:
+        """The step for the next tokens x (R, dim); None where modules are to run."""
         source = self.decoder.source(memory)
         rows, table = len(x), self.table
         if source is None or rows != len(memory.lengths) * memory.beams or not _is_plain(x):
@@ -124,7 +128,8 @@ class NativeState:
             return None  # the modules say what is wrong
         result = self.decoder.packed.step(x, self.past, table, source, observe=observe)
         own = torch.arange(rows, dtype=torch.int32).unsqueeze(1)
-        return result, replace(self, past=(*self.past, result.own), table=torch.cat([table, own], dim=1))
+        after = replace(self, past=(*self.past, result.own), table=torch.cat([table, own], dim=1))
+        return NativeStep(result, after)
 
     def in_caches(self, decoder: Decoder) -> TransformerState:
         """The state as the decoder's modules have it: a cache of each layer."""
@@ -135,6 +140,37 @@ class NativeState:
             written = torch.stack(rows, dim=3).unflatten(-1, (heads, -1)).transpose(3, 4)  # [L, 2, R, H, tokens, d]
             caches = tuple(cache.append(*layer) for cache, layer in zip(caches, written, strict=True))
         return TransformerState(caches, self.length)
+
+
+@dataclass(frozen=True, eq=False)
+class NativeStep:
+    """One decoding step: `TransformerStep` and `ObservedTransformerStep`, whose logits are computed when they are read.
+
+    A search reads none: it takes `best_tokens`.
+    """
+
+    result: StepResult
+    state: NativeState
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the next token: [B, V]."""
+        return self.state.decoder.output_module(self.result.features)
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights to the source, [B, L, H, S], of a step that was observed."""
+        return cast(Tensor, self.result.weights)
+
+    @property
+    def self_weights(self) -> Tensor:
+        """The weights to the target so far, [B, L, H, T], likewise."""
+        return cast(Tensor, self.result.self_weights)
+
+    def best_tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp [B, 1]."""
+        output = self.state.decoder.output
+        return output.top_products(self.result.features, min(count, output.columns))
 
 
 class _Block(NamedTuple):

@@ -16,7 +16,7 @@ from ...masks import padding
 from ...nn import BlockObservation
 from ..decoded_target import DecodedTarget, SourceHead
 from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
-from .native_decoder import NativeDecoder, NativeState
+from .native_decoder import NativeDecoder, NativeState, NativeStep
 from .transformer_state import TransformerMemory, TransformerState
 
 
@@ -191,32 +191,33 @@ class Transformer(nn.Module):
 
     def start(self, memory: TransformerMemory) -> TransformerState | NativeState:
         """The state before the first token; it has the weights as they are now where native code computes the steps."""
-        decoder = NativeDecoder.of(self.decoder)
+        decoder = NativeDecoder.of(self.decoder, self.output)
         if decoder is None or decoder.source(memory) is None:
             return TransformerState(self.decoder.make_caches())
         return NativeState(decoder)
 
-    def step(self, tokens: Tensor, state: TransformerState | NativeState, memory: TransformerMemory) -> TransformerStep:
+    def step(
+        self, tokens: Tensor, state: TransformerState | NativeState, memory: TransformerMemory
+    ) -> TransformerStep | NativeStep:
         """Predict the next token after tokens [B], the previous ones; at first the token that starts a sentence."""
         x = self.target_embedding(tokens.unsqueeze(1), state.length)
         if isinstance(state, NativeState):
             done = state.step(x.squeeze(1), memory, observe=False)
             if done is not None:
-                return TransformerStep(self.output(done[0].features), done[1])
+                return done
             state = state.in_caches(self.decoder)
         features, caches = self.decoder.step(x, state.caches, memory.layers, memory.mask)
         return TransformerStep(self.output(features[:, -1]), TransformerState(caches, state.length + 1))
 
     def observe_step(
         self, tokens: Tensor, state: TransformerState | NativeState, memory: TransformerMemory
-    ) -> ObservedTransformerStep:
+    ) -> ObservedTransformerStep | NativeStep:
         """`step`, and the attention weights of every head of every layer of the decoder."""
         x = self.target_embedding(tokens.unsqueeze(1), state.length)
         if isinstance(state, NativeState):
             done = state.step(x.squeeze(1), memory, observe=True)
             if done is not None:
-                (features, _, weights, self_weights), after = done
-                return ObservedTransformerStep(self.output(features), after, weights, self_weights)  # type: ignore[arg-type]
+                return done
             state = state.in_caches(self.decoder)
         features, seen, caches = self.decoder.observe_step(x, state.caches, memory.layers, WEIGHTS, mask=memory.mask)
         return ObservedTransformerStep(
