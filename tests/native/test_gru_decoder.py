@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.backends.cpu import gru_decoder
-from regard.backends.cpu.gru_decoder import DecoderWeights, GruDecoder, PackedWeights, pack
+from regard.backends.cpu.gru_decoder import DecoderWeights, GruDecoder, PackedWeights
 from regard.errors import ConfigurationError
 
 pytestmark = pytest.mark.usefixtures("built")
@@ -161,10 +160,3 @@ def test_a_row_does_not_depend_on_its_batch(variant):
     alone = few.run(packed, inputs[part], hidden[part])
     assert torch.equal(alone.states, together.states[part])
     assert torch.equal(alone.contexts, together.contexts[part])
-
-
-def test_panels_have_every_entry_once():
-    matrix = torch.randn(5, 2 * gru_decoder.PANEL_COLUMNS + 3)
-    panels = pack(matrix)
-    assert torch.equal(panels.transpose(0, 1).reshape(5, -1)[:, : matrix.shape[1]], matrix)
-    assert panels.sum().item() == pytest.approx(matrix.sum().item(), abs=1e-4)

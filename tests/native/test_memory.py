@@ -26,6 +26,8 @@ TESTS = (
     "short_attention",
     "gru_decoder",
     "top_entries",
+    "top_products",
+    "transformer_step",
 )
 
 

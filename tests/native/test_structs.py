@@ -14,10 +14,11 @@ from regard.backends.cpu import (
     few_queries,
     flash_tiles,
     gathered_lists,
-    gru_decoder,
     packed_queries,
+    panels,
     reduce_tiles,
     short_rows,
+    transformer_step,
 )
 
 HEADERS = {path.name: path.read_text("utf-8") for path in sorted(build.SOURCES.glob("*.h"))}
@@ -37,6 +38,8 @@ SHARED = (
     "short.h",
     "threshold.h",
     "top_entries.h",
+    "top_products.h",
+    "transformer_step.h",
 )
 """The headers whose structures Python fills."""
 
@@ -105,8 +108,8 @@ def test_constants():
         "decode.h": {"MOST_ROWS": few_queries.MOST_ROWS, "CHUNK": few_queries.CHUNK},
         "gathered.h": {"PIECES_AT_ONCE": gathered_lists.PIECES_AT_ONCE},
         "flash.h": {"BLOCK": flash_tiles.BLOCK, "MOST_BLOCKS": flash_tiles.MOST_BLOCKS},
-        "gru_decoder.h": {"PANEL_COLUMNS": gru_decoder.PANEL_COLUMNS},
         "packed_decode.h": {"TOKENS": packed_queries.BLOCK},
+        "panels.h": {"PANEL_COLUMNS": panels.PANEL_COLUMNS},
         "short.h": {"LONGEST": short_rows.LONGEST},
     }.items():
         for name, value in constants.items():
@@ -114,6 +117,8 @@ def test_constants():
     names = "SOFTMAX", "SIGMOID", "SPARSEMAX", "ENTMAX", "RELU", "SOFTPICK", "STICKS", "LARGEST", "HARD", "SOFTMAX1"
     assert f"enum {{ {', '.join(names)} }};" in HEADERS["short.h"]
     assert [getattr(short_rows, name) for name in names] == [*range(len(names))]
+    activations = ", ".join(one.name for one in transformer_step.Activation)
+    assert f"enum {{ {activations} }};" in HEADERS["transformer_step.h"]
 
 
 def test_the_table_of_terms():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,18 @@ class ObservedDecodingStep(DecodingStep, Protocol):
     @property
     def self_weights(self) -> Tensor | None:
         """Weights to the target so far, this step's token the last: [R, ..., T]; None without self-attention."""
+        ...
+
+
+@runtime_checkable
+class RankedStep(Protocol):
+    """A decoding step that finds the best next tokens without the logits of all."""
+
+    def best_tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp of the row.
+
+        Shapes: (R, count) twice, and (R, 1).
+        """
         ...
 
 
@@ -263,7 +275,7 @@ def beam_search(
             attention = StepWeights(step.weights, step.self_weights)
         else:
             step, attention = model.step(live.tokens, state, memory), StepWeights()
-        following = record.advance(live, _chosen(live, step.logits, width, settings, special), attention)
+        following = record.advance(live, _chosen(live, step, width, settings, special), attention)
         if len(following.sentences) == 0:
             return record.hypotheses()
         # A greedy step in which no sentence ends moves nothing; and all beams of a sentence have the same memory.
@@ -312,30 +324,38 @@ class _Continuations:
 
 
 def _chosen(
-    live: _LiveBeams, logits: Tensor, count: int, settings: SearchSettings, special: SpecialIds
+    live: _LiveBeams, step: DecodingStep, count: int, settings: SearchSettings, special: SpecialIds
 ) -> _Continuations:
     """The continuations of a step: the best of them, or the one that is forced."""
     if live.forced is not None:
-        rows = torch.arange(len(live.tokens), device=logits.device)[:, None]
+        rows = torch.arange(len(live.tokens), device=live.tokens.device)[:, None]
         return _Continuations(live.log_probabilities, torch.full_like(rows, live.forced), rows)
-    logits = _without(logits, special.never_said) if settings.renormalize else logits
-    return _continuations(live, logits, count, special.never_said)
+    # What is best of a sentence is among the best of each of its rows; a few more make up for what is never said.
+    wanted = count + len(special.never_said)
+    if isinstance(step, RankedStep) and not settings.renormalize:
+        best = step.best_tokens(wanted)
+    else:
+        logits = _without(step.logits, special.never_said) if settings.renormalize else step.logits
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # [R, V]
+        best = top_entries(logits, min(wanted, logits.shape[-1]))
+    return _continuations(live, best, count, special.never_said)
 
 
 def _continuations(
-    live: _LiveBeams, logits: Tensor, count: int, never_said: tuple[int, ...] = OWN_IDS.never_said
+    live: _LiveBeams, best: tuple[Tensor, Tensor, Tensor], count: int, never_said: tuple[int, ...] = OWN_IDS.never_said
 ) -> _Continuations:
-    """The `count` most probable one-token extensions of all beams of each sentence, or fewer if fewer exist."""
+    """The `count` most probable one-token extensions of all beams of each sentence, or fewer if fewer exist.
+
+    best: the largest logits of each row, their tokens, and the log-sum-exp of the row.
+    """
     sentences, width = live.log_probabilities.shape
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # [R, V]
-    # What is best of a sentence is among the best of each of its rows; a few more make up for what is never said.
-    values, indices, log_sums = top_entries(logits, min(count + len(never_said), logits.shape[-1]))  # [R, C + 2]
+    values, indices, log_sums = best  # [R, C + 2] twice, [R, 1]
     log_probabilities = values - log_sums
     for token in never_said:
         log_probabilities.masked_fill_(indices == token, -torch.inf)
     totals = (live.log_probabilities.view(-1, 1) + log_probabilities).view(sentences, -1)  # [N, K (C + 2)]
     chosen = totals.topk(min(count, totals.shape[1]))
-    first_rows = torch.arange(sentences, device=logits.device)[:, None] * width
+    first_rows = torch.arange(sentences, device=values.device)[:, None] * width
     return _Continuations(
         log_probabilities=chosen.values,
         tokens=indices.view(sentences, -1).gather(1, chosen.indices),

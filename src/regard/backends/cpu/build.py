@@ -59,12 +59,15 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "mixed_heads.c",
     "paged.c",
     "pair_products.c",
+    "panels.c",
     "recurrence_backward.c",
     "recurrence_forward.c",
     "recurrence_step.c",
     "threshold.c",
     "tile_packing.c",
     "top_entries.c",
+    "top_products.c",
+    "transformer_step.c",
 )
 CPU_SUPPORT = "cpu_support.c"
 

@@ -11,13 +11,9 @@
 
 #include <stdint.h>
 
-/* Columns of a panel of a packed matrix, whatever the number of lanes. */
-enum { PANEL_COLUMNS = 32 };
-
 /* Everything is float32 and contiguous, but for the strides of keys and values, which are in elements. The rows are
- * sentences; the gates are those of reset, update and new state. A matrix of (terms, columns) is packed as
- * (columns / PANEL_COLUMNS, terms, PANEL_COLUMNS), 0 in the columns beyond: forward its terms are what is multiplied by
- * it, backward the other way about. */
+ * sentences; the gates are those of reset, update and new state. Matrices are packed in panels (panels.h): forward the
+ * terms are what is multiplied by a matrix, backward the other way about. */
 struct gru_decoder {
     int64_t next_unit, unit_count; /* units of rows: how many some thread has taken, and all */
     int64_t failed;                /* whether there was no memory */

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ...errors import ConfigurationError
 from . import library
+from .panels import pack
 from .threads import run_units, thread_count
 
-PANEL_COLUMNS = 32
-"""Columns of a panel of a packed matrix, as in gru_decoder.h."""
 MOST_ROWS, GROUP = 64, 8
 """Rows that a thread takes through all steps at once: at most, and a multiple of the second."""
 LEAST_WORK = 2**20
@@ -77,17 +75,6 @@ class PackedWeights(NamedTuple):
     def backward(cls, weights: DecoderWeights) -> PackedWeights:
         """For products of gradients of their results."""
         return cls(pack(weights.input), pack(weights.state), None if weights.query is None else pack(weights.query))
-
-
-def pack(matrix: Tensor) -> Tensor:
-    """A matrix (terms, columns) as (panels, terms, PANEL_COLUMNS), with zeros in the columns beyond.
-
-    >>> pack(torch.ones(3, 40)).shape
-    torch.Size([2, 3, 32])
-    """
-    terms, columns = matrix.shape
-    padded = functional.pad(matrix.detach(), (0, -columns % PANEL_COLUMNS))
-    return padded.view(terms, -1, PANEL_COLUMNS).transpose(0, 1).contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +156,7 @@ class GruDecoder:
         hidden_dim, (_, keys, key_dim), value_dim = done.hidden.shape[1], self.keys.shape, self.values.shape[2]
         work = steps * (3 * hidden_dim * (input_dim + value_dim + hidden_dim) + hidden_dim * key_dim)
         threads = thread_count(rows * work, LEAST_WORK)
-        unit = _unit(rows, threads)
+        unit = unit_rows(rows, threads)
         weights = self.weights
         kept = (None, None, None) if done.kept is None else done.kept
         struct = GruDecoderStruct(
@@ -208,7 +195,7 @@ class DecoderGradients(NamedTuple):
     values: Tensor
 
 
-def _unit(rows: int, threads: int) -> int:
+def unit_rows(rows: int, threads: int) -> int:
     """Rows of a unit, so that all threads have as many units, of at most MOST_ROWS rows."""
     each = -(-rows // (threads * MOST_ROWS))
     return max(-(-rows // (threads * each * GROUP)) * GROUP if each else GROUP, GROUP)

@@ -69,6 +69,7 @@ class Library:
         self.mixed_heads_backward = function("mixed_heads_backward", c_void_p)
         self.paged = function("paged", c_void_p)
         self.packed_decode = function("packed_decode", c_void_p)
+        self.pack_panels = function("pack_panels", c_void_p, *(c_int64,) * 3, c_void_p)
         self.pair_speed = function("pair_speed", returns=c_double)
         self.recurrence = function("recurrence", c_void_p)
         self.recurrence_backward = function("recurrence_backward", c_void_p)
@@ -77,6 +78,8 @@ class Library:
         self.threshold = function("threshold", c_void_p)
         self.threshold_backward = function("threshold_backward", c_void_p)
         self.top_entries = function("top_entries", c_void_p)
+        self.top_products = function("top_products", c_void_p)
+        self.transformer_step = function("transformer_step", c_void_p)
         self.recurrence_step = function(
             "recurrence_step",
             *(c_void_p, c_void_p, c_int64),

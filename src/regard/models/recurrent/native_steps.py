@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from ... import native
 from ...backends.cpu.gru_decoder import DecoderRun, DecoderWeights, GruDecoder, PackedWeights
 from ...backends.cpu.library import last_contiguous
-from ...core.torch_modes import under_dispatch_mode, under_forward_mode, under_transform
-from ...kernels.hooks import CURRENT_HOOK
+from ...core.torch_modes import under_transform
 from ...scores import Additive, Concat, Dot, General, ScaledDot, Score
+from ..watched_modules import are_watched
 from .recurrent_state import RecurrentMemory
 from .source_attention import GlobalWindow, SourceAttention
 
@@ -39,7 +38,7 @@ def native_decoder(
     if attends_after and torch.is_grad_enabled():
         return None
     weights = _weights(cell, attend)
-    if weights is None or not native.available() or _is_watched(cell, attend):
+    if weights is None or not native.available() or are_watched((cell, attend, attend.score, attend.window)):
         return None
     matrices, scale = weights
     keys, values, lengths = last_contiguous(memory.keys), last_contiguous(memory.values), memory.lengths
@@ -150,24 +149,6 @@ def _score_weights(score: Score, dim: int) -> tuple[Tensor | None, Tensor | None
     if isinstance(score, Concat) and kind is Concat:
         return score.matrix[:, : score.query_dim], score.weight, 1.0
     return None
-
-
-def _is_watched(cell: nn.RNNBase, attend: SourceAttention) -> bool:
-    """Whether something is to see each call of a module, of attention, or of an operation of torch."""
-    return (
-        under_transform()
-        or under_dispatch_mode()
-        or under_forward_mode()
-        or torch.is_autocast_enabled("cpu")
-        or CURRENT_HOOK.get() is not None
-        or bool(_has_any_global_hook())
-        or any(_has_hook(module) for module in (cell, attend, attend.score, attend.window))
-    )
-
-
-def _has_hook(module: nn.Module) -> bool:
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(map(len, hooks)) or "forward" in module.__dict__
 
 
 def decoder_formula(decoder: GruDecoder, inputs: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

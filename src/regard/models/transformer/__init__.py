@@ -6,10 +6,10 @@ from .encoder_decoder import Encoder as Encoder
 from .encoder_decoder import TiedOutput as TiedOutput
 from .transformer import ObservedTransformerStep as ObservedTransformerStep
 from .transformer import Transformer as Transformer
-from .transformer import TransformerMemory as TransformerMemory
 from .transformer import TransformerObservation as TransformerObservation
-from .transformer import TransformerState as TransformerState
 from .transformer import TransformerStep as TransformerStep
+from .transformer_state import TransformerMemory as TransformerMemory
+from .transformer_state import TransformerState as TransformerState
 
 __all__ = [
     "Decoder",

@@ -5,68 +5,19 @@ Letters: B sentences, S source positions, T target positions, V target vocabular
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigurationError, ShapeError
-from ...kernels.hooks import CURRENT_HOOK
 from ...lenses import Lens, Weights
-from ...masks import Mask, padding
-from ...nn import BlockObservation, Cache, ProjectedMemory
-from ...nn.caches.base import check_rows
+from ...masks import padding
+from ...nn import BlockObservation
 from ..decoded_target import DecodedTarget, SourceHead
 from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
-
-
-@dataclass(frozen=True, eq=False)
-class TransformerMemory:
-    """The source for cross-attention: keys and values of each decoder layer, lengths [N], and the padding mask.
-
-    beams: how many consecutive rows of a batch [B], B = N · beams, share each of its rows.
-    """
-
-    layers: tuple[ProjectedMemory, ...]
-    lengths: Tensor
-    mask: Mask
-    beams: int = 1
-
-    def reorder(self, rows: Tensor) -> TransformerMemory:
-        """The memory for these rows of the batch, in this order; rows may repeat.
-
-        Where each source is there equally often in a row, as those of the beams of a search are, it is kept once.
-        Not so where calls of attention are hooked, as `record` does: there each beam is a sequence of its own.
-
-        Raises:
-            ShapeError, DtypeError: rows are not rows of the batch.
-        """
-        check_rows(rows, len(self.lengths) * self.beams)
-        rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
-        sources, counts = torch.unique_consecutive(rows // self.beams, return_counts=True)
-        shared = CURRENT_HOOK.get() is None and len(counts) > 0 and bool((counts == counts[0]).all())
-        beams = int(counts[0]) if shared else 1
-        sources = sources if beams > 1 else rows // self.beams
-        if torch.equal(sources, torch.arange(len(self.lengths), device=sources.device)):
-            return replace(self, beams=beams)
-        lengths, layers = self.lengths[sources], tuple(layer.reorder(sources) for layer in self.layers)
-        return TransformerMemory(layers, lengths, padding(lengths=lengths), beams)
-
-
-@dataclass(frozen=True, eq=False)
-class TransformerState:
-    """The state of a decoder between two steps: a cache of each layer, and the number of target tokens so far."""
-
-    caches: tuple[Cache, ...]
-    length: int = 0
-
-    def reorder(self, rows: Tensor) -> TransformerState:
-        """The state for these rows of the batch, in this order; rows may repeat.
-
-        Raises:
-            ShapeError, DtypeError: rows are not rows of the batch.
-        """
-        return replace(self, caches=tuple(cache.reorder(rows) for cache in self.caches))
+from .native_decoder import NativeDecoder, NativeState, NativeStep
+from .transformer_state import TransformerMemory, TransformerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +25,7 @@ class TransformerStep:
     """The output of one decoding step: logits [B, V], and the next state."""
 
     logits: Tensor
-    state: TransformerState
+    state: TransformerState | NativeState
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +36,7 @@ class ObservedTransformerStep:
     """
 
     logits: Tensor
-    state: TransformerState
+    state: TransformerState | NativeState
     weights: Tensor
     self_weights: Tensor
 
@@ -238,21 +189,36 @@ class Transformer(nn.Module):
         encoded = self.encoder(self.source_embedding(source), mask)
         return TransformerMemory(self.decoder.project_memory(encoded), source_lengths, mask)
 
-    def start(self, memory: TransformerMemory) -> TransformerState:
-        """The state before the first token."""
-        return TransformerState(self.decoder.make_caches())
+    def start(self, memory: TransformerMemory) -> TransformerState | NativeState:
+        """The state before the first token; it has the weights as they are now where native code computes the steps."""
+        decoder = NativeDecoder.of(self.decoder, self.output)
+        if decoder is None or decoder.source(memory) is None:
+            return TransformerState(self.decoder.make_caches())
+        return NativeState(decoder)
 
-    def step(self, tokens: Tensor, state: TransformerState, memory: TransformerMemory) -> TransformerStep:
+    def step(
+        self, tokens: Tensor, state: TransformerState | NativeState, memory: TransformerMemory
+    ) -> TransformerStep | NativeStep:
         """Predict the next token after tokens [B], the previous ones; at first the token that starts a sentence."""
         x = self.target_embedding(tokens.unsqueeze(1), state.length)
+        if isinstance(state, NativeState):
+            done = state.step(x.squeeze(1), memory, observe=False)
+            if done is not None:
+                return done
+            state = state.in_caches(self.decoder)
         features, caches = self.decoder.step(x, state.caches, memory.layers, memory.mask)
         return TransformerStep(self.output(features[:, -1]), TransformerState(caches, state.length + 1))
 
     def observe_step(
-        self, tokens: Tensor, state: TransformerState, memory: TransformerMemory
-    ) -> ObservedTransformerStep:
+        self, tokens: Tensor, state: TransformerState | NativeState, memory: TransformerMemory
+    ) -> ObservedTransformerStep | NativeStep:
         """`step`, and the attention weights of every head of every layer of the decoder."""
         x = self.target_embedding(tokens.unsqueeze(1), state.length)
+        if isinstance(state, NativeState):
+            done = state.step(x.squeeze(1), memory, observe=True)
+            if done is not None:
+                return done
+            state = state.in_caches(self.decoder)
         features, seen, caches = self.decoder.observe_step(x, state.caches, memory.layers, WEIGHTS, mask=memory.mask)
         return ObservedTransformerStep(
             self.output(features[:, -1]),

@@ -1,0 +1,66 @@
+/* The structures that Python and C share for a step of a Transformer's decoder: the next token of each row of a search.
+ *
+ * In each layer: attention to the tokens so far, attention to the source, and a feed-forward network, each in a residual
+ * connection with a norm. Keys and values stay where their token's step has written them: rows that a search moves,
+ * repeats or drops are followed back by a table. */
+#ifndef REGARD_TRANSFORMER_STEP_H
+#define REGARD_TRANSFORMER_STEP_H
+
+#include "variants.h"
+
+#include <stdint.h>
+
+/* Activations of the feed-forward network. */
+enum { RECTIFIED, SILU };
+
+/* x . matrix + bias: the matrix (terms, columns) packed in panels (panels.h), the bias (columns) or null. */
+struct step_matrix {
+    const float *panels, *bias;
+    int64_t terms, columns;
+};
+
+/* gain (x - mean) / sqrt(variance + epsilon) + shift; a null gain: no norm at all, a null shift: 0. */
+struct step_norm {
+    const float *gain, *shift;
+    double epsilon;
+};
+
+struct step_layer {
+    struct step_matrix own; /* queries, keys and values of the target's tokens, side by side */
+    struct step_matrix own_output, query, output, up, down;
+    struct step_norm own_norm, norm, feed_forward_norm;
+};
+
+/* Keys and values of the source for one layer; the strides are in elements, features are neighbours. */
+struct step_source {
+    const float *key, *value;
+    int64_t key_batch, key_head, key_row, value_batch, value_head, value_row;
+};
+
+/* Everything is float32 and contiguous but for the strides of a source. Keys and values of the target are
+ * (layers, 2, rows of that step, key_heads * head_dim). */
+struct transformer_step {
+    int64_t next_unit, unit_count; /* units of rows: how many some thread has taken, and all */
+    int64_t failed;                /* whether there was no memory */
+    int64_t unit;                  /* rows of a unit, a multiple of GROUP */
+    int64_t rows, dim, hidden_dim, layer_count, heads, key_heads, head_dim;
+    int64_t norm_first; /* whether a residual connection is x + f(norm(x)), else norm(x + f(x)) */
+    int64_t activation;
+    int64_t before; /* tokens of the target before this one */
+    int64_t keys;   /* of the source */
+    int64_t shared; /* as many rows after each other have the same source */
+    const struct step_layer *layers;
+    const struct step_source *sources;
+    const int64_t *lengths;       /* of each source */
+    const float *const *past;     /* (before): keys and values that each earlier step has written */
+    const int64_t *past_rows;     /* (before): of how many rows */
+    const int32_t *table;         /* (rows, before): the row of each earlier step that each row continues */
+    struct step_norm last_norm;
+    const float *input; /* (rows, dim) */
+    float *own;         /* keys and values of this step */
+    float *features;    /* (rows, dim): of the last layer, after its norm */
+    float *weights;      /* (rows, layers, heads, keys), or null */
+    float *self_weights; /* (rows, layers, heads, before + 1), or null */
+};
+
+#endif

@@ -1,0 +1,49 @@
+"""The largest products of rows with a packed matrix, and their log-sum-exp, against the formula in float64."""
+
+import math
+
+import pytest
+import torch
+
+from regard.backends.cpu.top_products import PackedOutput
+
+pytestmark = pytest.mark.usefixtures("built")
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(
+    ("rows", "terms", "columns", "count"), [(1, 1, 1, 1), (3, 37, 53, 7), (131, 67, 1031, 12), (5, 300, 257, 3)]
+)
+def test_products_and_sums(rows, terms, columns, count, bias, variant):
+    left, weight = torch.randn(rows, terms), torch.randn(columns, terms)
+    added = 5 * torch.randn(columns) if bias else None
+    values, indices, lse = PackedOutput.of(weight, added).top_products(left, count)
+    true, plain = (left.to(dtype) @ weight.to(dtype).T for dtype in (torch.float64, torch.float32))
+    if added is not None:
+        true, plain = true + added, plain + added
+    budget = 5 * (plain - true).abs().max() + 8 * torch.finfo(torch.float32).eps * true.abs().max()
+    assert (values - true.topk(count).values).abs().max() <= budget
+    assert (true.gather(1, indices) - values).abs().max() <= budget
+    assert (values.diff(dim=1) <= 0).all()
+    assert all(len(set(row)) == count for row in indices.tolist())
+    assert (lse - true.logsumexp(-1, keepdim=True)).abs().max() <= budget
+
+
+def test_of_equal_products_the_first_come_first(variant):
+    weight = torch.zeros(523, 3)
+    weight[[1, 31, 300, 522]] = 1.0
+    _, indices, _ = PackedOutput.of(weight, None).top_products(torch.ones(9, 3), 5)
+    assert indices.tolist() == [[1, 31, 300, 522, 0]] * 9
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row(variant):
+    left, bias = torch.ones(3, 2), torch.full((700,), -math.inf)
+    bias[600] = 2.0
+    left[1, 0] = math.nan
+    left[2] = math.inf
+    values, indices, lse = PackedOutput.of(torch.ones(700, 2), bias).top_products(left, 2)
+    assert values[0].tolist() == [4.0, -math.inf]
+    assert indices[0, 0] == 600
+    assert lse[0].item() == 4.0
+    assert lse[1].isnan()
+    assert not lse[2].isfinite()
