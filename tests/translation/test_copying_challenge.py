@@ -11,7 +11,8 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "copying_challenge.py"
 @pytest.fixture(scope="module")
 def recipe():
     spec = importlib.util.spec_from_file_location("copying_challenge", RECIPE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
