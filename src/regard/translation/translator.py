@@ -25,6 +25,7 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.ctranslate2_export import write_ctranslate2
 from regard.translation.experiment import Experiment
+from regard.translation.guessed_language import NAMES, other_language
 from regard.translation.input_lines import NormalizedLine, cut_line, named, normalize_line
 from regard.translation.kept_text import KeptLine, KeptPart, put_back, shared_out, take_out
 from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
@@ -118,7 +119,8 @@ class Translator:
     longest_trained: how many tokens the longest sentences had that the model was trained on, at most; None where that
     is not known. alignment: whose weights `align` reads, where that was chosen. trust: what predicts the quality of a
     translation, where the model was calibrated. placeholders: what stands for the numbers, names, addresses and quoted
-    words of a line while it is translated, where the model has learned to copy so.
+    words of a line while it is translated, where the model has learned to copy so. source_language: the code of the
+    language that it reads, as "en", where that is known; lines that are clearly in another get a warning.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Translator:
         alignment: AlignmentChoice | None = None,
         trust: Trust | None = None,
         placeholders: Placeholders | None = None,
+        source_language: str | None = None,
     ) -> None:
         self.model = model.eval()
         self.source_vocabulary = source_vocabulary
@@ -141,6 +144,7 @@ class Translator:
         self.alignment = alignment
         self.trust = trust
         self.placeholders = placeholders and placeholders.known_by(source_vocabulary)
+        self.source_language = source_language
 
     @classmethod
     def load(
@@ -182,6 +186,7 @@ class Translator:
             alignment=AlignmentChoice.load(run.path),
             trust=Trust.load(run.path),
             placeholders=Placeholders.load(run.path),
+            source_language=experiment.data.source_language,
         )
 
     @classmethod
@@ -507,12 +512,11 @@ class Translator:
             for (_, hypotheses), some, count in zip(parts, kept, words, strict=True)
         ]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
-        missing = read.placed.missing(joined[0].text) if joined else []
         special = self.source_vocabulary.special
         nothing_known = set(ids) <= {special.unknown, special.end}
         warnings = list(_warnings(read, len(ids), nothing_known, joined, len(parts), self.longest_trained))
-        if missing:
-            warnings.append(f"the translation leaves out {named(missing)}")
+        if joined:
+            warnings += self._doubts(read, joined[0].text)
         trust = None
         if self.trust is not None and joined:
             trust = self.trust.of(TranslationNumbers(joined[0].log_probability, len(joined[0].tokens), len(ids)))
@@ -526,6 +530,14 @@ class Translator:
             kept=read.placed.put_back(put_back("", read.kept.parts, 0)),
             trust=trust,
         )
+
+    def _doubts(self, read: _ReadLine, said: str) -> Iterator[str]:
+        """A sentence about a line in another language than the model reads, and one about what is not copied."""
+        if self.source_language and (other := other_language(read.placed.text, self.source_language)):
+            known = NAMES.get(self.source_language, self.source_language)
+            yield f"it seems to be {NAMES[other]}, and the model reads {known}: the translation is a guess"
+        if missing := read.placed.missing(said):
+            yield f"the translation leaves out {named(missing)}"
 
     def _candidate(self, hypothesis: BeamHypothesis, kept: list[KeptPart], words: int) -> Candidate:
         """A hypothesis of a source of so many words, with what is kept of it."""
