@@ -25,6 +25,7 @@ from regard_command.examine import examine
 from regard_command.exercise_commands import exercise_commands
 from regard_command.explore import explore
 from regard_command.missing_extra import naming_the_extra
+from regard_command.prepare import prepare
 from regard_command.saved_runs import average, export
 from regard_command.serve import serve_model
 from regard_command.steps import steps
@@ -93,6 +94,7 @@ for name, command in {
     "examine": examine,
     "explore": explore,
     "export": export,
+    "prepare": prepare,
     "serve": serve_model,
     "steps": steps,
 }.items():

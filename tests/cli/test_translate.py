@@ -114,6 +114,7 @@ def test_what_the_model_of_the_package_does_not_know_is_told_once_a_line(regard)
     assert result.stderr.splitlines()[1:] == [
         "line 1: the source vocabulary does not know '❤', '😊', which it keeps as it is",
         "line 2: the source vocabulary knows nothing of 'Привет'; the translation is a guess",
+        "line 2: it seems to be Russian, and the model reads English: the translation is a guess",
         "line 4: the source vocabulary does not know '(', ')', which it keeps as it is",
         "line 5: the source vocabulary does not know 'Ж'; what the translation says there is a guess",
         "line 6: the source vocabulary does not know '😊', which it keeps as it is",

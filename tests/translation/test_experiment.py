@@ -9,6 +9,7 @@ from regard.models import LanguageModel
 from regard.translation.build_model import build_model
 from regard.translation.config_errors import OTHER_NAMES, _places
 from regard.translation.experiment import Experiment
+from regard.translation.preparation import Preparation
 from regard.translation.settings import (
     HiddenScoreSettings,
     LearnedPositionSettings,
@@ -305,7 +306,15 @@ def test_the_model_is_chosen_by_its_name(tmp_path: Path):
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+TEXTS = sorted(RECIPES.glob("*-text.yaml"))
+
+
+@pytest.mark.parametrize("recipe", TEXTS, ids=lambda path: path.stem)
+def test_every_recipe_of_a_text_is_a_preparation_of_its_name(recipe: Path):
+    assert Preparation.load(recipe).name == recipe.stem
+
+
+@pytest.mark.parametrize("recipe", sorted({*RECIPES.glob("*.yaml")} - {*TEXTS}), ids=lambda path: path.stem)
 def test_every_recipe_is_an_experiment_of_its_name(recipe: Path):
     experiment = load_experiment(recipe)
     assert experiment.name == recipe.stem

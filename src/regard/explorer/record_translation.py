@@ -17,6 +17,7 @@ from .atlas.translation_info import RankedTranslation
 from .recording import record
 
 if TYPE_CHECKING:
+    from ..translation.placeholders import PlacedLine
     from ..translation.translator import Translator
 
 
@@ -39,20 +40,24 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
         CorpusError: the sentence is empty, or has more tokens than the model takes.
     """
     from ..translation.input_lines import normalize_line
+    from ..translation.placeholders import PlacedLine
 
     settings = translator.search
     count = settings.beam if n_best is None else n_best
     if count < 1:
         raise ConfigurationError(f"n_best is {n_best}; it needs to be at least 1")
     search = settings.model_copy(update={"n_best": count, "beam": max(settings.beam, count)})
-    read = normalize_line(sentence, translator.source_vocabulary).text
+    placed = translator.placed(sentence)
+    read = normalize_line(placed.text, translator.source_vocabulary).text
     found = _searched(translator, read, search)
     end = translator.target_vocabulary.special.end
     said = [[*of.ids, end] if of.finished else list(of.ids) for of in found]
     hypotheses = [
-        RankedTranslation(rank, translator.target_vocabulary.decode(of.ids), of.score) for rank, of in enumerate(found)
+        RankedTranslation(rank, placed.put_back(translator.target_vocabulary.decode(of.ids)), of.score)
+        for rank, of in enumerate(found)
     ]
-    return _recorded(translator, read, said, hypotheses, title or f"{sentence} → {hypotheses[0].text}")
+    read_line = PlacedLine(read, placed.parts)
+    return _recorded(translator, read_line, said, hypotheses, title or f"{sentence} → {hypotheses[0].text}")
 
 
 def atlas_of_pair(
@@ -73,12 +78,13 @@ def atlas_of_pair(
         AtlasError: the gold links are none, or of words that are not there.
         CorpusError: a side is empty, or the sentence has more tokens than the model takes.
     """
-    said = translator.target_vocabulary.encode(translation)
+    [placed], [target] = translator.placed_pairs([sentence], [translation])
+    said = translator.target_vocabulary.encode(target)
     if not said:
         raise CorpusError("the translation is empty; it needs at least one word")
     atlas = _recorded(
         translator,
-        sentence,
+        placed,
         [[*said, translator.target_vocabulary.special.end]],
         [],
         title or f"{sentence} → {translation}",
@@ -111,22 +117,22 @@ def _source(translator: Translator, sentence: str) -> tuple[torch.Tensor, torch.
 
 def _recorded(
     translator: Translator,
-    sentence: str,
+    placed: PlacedLine,
     said: Sequence[list[int]],
     hypotheses: Sequence[RankedTranslation],
     title: str,
 ) -> Atlas:
     """Run the model with forced decoding of each translation, and join the recordings in one atlas."""
     model: Any = translator.model
-    source, lengths = _source(translator, sentence)
-    words = _pieces(translator.source_vocabulary, source[0].tolist())
+    source, lengths = _source(translator, placed.text)
+    words = _pieces(translator.source_vocabulary, source[0].tolist(), placed)
     calls: list[CapturedCall] = []
     tokens: list[Any] = []
     for rank, ids in enumerate(said):
         read = [translator.target_vocabulary.special.begin, *ids[:-1]]
         with torch.no_grad(), record(model) as recording:
             model(source, lengths, torch.tensor([read], device=source.device))
-        spoken, given = (_pieces(translator.target_vocabulary, of) for of in (ids, read))
+        spoken, given = (_pieces(translator.target_vocabulary, of, placed) for of in (ids, read))
         for call in recording.calls:
             if rank and _of_encoder(call):
                 continue  # the source is read alike for all of them
@@ -145,5 +151,5 @@ def _of_encoder(call: CapturedCall) -> bool:
     return "encoder" in call.name.split(".")
 
 
-def _pieces(vocabulary: Any, ids: list[int]) -> TokenizedText:
-    return TokenizedText(vocabulary.tokens(ids), vocabulary.words(ids))
+def _pieces(vocabulary: Any, ids: list[int], placed: PlacedLine) -> TokenizedText:
+    return TokenizedText(list(placed.named(vocabulary.tokens(ids))), vocabulary.words(ids))

@@ -347,6 +347,8 @@ def load_experiment(path: str | Path, overrides: Iterable[str] = ()) -> Experime
     """
     data = read_mapping(Path(path), overrides)
     task = data.get("task", TRANSLATION)
+    if task == "preparation":
+        raise ConfigurationError(f"{path}: task: {task!r} is for `regard prepare`, which makes a text to train on")
     if not isinstance(task, str) or task not in TASKS:
         raise ConfigurationError(f"{path}: task: there is no task {task!r}; {nearest(str(task), TASKS)}")
     return TASKS[task].from_mapping(data, origin=str(path))

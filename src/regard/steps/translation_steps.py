@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -24,6 +24,7 @@ from .what_if import WhatIf
 from .wording import Wording
 
 if TYPE_CHECKING:
+    from ..translation.placeholders import PlacedLine
     from ..translation.translator import Translator
     from ..translation.vocabulary import LineVocabulary
 
@@ -85,7 +86,8 @@ def translation_steps(
 class TranslatedSentence:
     """A sentence with its best translation, found once; `steps` computes the tables of one of its words.
 
-    warnings: of characters that the source vocabulary lacks. target: the ids of the translation, with that of its end.
+    warnings: of characters that the source vocabulary lacks, and what placeholders stand for. target: the ids of the
+    translation, with that of its end.
     """
 
     translator: Translator
@@ -108,9 +110,10 @@ class TranslatedSentence:
                 f"{type(model).__name__} is not a translator whose steps are known: it needs to be a "
                 "RecurrentTranslator or a Transformer"
             )
-        sentence, warnings, source = _encoded(translator, sentence)
+        placed, warnings, source = _encoded(translator, sentence)
         translation, target = _translated(translator, source)
-        return cls(translator, sentence, translation, source, tuple(target), warnings)
+        read, said = placed.put_back(placed.text), placed.put_back(translation)
+        return cls(translator, read, said, source, tuple(target), warnings)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -351,14 +354,14 @@ def _chosen_attention(model: Transformer, kind: str, layer: int | None, head: in
     return attention
 
 
-def _encoded(translator: Translator, sentence: str) -> tuple[str, tuple[str, ...], SourceSentence]:
+def _encoded(translator: Translator, sentence: str) -> tuple[PlacedLine, tuple[str, ...], SourceSentence]:
     """The sentence in characters that the translator knows, warnings of those that it does not, and the encoding."""
     from ..translation.input_lines import normalize_line
 
     vocabulary = translator.source_vocabulary
-    line = normalize_line(sentence, vocabulary)
-    sentence = line.text
-    ids = vocabulary.encode(sentence)
+    placed = translator.placed(sentence)
+    line = normalize_line(placed.text, vocabulary)
+    ids = vocabulary.encode(line.text)
     if not ids:
         raise CorpusError("the sentence is empty; it needs at least one word to translate")
     most = min(MOST_POSITIONS, translator.model.max_source_length or MOST_POSITIONS)
@@ -370,7 +373,8 @@ def _encoded(translator: Translator, sentence: str) -> tuple[str, tuple[str, ...
     source = SourceSentence(
         torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device), _names(vocabulary, ids)
     )
-    return sentence, tuple(line.warnings()), source
+    stand_for = (f"{sign} stands for {part!r}" for sign, part in placed.stand_for.items())
+    return replace(placed, text=line.text), (*line.warnings(), *stand_for), source
 
 
 def _translated(translator: Translator, source: SourceSentence) -> tuple[str, list[int]]:

@@ -72,16 +72,27 @@ def read_header(path: str | Path) -> dict[str, Any]:
     return header
 
 
-def restore(model: nn.Module, path: str | Path) -> dict[str, Any]:
+def restore(model: nn.Module, path: str | Path, *, grown: bool = False) -> dict[str, Any]:
     """Load the weights of a checkpoint into a model and return the header.
+
+    The tables of a `grown` model may have more rows, of words that were added to its vocabulary: these keep theirs.
 
     Raises:
         CheckpointError: as `load_weights`, or the checkpoint is of another model; the message tells what differs.
     """
     tensors, header = load_weights(path)
+    if grown:
+        tensors = {name: _with_rows(tensor, model.state_dict().get(name)) for name, tensor in tensors.items()}
     _require_same_model(Path(path), found=tensors, needed=model.state_dict())
     model.load_state_dict(tensors)
     return header
+
+
+def _with_rows(tensor: Tensor, longer: Tensor | None) -> Tensor:
+    """A tensor with the rows that a longer one of the same width has behind its own."""
+    if longer is None or longer.ndim != tensor.ndim or longer.shape[1:] != tensor.shape[1:]:
+        return tensor
+    return torch.cat([tensor.to(longer), longer[len(tensor) :]]) if len(longer) > len(tensor) else tensor
 
 
 def _require_same_model(path: Path, *, found: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> None:

@@ -417,6 +417,8 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(f"`{argument}`" for argument in arguments)
     if origin in (list, tuple):
         return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {_type_name(arguments[0])} to {_type_name(arguments[1])}"
     if sections_of(annotation):
         kinds = [kind for section in sections_of(annotation) for kind in kinds_of(section)]
         null = " or null" if types.NoneType in arguments else ""

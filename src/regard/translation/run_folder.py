@@ -19,6 +19,7 @@ from regard.errors import CheckpointError, ConfigurationError, MissingExtra, nea
 from regard.translation.alignment_choice import FILE as ALIGNMENT
 from regard.translation.checkpoint import load_weights, read_header, save_tensors
 from regard.translation.experiment import Experiment
+from regard.translation.placeholders import FILE as PLACEHOLDERS
 from regard.translation.trust import FILE as TRUST
 from regard.translation.vocabulary import Vocabulary
 from regard.utils.atomic_files import atomic_write
@@ -91,6 +92,11 @@ class RunFolder:
     def trust(self) -> Path:
         """How far its translations can be trusted, where `regard test --calibrate` has learned it."""
         return self.path / TRUST
+
+    @property
+    def placeholders(self) -> Path:
+        """What stands for the copied parts of a line, where the text was prepared with placeholders."""
+        return self.path / PLACEHOLDERS
 
     @property
     def logs(self) -> Path:
@@ -209,10 +215,10 @@ Precision = Literal["bfloat16", "float16", "float32"]
 def export(folder: str | Path, to: str | Path, *, which: Which = "best", dtype: Precision = "bfloat16") -> Path:
     """Write the files that translating needs into another folder, and return its path.
 
-    The folder gets experiment.yaml, both vocabularies, the chosen weights, as best.safetensors, and alignment.json and
-    trust.json where the run has them; it is made if it is not there, and what else it holds stays. All that takes the
-    folder of a run takes it, but that no training goes on from it. The experiment's `data.folder` is left out: it says
-    where the text was on this machine.
+    The folder gets experiment.yaml, both vocabularies, the chosen weights, as best.safetensors, and alignment.json,
+    trust.json and placeholders.json where the run has them; it is made if it is not there, and what else it holds
+    stays. All that takes the folder of a run takes it, but that no training goes on from it. The experiment's
+    `data.folder` is left out: it says where the text was on this machine.
 
     Raises:
         CheckpointError: the run lacks a file; a weight is too large for `dtype`; the folder holds a run of its own, or
@@ -236,7 +242,7 @@ def export(folder: str | Path, to: str | Path, *, which: Which = "best", dtype: 
     except OSError as error:
         raise CheckpointError(f"cannot make the folder {exported.path} ({error.strerror})") from None
     experiment.model_copy(update={"data": data}).save(exported.experiment)
-    chosen = [file.name for file in (run.alignment, run.trust) if file.exists()]
+    chosen = [file.name for file in (run.alignment, run.trust, run.placeholders) if file.exists()]
     for name in (run.source_vocabulary.name, run.target_vocabulary.name, *chosen):
         with atomic_write(exported.path / name) as partial:
             shutil.copyfile(run.path / name, partial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from regard.translation.checkpoint import LONGEST_SOURCE, read_header, restore
 from regard.translation.corpus import ParallelText
 from regard.translation.data_split import training_text
 from regard.translation.experiment import Experiment
+from regard.translation.placeholders import Placeholders
 from regard.translation.run_folder import RunFolder
 from regard.translation.settings import (
     MAY_CHANGE,
@@ -77,12 +79,12 @@ class InitialWeights:
         return RunFolder(self.weights.parent)
 
     def load_into(self, model: nn.Module) -> None:
-        """Copy the weights into a model, in its own precision.
+        """Copy the weights into a model, in its own precision; rows of words that are new there stay as they are.
 
         Raises:
             CheckpointError: they are damaged, or of another model.
         """
-        restore(model, self.weights)
+        restore(model, self.weights, grown=True)
 
 
 Resume = Literal["auto", "never", "must"]
@@ -99,6 +101,8 @@ class PreparedRun:
     validation: EncodedText | None
     about: Mapping[str, Any]
     """Header of the saved weights."""
+    placeholders: Placeholders | None = None
+    """What stands for the copied parts of the text."""
 
     def write(self, run: RunFolder, experiment: Experiment) -> None:
         """Write the settings in effect and the vocabularies into the run's folder; existing vocabularies are unchanged.
@@ -110,6 +114,8 @@ class PreparedRun:
         for path, vocabulary in zip((run.source_vocabulary, run.target_vocabulary), self.vocabularies, strict=True):
             if not path.exists():
                 vocabulary.save(path)
+        if self.placeholders is not None:
+            self.placeholders.save(run.path)
 
 
 def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> PreparedRun:
@@ -119,9 +125,11 @@ def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> PreparedR
         ConfigurationError, CorpusError, VocabularyError, CheckpointError: as for `train`.
     """
     refuse_other_run(run, experiment, resume)
+    placeholders = experiment.data.placeholders
+    placed = None if placeholders is None else Placeholders.read(experiment.data.folder / placeholders)
     start = None if run.state.exists() else InitialWeights.of_experiment(experiment)
     text, held_out = training_text(experiment.data)
-    source, target = vocabularies = _vocabularies(run, text, experiment.vocabulary, start)
+    source, target = vocabularies = _vocabularies(run, text, experiment, start)
     with isolate_rng():
         torch.manual_seed(experiment.seed)
         model = build_model(experiment.model, len(source), len(target))
@@ -136,7 +144,7 @@ def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> PreparedR
         **_longest_source(encoded, start.weights if start else run.last),
     }
     validation = None if held_out is None else encode(held_out, source, target, longest)
-    return PreparedRun(vocabularies, model, encoded, validation, about)
+    return PreparedRun(vocabularies, model, encoded, validation, about, placed)
 
 
 def refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> None:
@@ -163,13 +171,34 @@ def refuse_other_run(run: RunFolder, experiment: Experiment, resume: Resume) -> 
 def _vocabularies(
     run: RunFolder,
     text: ParallelText,
-    settings: VocabularySettings | SeparateVocabularySettings,
+    experiment: Experiment,
     start: InitialWeights | None,
 ) -> tuple[Vocabulary, Vocabulary]:
     """The vocabularies of the folder, else those of the initial weights, else learned from the training text."""
     if run.source_vocabulary.exists() and run.target_vocabulary.exists():
         return run.vocabularies()
-    return start.run.vocabularies() if start else _learn_vocabularies(text, settings)
+    if start is None:
+        return _learn_vocabularies(text, experiment.vocabulary)
+    source, target = start.run.vocabularies()
+    needed = experiment.training.new_characters
+    if needed is None:
+        return source, target
+    settings = experiment.vocabulary
+    if isinstance(settings, VocabularySettings) and settings.shared:
+        shared = source.with_characters(_characters([*text.sources, *text.targets], needed))
+        return shared, shared
+    return (
+        source.with_characters(_characters(text.sources, needed)),
+        target.with_characters(_characters(text.targets, needed)),
+    )
+
+
+def _characters(lines: list[str], times: int) -> list[str]:
+    """The characters that lines have so many times, sorted."""
+    counts = Counter[str]()
+    for line in lines:
+        counts.update(line)
+    return sorted(character for character, count in counts.items() if count >= times)
 
 
 def _learn_vocabularies(

@@ -544,6 +544,9 @@ class DataSettings(Section):
     on are left out of it."""
     extra_times: Count = 1
     """How often each extra pair is in the training text."""
+    placeholders: Path | None = None
+    """The placeholders.json of `regard prepare`, where the text has placeholders; it is kept with the model, which then
+    translates with them."""
     source_language: str | None = None
     """Code of the source language, such as en."""
     target_language: str | None = None
@@ -647,6 +650,9 @@ class TrainingSettings(Section):
     """Weights of another run to fine-tune, such as runs/NAME/best.safetensors, with its vocabularies beside them.
     Vocabulary and model are as in that run, but for dropout: a section without a kind takes them from there. Where text
     is split, the other run has to have split it alike, or what is held out here was trained on there."""
+    new_characters: Count | None = None
+    """With `start_from`: characters that the other run's vocabulary lacks and that the text has so often get an id,
+    as placeholders need one; null: none does."""
     batch_tokens: Count = 4000
     """Most tokens of a batch, padding included: sentences times the longest of a side."""
     max_epochs: Count = 30
@@ -695,6 +701,15 @@ class TrainingSettings(Section):
     """How many of the latest weights, one set per validation, are kept for `regard average`."""
     keep_best: WholeNumber = 0
     """How many of the weights that validated best are kept for `regard average`."""
+
+    @model_validator(mode="after")
+    def _new_characters_need_a_vocabulary(self) -> TrainingSettings:
+        if self.new_characters is not None and self.start_from is None:
+            raise ValueError(
+                "training.new_characters adds to the vocabulary of training.start_from, and there is none: a "
+                "vocabulary that is learned has all characters of its text"
+            )
+        return self
 
     @model_validator(mode="after")
     def _half_precision_needs_an_accelerator(self) -> TrainingSettings:

@@ -82,7 +82,8 @@ class _ScoredTranslation:
     def __init__(self, translator: Translator, sentence: str) -> None:
         self._model: Any = translator.model
         self._vocabulary = translator.target_vocabulary
-        text = normalize_line(sentence, translator.source_vocabulary).text
+        self._placed = translator.placed(sentence)
+        text = normalize_line(self._placed.text, translator.source_vocabulary).text
         ids = translator.source_vocabulary.encode(text)
         if not ids:
             raise CorpusError("the sentence is empty; it needs at least one word to translate")
@@ -103,4 +104,5 @@ class _ScoredTranslation:
         target = torch.tensor([[special.begin, *self._scored[:-1]]], device=self._source[0].device)
         logits = self._model(*self._source, target)[0].double().log_softmax(-1)
         chosen = logits[torch.arange(len(self._scored)), self._scored]
-        return Said(self._vocabulary.decode(best.ids), float(best.score), float(chosen.sum()))
+        text = self._placed.put_back(self._vocabulary.decode(best.ids))
+        return Said(text, float(best.score), float(chosen.sum()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -25,8 +25,10 @@ from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
 from regard.translation.ctranslate2_export import write_ctranslate2
 from regard.translation.experiment import Experiment
-from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
+from regard.translation.guessed_language import NAMES, other_language
+from regard.translation.input_lines import NormalizedLine, cut_line, named, normalize_line
 from regard.translation.kept_text import KeptLine, KeptPart, put_back, shared_out, take_out
+from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
@@ -115,8 +117,10 @@ class Translator:
     Made with `load` from the folder of a training run, or from the parts. The model is put into eval mode.
 
     longest_trained: how many tokens the longest sentences had that the model was trained on, at most; None where that
-    is not known. alignment: whose weights `align` reads, where that was chosen. trust: what
-    predicts the quality of a translation, where the model was calibrated.
+    is not known. alignment: whose weights `align` reads, where that was chosen. trust: what predicts the quality of a
+    translation, where the model was calibrated. placeholders: what stands for the numbers, names, addresses and quoted
+    words of a line while it is translated, where the model has learned to copy so. source_language: the code of the
+    language that it reads, as "en", where that is known; lines that are clearly in another get a warning.
     """
 
     def __init__(
@@ -129,6 +133,8 @@ class Translator:
         longest_trained: int | None = None,
         alignment: AlignmentChoice | None = None,
         trust: Trust | None = None,
+        placeholders: Placeholders | None = None,
+        source_language: str | None = None,
     ) -> None:
         self.model = model.eval()
         self.source_vocabulary = source_vocabulary
@@ -137,6 +143,8 @@ class Translator:
         self.longest_trained = longest_trained
         self.alignment = alignment
         self.trust = trust
+        self.placeholders = placeholders and placeholders.known_by(source_vocabulary)
+        self.source_language = source_language
 
     @classmethod
     def load(
@@ -177,6 +185,8 @@ class Translator:
             longest_trained=longest,
             alignment=AlignmentChoice.load(run.path),
             trust=Trust.load(run.path),
+            placeholders=Placeholders.load(run.path),
+            source_language=experiment.data.source_language,
         )
 
     @classmethod
@@ -268,10 +278,11 @@ class Translator:
 
         A line of white space has an empty translation. Tags, as <b>, signs that the vocabulary does not know in any
         form, such as emoji, and words of more than 200 characters are kept as they are: at the ends of a sentence, or
-        behind the same share of its words; they have no tokens and no weights. Words of unknown letters are translated
-        as far as that goes. The `warnings` of the line say so, and also where it has more tokens than any that the
-        model was trained on. `first_line` is the number of the first line in messages. Without `observe` there are no
-        weights, and a model of many layers and heads is faster.
+        behind the same share of its words; they have no tokens and no weights. Of a model with `placeholders` numbers,
+        addresses, quoted words and unknown names come out as they are, and of its beam a translation that has them all
+        is best. Words of unknown letters are translated as far as that goes. The `warnings` of the line say so, and
+        also where it has more tokens than any that the model was trained on. `first_line` is the number of the first
+        line in messages. Without `observe` there are no weights, and a model of many layers and heads is faster.
 
         A line of more tokens than `split_above` is translated in parts, and a warning says so: its sentences, and of a
         sentence of more than twice as many tokens pieces. Its candidates are the best combinations of those of its
@@ -281,16 +292,35 @@ class Translator:
         Raises:
             CorpusError: a line has more tokens than the model allows, or than are read at once.
         """
-        read = [_ReadLine.of(line, self.source_vocabulary) for line in _several(lines)]
+        read = [_ReadLine.of(self.placed(line), line, self.source_vocabulary) for line in _several(lines)]
         parts = [self._parts(line.rest.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
-        sources = self._encode([part for some in parts for part in some], numbers)
+        texts = [part for some in parts for part in some]
+        sources = self._encode(texts, numbers)
         settings = search or self.search
-        found = iter(zip(sources, self._search(sources, settings, batch_size, observe), strict=True))
+        found = iter(zip(sources, self._search(texts, sources, settings, batch_size, observe), strict=True))
         return [
             self._translation(line, some, list(islice(found, len(some))), number, settings.n_best)
             for number, (line, some) in enumerate(zip(read, parts, strict=True), start=first_line)
         ]
+
+    def placed(self, line: str) -> PlacedLine:
+        """A line with placeholders, as the model reads it; the line itself of a model without."""
+        return PlacedLine(line) if self.placeholders is None else self.placeholders.take_out(line)
+
+    def placed_pairs(
+        self, source_lines: Sequence[str], target_lines: Sequence[str]
+    ) -> tuple[list[PlacedLine], Sequence[str]]:
+        """Known translations with placeholders for what both sides have; they have as many words as before.
+
+        Raises:
+            CorpusError: the sides differ in length.
+        """
+        _check_pairs(source_lines, target_lines)
+        if self.placeholders is None:
+            return [PlacedLine(line) for line in source_lines], target_lines
+        placed = list(map(self.placeholders.placed_pair, source_lines, target_lines))
+        return [line for line, _ in placed], [line for _, line in placed]
 
     def _parts(self, line: str, split_above: int | None) -> list[str]:
         if split_above is None:
@@ -304,9 +334,27 @@ class Translator:
         return [language + part for part in parts]
 
     def _search(
+        self, texts: list[str], sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool
+    ) -> list[list[BeamHypothesis]]:
+        """The hypotheses of each source, none of an empty one; those that have its placeholders come first."""
+        placed = [bool(signs_of(text)) for text in texts] if self.placeholders else []
+        if not any(placed):
+            return self._beams(sources, settings, batch_size, observe)
+        wide = settings.model_copy(update={"n_best": settings.beam})
+        plain = [[] if signs else ids for ids, signs in zip(sources, placed, strict=True)]
+        found = self._beams(plain, settings, batch_size, observe)
+        rows = [row for row, signs in enumerate(placed) if signs]
+        for row, beam in zip(rows, self._beams([sources[row] for row in rows], wide, batch_size, observe), strict=True):
+            needed = signs_of(texts[row])
+            said = [signs_of(self.target_vocabulary.decode(one.ids)) for one in beam]
+            wrong = [((needed - one) + (one - needed)).total() for one in said]
+            found[row] = [beam[place] for place in sorted(range(len(beam)), key=wrong.__getitem__)][: settings.n_best]
+        return found
+
+    def _beams(
         self, sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool
     ) -> list[list[BeamHypothesis]]:
-        """The hypotheses of each source, none of an empty one."""
+        """The hypotheses of each source, best first, none of an empty one."""
         packed = IdSequences.pack(sources)
         found: list[list[BeamHypothesis]] = [[] for _ in sources]
         spinning, special = SpinningCheck(), self.target_vocabulary.special
@@ -342,11 +390,13 @@ class Translator:
         if layer is None and head is None and self.alignment is not None:
             chosen = self.alignment
         pairs: list[AlignedPair | None] = [None] * len(source_lines)
-        for row, source, target, seen in self._observed(source_lines, target_lines, batch_size, first_line):
+        placed, targets = self.placed_pairs(source_lines, target_lines)
+        sources = [line.text for line in placed]
+        for row, source, target, seen in self._observed(sources, targets, batch_size, first_line):
             weights = one_map(seen.rows(chosen.step), chosen.layer, chosen.head).clone()
             pairs[row] = AlignedPair(
-                source_tokens=tuple(self.source_vocabulary.tokens(source)),
-                target_tokens=tuple(self.target_vocabulary.tokens(target)),
+                source_tokens=placed[row].named(self.source_vocabulary.tokens(source)),
+                target_tokens=placed[row].named(self.target_vocabulary.tokens(target)),
                 weights=weights,
                 links=tuple(word_links(weights, seen.source_words, seen.target_words)),
             )
@@ -378,7 +428,8 @@ class Translator:
             raise CorpusError(
                 f"there are {len(source_lines):,} pairs and links of {len(links):,}: each pair needs its own"
             )
-        observed = self._observed(source_lines, target_lines, batch_size, 1)
+        placed, targets = self.placed_pairs(source_lines, target_lines)
+        observed = self._observed([line.text for line in placed], targets, batch_size, 1)
         self.alignment = best_choice((seen, frozenset(links[row])) for row, _, _, seen in observed)
         return self.alignment
 
@@ -464,6 +515,8 @@ class Translator:
         special = self.source_vocabulary.special
         nothing_known = set(ids) <= {special.unknown, special.end}
         warnings = list(_warnings(read, len(ids), nothing_known, joined, len(parts), self.longest_trained))
+        if joined:
+            warnings += self._doubts(read, joined[0].text)
         trust = None
         if self.trust is not None and joined:
             trust = self.trust.of(TranslationNumbers(joined[0].log_probability, len(joined[0].tokens), len(ids)))
@@ -471,12 +524,20 @@ class Translator:
                 warnings.append(f"the translation is likely to be poor: predicted chrF {100 * trust:.0f} of 100")
         return Translation(
             source=read.line,
-            source_tokens=tuple(self.source_vocabulary.tokens(ids)),
-            candidates=joined,
+            source_tokens=read.placed.named(self.source_vocabulary.tokens(ids)),
+            candidates=tuple(_with_parts(candidate, read.placed) for candidate in joined),
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
-            kept=put_back("", read.kept.parts, 0),
+            kept=read.placed.put_back(put_back("", read.kept.parts, 0)),
             trust=trust,
         )
+
+    def _doubts(self, read: _ReadLine, said: str) -> Iterator[str]:
+        """A sentence about a line in another language than the model reads, and one about what is not copied."""
+        if self.source_language and (other := other_language(read.placed.text, self.source_language)):
+            known = NAMES.get(self.source_language, self.source_language)
+            yield f"it seems to be {NAMES[other]}, and the model reads {known}: the translation is a guess"
+        if missing := read.placed.missing(said):
+            yield f"the translation leaves out {named(missing)}"
 
     def _candidate(self, hypothesis: BeamHypothesis, kept: list[KeptPart], words: int) -> Candidate:
         """A hypothesis of a source of so many words, with what is kept of it."""
@@ -493,17 +554,25 @@ class Translator:
 
 
 class _ReadLine(NamedTuple):
-    """A line, the parts of it that are kept, and the rest as the vocabulary reads it."""
+    """A line, it with placeholders, the parts of that that are kept, and the rest as the vocabulary reads it."""
 
     line: str
+    placed: PlacedLine
     kept: KeptLine
     rest: NormalizedLine
 
     @classmethod
-    def of(cls, line: str, vocabulary: LineVocabulary) -> _ReadLine:
+    def of(cls, placed: PlacedLine, line: str, vocabulary: LineVocabulary) -> _ReadLine:
         """Read a line."""
-        kept = take_out(line, vocabulary)
-        return cls(line, kept, normalize_line(kept.text, vocabulary))
+        kept = take_out(placed.text, vocabulary)
+        return cls(line, placed, kept, normalize_line(kept.text, vocabulary))
+
+
+def _with_parts(candidate: Candidate, placed: PlacedLine) -> Candidate:
+    """A candidate with the parts of its line in place of their signs."""
+    if not placed.parts:
+        return candidate
+    return replace(candidate, text=placed.put_back(candidate.text), tokens=placed.named(candidate.tokens))
 
 
 def _check_pairs(source_lines: Sequence[str], target_lines: Sequence[str]) -> None:

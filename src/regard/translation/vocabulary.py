@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from regard.errors import VocabularyError
 from regard.translation.tokenization import (
+    SPACE,
     CharacterSpelling,
     Segmenter,
     Spelling,
@@ -290,6 +291,28 @@ class Vocabulary:
         pieces = [self._piece(i) for i in itertools.compress(ids, is_text)]
         numbers = iter(itertools.accumulate(self._spelling.begins_word(pieces)))
         return [next(numbers) - 1 if text else -1 for text in is_text]
+
+    def with_characters(self, characters: Iterable[str]) -> Vocabulary:
+        """The vocabulary with characters that it lacks as pieces, their ids behind those that are there.
+
+        Of a vocabulary of subwords each is two pieces, alone and at the beginning of a word. `settings.size` is that of
+        the text that it was learned from.
+
+        >>> vocabulary = Vocabulary.train(["ab ba"], VocabularySettings(kind="bpe", size=8))
+        >>> grown = vocabulary.with_characters("①a")
+        >>> len(vocabulary), len(grown), grown.tokens(grown.encode("b ①."))
+        (8, 10, ['▁b', '▁①', '<unk>'])
+        """
+        new = [character for character in dict.fromkeys(characters) if character not in self._characters]
+        if not self.has_subwords:
+            return Vocabulary(self._saved.model_copy(update={"pieces": [*self._saved.pieces, *new]}))
+        pieces = [piece for character in new for piece in (character, SPACE + character)]
+        grown: dict[str, object] = {"pieces": [*self._saved.pieces, *pieces]}
+        if self._saved.merges is not None:
+            grown["merges"] = [*self._saved.merges, *((SPACE, character) for character in new)]
+        if self._saved.scores is not None:
+            grown["scores"] = [*self._saved.scores, *[min(self._saved.scores)] * len(pieces)]
+        return Vocabulary(self._saved.model_copy(update=grown))
 
     def save(self, path: str | Path) -> None:
         """Write the vocabulary as JSON, replacing the file atomically.
