@@ -382,21 +382,22 @@ class Translator:
         self.alignment = best_choice((seen, frozenset(links[row])) for row, _, _, seen in observed)
         return self.alignment
 
-    def calibrate(self, source_lines: Sequence[str], target_lines: Sequence[str], *, batch_size: int = 64) -> Trust:
-        """Learn from known translations how far others can be trusted, and keep it as `trust`.
+    def calibrate(self, translations: Sequence[Translation], references: Sequence[str]) -> Trust:
+        """Learn from its translations of text with known ones how far others can be trusted, and keep it as `trust`.
 
-        The lines should be ones that the model was not trained on, of all kinds that it may meet. `Trust.save(folder)`
+        The text should be such as the model was not trained on, of all kinds that it may meet. `Trust.save(folder)`
         keeps it with a model, and `load` reads it.
 
         Raises:
-            CorpusError: the sides differ in length, there are fewer than 100 pairs, or a source has more tokens than
-                the model allows.
+            CorpusError: there are not as many translations as references, or fewer than 100 that are not empty.
         """
         from regard.translation.bleu import sentence_quality  # which loads sacrebleu
 
-        _check_pairs(source_lines, target_lines)
-        translations = self.translate(source_lines, batch_size=batch_size, observe=False)
-        known = [(one, line) for one, line in zip(translations, target_lines, strict=True) if one.candidates and line]
+        if len(translations) != len(references):
+            raise CorpusError(
+                f"there are {len(translations):,} translations and {len(references):,} references: each needs its own"
+            )
+        known = [(one, line) for one, line in zip(translations, references, strict=True) if one.candidates and line]
         numbers = [
             TranslationNumbers(best.log_probability, len(best.tokens), len(one.source_tokens))
             for one, _ in known
