@@ -5,6 +5,7 @@ Shapes: B sentences, S source tokens, T target tokens.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, b
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
+from regard.translation.constrained_search import Phrase, WordEdges, constrained_search
 from regard.translation.ctranslate2_export import write_ctranslate2
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
@@ -34,6 +36,7 @@ from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
+from regard.translation.terminology import Terminology, phrases_of, word_edges
 from regard.translation.trust import LOW, TranslationNumbers, Trust
 from regard.translation.vocabulary import LineVocabulary
 
@@ -263,6 +266,7 @@ class Translator:
         first_line: int = 1,
         observe: bool = True,
         split_above: int | None = None,
+        terms: Terminology | None = None,
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
@@ -278,15 +282,22 @@ class Translator:
         parts; their scores are sums, and their weights are 0 from one part to another. Without `split_above` a source
         longer than the model allows is refused: the translation of half a sentence looks like that of a whole one.
 
+        With `terms` each translation holds the phrases that they name for its source, as whole words; they are found by
+        `constrained_search`.
+
         Raises:
-            CorpusError: a line has more tokens than the model allows, or than are read at once.
+            CorpusError: a line has more tokens than the model allows, or than are read at once, or it is translated in
+                parts and `terms` have phrases of every translation.
+            VocabularyError: the target vocabulary cannot write a phrase of a translation.
+            ConfigurationError: the phrases of a line have more tokens than the model allows in a translation.
         """
         read = [_ReadLine.of(line, self.source_vocabulary) for line in _several(lines)]
         parts = [self._parts(line.rest.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
         sources = self._encode([part for some in parts for part in some], numbers)
         settings = search or self.search
-        found = iter(zip(sources, self._search(sources, settings, batch_size, observe), strict=True))
+        phrases = self._phrases(parts, sources, terms or Terminology(), first_line)
+        found = iter(zip(sources, self._search(sources, phrases, settings, batch_size, observe), strict=True))
         return [
             self._translation(line, some, list(islice(found, len(some))), number, settings.n_best)
             for number, (line, some) in enumerate(zip(read, parts, strict=True), start=first_line)
@@ -303,20 +314,59 @@ class Translator:
         parts = cut_line(text, lambda part: len(self.source_vocabulary.encode(language + part)), above, longest)
         return [language + part for part in parts]
 
+    def _phrases(
+        self, lines: list[list[str]], sources: list[list[int]], terms: Terminology, first_line: int
+    ) -> list[list[Phrase]]:
+        """The phrases that the translation of each part of each line has to hold."""
+        for number, parts in enumerate(lines, start=first_line):
+            if len(parts) > 1 and terms.always:
+                raise CorpusError(
+                    f"line {number} is translated in {len(parts):,} parts, and {terms.always[0]!r} could be said in "
+                    "any of them: give one sentence a line, or translate it whole"
+                )
+        if not terms:
+            return [[] for _ in sources]
+        texts = [part.removeprefix(self.source_vocabulary.language(part)) for parts in lines for part in parts]
+        return [
+            phrases_of(terms.of(text), self.source_vocabulary.words(ids), self.target_vocabulary)
+            for text, ids in zip(texts, sources, strict=True)
+        ]
+
     def _search(
-        self, sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool
+        self,
+        sources: list[list[int]],
+        phrases: list[list[Phrase]],
+        settings: SearchSettings,
+        batch_size: int,
+        observe: bool,
     ) -> list[list[BeamHypothesis]]:
         """The hypotheses of each source, none of an empty one."""
         packed = IdSequences.pack(sources)
         found: list[list[BeamHypothesis]] = [[] for _ in sources]
         spinning, special = SpinningCheck(), self.target_vocabulary.special
-        for rows in _batches_by_length(sources, batch_size):
+        for rows in _batches_by_length(sources, [sum(one.size for one in some) for some in phrases], batch_size):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
-            best = beam_search(self.model, source, lengths, settings, observe=observe, special=special)
+            some = [phrases[row] for row in rows]
+            told = {"observe": observe, "special": special}
+            if any(some):
+                where = {"alignment": self._said_alignment, **told}
+                best = constrained_search(self.model, source, lengths, some, self._edges, settings, **where)
+            else:
+                best = beam_search(self.model, source, lengths, settings, **told)
             for row, hypotheses in zip(rows, best, strict=True):
                 found[row] = hypotheses
             spinning.check()
         return found
+
+    @property
+    def _said_alignment(self) -> AlignmentChoice:
+        """The attention that was chosen, if it is that of the step that says a word; else the mean of all."""
+        chosen = self.alignment
+        return AlignmentChoice() if chosen is None or chosen.step != "says" else chosen
+
+    @functools.cached_property
+    def _edges(self) -> WordEdges:
+        return WordEdges(*(of.to(self._device) for of in word_edges(self.target_vocabulary)))
 
     def align(
         self,
@@ -415,7 +465,7 @@ class Translator:
         sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
         targets = self.target_vocabulary.encode_batch(target_lines)
         text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
-        for rows in _batches_by_length(sources, batch_size):
+        for rows in _batches_by_length(sources, [0] * len(sources), batch_size):
             batch = collate(text, np.array(rows), self.target_vocabulary.special).to(self._device)
             weights = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
             for row, one in zip(rows, weights, strict=True):
@@ -598,8 +648,14 @@ def _device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _batches_by_length(sources: list[list[int]], batch_size: int) -> Iterator[list[int]]:
-    """The rows of the sentences that have tokens, the longest first, in batches."""
-    rows = sorted((row for row, ids in enumerate(sources) if ids), key=lambda row: -len(sources[row]))
-    for start in range(0, len(rows), batch_size):
-        yield rows[start : start + batch_size]
+def _batches_by_length(sources: list[list[int]], forced: list[int], batch_size: int) -> Iterator[list[int]]:
+    """The rows of the sentences that have tokens, the longest first, in batches.
+
+    Sentences with equal numbers of forced tokens are together, and fewer, since each number has a beam.
+    """
+    for count in sorted(set(forced)):
+        rows = [row for row, ids in enumerate(sources) if ids and forced[row] == count]
+        rows.sort(key=lambda row: -len(sources[row]))
+        at_once = max(1, batch_size // (count + 1))
+        for start in range(0, len(rows), at_once):
+            yield rows[start : start + at_once]
