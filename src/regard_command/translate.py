@@ -94,8 +94,9 @@ def translate(
     Lines are translated as they arrive: one that is typed is answered at once. An empty line gives an empty line.
     Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
 
-    Tags, signs that the model has never seen, such as emoji, and words of more than 200 characters are kept as they
-    are. Standard error says so, by the number of the line, and also which letters it does not know, and which lines are
+    Tags, as <b>, placeholders, as {name} and %s, signs that the model has never seen, such as emoji, and words of more
+    than 200 characters are kept as they are; the attention puts tags around the words that theirs became. Standard
+    error says so, by the number of the line, and also which letters it does not know, and which lines are
     longer than any that it was trained on: these are translated sentence by sentence, and sentences of more than twice
     as many tokens in pieces.
 

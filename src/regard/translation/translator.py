@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigurationError, CorpusError, DeviceError
-from regard.heads.word_alignment import Link, word_links
+from regard.heads.word_alignment import Link, word_links, word_weights
 from regard.plots import heatmap
 from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, best_choice, one_map
 from regard.translation.batches import EncodedText, IdSequences, collate
@@ -28,7 +28,8 @@ from regard.translation.constrained_search import Phrase, WordEdges, constrained
 from regard.translation.ctranslate2_export import write_ctranslate2
 from regard.translation.experiment import Experiment
 from regard.translation.input_lines import NormalizedLine, cut_line, normalize_line
-from regard.translation.kept_text import KeptLine, KeptPart, put_back, shared_out, take_out
+from regard.translation.kept_placement import diagonal_weights, put_back
+from regard.translation.kept_text import KeptLine, KeptPart, shared_out, take_out
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
@@ -270,12 +271,13 @@ class Translator:
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
-        A line of white space has an empty translation. Tags, as <b>, signs that the vocabulary does not know in any
-        form, such as emoji, and words of more than 200 characters are kept as they are: at the ends of a sentence, or
-        behind the same share of its words; they have no tokens and no weights. Words of unknown letters are translated
-        as far as that goes. The `warnings` of the line say so, and also where it has more tokens than any that the
-        model was trained on. `first_line` is the number of the first line in messages. Without `observe` there are no
-        weights, and a model of many layers and heads is faster.
+        A line of white space has an empty translation. Tags, as <b>, placeholders, as {name} and %s, signs that the
+        vocabulary does not know in any form, such as emoji, and words of more than 200 characters are kept as they are,
+        and have no tokens and no weights. By the attention that `align` reads, a pair of tags is put around the words
+        that translate what it was around, and the others where the words beside them went: see `put_back`. Words of
+        unknown letters are translated as far as that goes. The `warnings` of the line say so, and also where it has
+        more tokens than any that the model was trained on, or a tag has no partner. `first_line` is the number of the
+        first line in messages. Without `observe` there are no weights, and a model of many layers and heads is faster.
 
         A line of more tokens than `split_above` is translated in parts, and a warning says so: its sentences, and of a
         sentence of more than twice as many tokens pieces. Its candidates are the best combinations of those of its
@@ -456,7 +458,6 @@ class Translator:
         self.trust = Trust.fit(numbers, [sentence_quality(one.text, line) for one, line in known])
         return self.trust
 
-    @torch.no_grad()
     def _observed(
         self, source_lines: Sequence[str], target_lines: Sequence[str], batch_size: int, first_line: int
     ) -> Iterator[tuple[int, list[int], list[int], ObservedPair]]:
@@ -464,15 +465,25 @@ class Translator:
         _check_pairs(source_lines, target_lines)
         sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
         targets = self.target_vocabulary.encode_batch(target_lines)
-        text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
         for rows in _batches_by_length(sources, [0] * len(sources), batch_size):
-            batch = collate(text, np.array(rows), self.target_vocabulary.special).to(self._device)
-            weights = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
-            for row, one in zip(rows, weights, strict=True):
-                source, target = sources[row], targets[row]
-                seen = one[: len(target) + 1, ..., : len(source)]
-                words = self.source_vocabulary.words(source), self.target_vocabulary.words(target)
-                yield row, source, target, ObservedPair(seen, *words)
+            seen = self._seen([sources[row] for row in rows], [targets[row] for row in rows])
+            for row, one in zip(rows, seen, strict=True):
+                yield row, sources[row], targets[row], one
+
+    @torch.no_grad()
+    def _seen(self, sources: list[list[int]], targets: list[list[int]]) -> list[ObservedPair]:
+        """The weights of all steps of each translation, computed together."""
+        text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
+        batch = collate(text, np.arange(len(sources)), self.target_vocabulary.special).to(self._device)
+        weights = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
+        return [
+            ObservedPair(
+                one[: len(target) + 1, ..., : len(source)],
+                self.source_vocabulary.words(source),
+                self.target_vocabulary.words(target),
+            )
+            for one, source, target in zip(weights, sources, targets, strict=True)
+        ]
 
     @property
     def _device(self) -> torch.device:
@@ -508,8 +519,8 @@ class Translator:
         words = [len(text.removeprefix(self.source_vocabulary.language(text)).split()) for text in texts]
         kept = shared_out(read.kept.parts, words)
         candidates = [
-            tuple(self._candidate(one, some, count) for one in hypotheses)
-            for (_, hypotheses), some, count in zip(parts, kept, words, strict=True)
+            tuple(map(self._candidate, hypotheses, self._texts(part, hypotheses, some, count)))
+            for (part, hypotheses), some, count in zip(parts, kept, words, strict=True)
         ]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
         special = self.source_vocabulary.special
@@ -525,15 +536,34 @@ class Translator:
             source_tokens=tuple(self.source_vocabulary.tokens(ids)),
             candidates=joined,
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
-            kept=put_back("", read.kept.parts, 0),
+            kept=put_back("", read.kept.parts, torch.zeros(0, 0)),
             trust=trust,
         )
 
-    def _candidate(self, hypothesis: BeamHypothesis, kept: list[KeptPart], words: int) -> Candidate:
-        """A hypothesis of a source of so many words, with what is kept of it."""
+    def _texts(
+        self, source: list[int], hypotheses: list[BeamHypothesis], kept: list[KeptPart], words: int
+    ) -> list[str]:
+        """The text of each hypothesis of a source of so many words, with what is kept of it."""
+        texts = [self.target_vocabulary.decode(one.ids) for one in hypotheses]
+        if not kept or not hypotheses:
+            return texts
+        seen = self._seen([source] * len(hypotheses), [list(one.ids) for one in hypotheses])
+        return [
+            put_back(text, kept, self._between_words(one, words, text)) for text, one in zip(texts, seen, strict=True)
+        ]
+
+    def _between_words(self, pair: ObservedPair, words: int, text: str) -> Tensor:
+        """The attention between words [T', S'] of a text and a source; that of position where words differ."""
+        chosen = self.alignment or AlignmentChoice()
+        weights = one_map(pair.rows(chosen.step), chosen.layer, chosen.head)
+        between = word_weights(weights, pair.target_words, pair.source_words)
+        count = len(text.split())
+        return between if between.shape == (count, words) else diagonal_weights(words, count)
+
+    def _candidate(self, hypothesis: BeamHypothesis, text: str) -> Candidate:
         ids = [*hypothesis.ids, self.target_vocabulary.special.end] if hypothesis.finished else hypothesis.ids
         return Candidate(
-            text=put_back(self.target_vocabulary.decode(hypothesis.ids), kept, words),
+            text=text,
             tokens=tuple(self.target_vocabulary.tokens(ids)),
             score=hypothesis.score,
             log_probability=hypothesis.log_probability,
