@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from regard.heads import SentenceLinks, alignment_error_rate, parse_pharaoh, word_links
+from regard.heads import SentenceLinks, alignment_error_rate, diagonal_links, parse_pharaoh, word_links
 from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
 
@@ -39,12 +39,6 @@ def next_step_links(translator: Translator, source: str, target: str, weights: T
     return word_links(weights[1:], source_words, target_words[:-1])
 
 
-def diagonal(source: str, target: str) -> list[tuple[int, int]]:
-    """Links of each target word to the source word at the same share of the sentence."""
-    last, words = len(source.split()) - 1, len(target.split())
-    return [(round(word * last / max(words - 1, 1)), word) for word in range(words)]
-
-
 def main(folder: Path) -> None:
     """Print the error rate of the diagonal, and two of each head: at the step of the word, and at the next."""
     rows = zip(*(lines(folder / f"test.{part}.gz") for part in ("en", "fr", "gold")), strict=True)
@@ -58,9 +52,8 @@ def main(folder: Path) -> None:
 
     translator = Translator.load(ENGLISH_FRENCH)
     words = sum(len(side.split()) for side in target)
-    sys.stdout.write(
-        f"{len(rows)} sentences, {words} French words; diagonal {rate([diagonal(*row[:2]) for row in rows])}\n"
-    )
+    straight = [diagonal_links(*(len(side.split()) for side in row[:2])) for row in rows]
+    sys.stdout.write(f"{len(rows)} sentences, {words} French words; diagonal {rate(straight)}\n")
     for layer, block in enumerate(translator.model.decoder.blocks):
         predicted, read = [], []
         for head in range(block.cross_attention.projections.num_heads):

@@ -40,7 +40,8 @@ def main(data: Path) -> None:
     held_out = split(ParallelText.read(experiment.data.train, experiment.data.folder), experiment.data.split)
     translator = Translator.load(ENGLISH_FRENCH)
     everyday, known = held_out["validation"], captions(data / "multi30k", "val")
-    trust = translator.calibrate([*everyday.sources, *known[0]], [*everyday.targets, *known[1]])
+    translations = translator.translate([*everyday.sources, *known[0]], observe=False)
+    trust = translator.calibrate(translations, [*everyday.targets, *known[1]])
     trust.save(ENGLISH_FRENCH)
     sys.stdout.write(f"calibrated on {trust.pairs:,} pairs, correlation {trust.correlation:.3f}\n\n")
     sys.stdout.write(

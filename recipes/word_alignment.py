@@ -16,8 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.heads import SentenceLinks, alignment_error_rate, parse_pharaoh
-from regard.heads.word_alignment import Link
+from regard.heads import SentenceLinks, alignment_error_rate, diagonal_links, parse_pharaoh
 from regard.translation.word_aligner import align_words
 
 SETTINGS = {"as it is": {}, "whole words": {"stem": None}, "directions apart": {"together": False}}
@@ -29,12 +28,6 @@ def lines(path: Path) -> list[str]:
         return file.read().splitlines()
 
 
-def diagonal(source: Sequence[str], target: Sequence[str]) -> list[Link]:
-    """Links of each target word to the source word at the same share of the sentence."""
-    last = len(source) - 1
-    return [(round(row * last / max(len(target) - 1, 1)), row) for row in range(len(target))] if source else []
-
-
 def report(folder: Path, languages: Sequence[str], more: Sequence[Sequence[list[str]]]) -> None:
     """Print the error rate of each setting, and its CPU seconds."""
     source, target = ([line.split() for line in lines(folder / f"test.{language}.gz")] for language in languages)
@@ -42,7 +35,7 @@ def report(folder: Path, languages: Sequence[str], more: Sequence[Sequence[list[
     sure, possible = [links.sure for links in gold], [links.possible for links in gold]
     pairs = len(source) + len(more[0])
     sys.stdout.write(f"\n{'-'.join(languages)}: {len(source)} pairs with links, learned from {pairs:,}\n")
-    straight = [diagonal(*pair) for pair in zip(source, target, strict=True)]
+    straight = [diagonal_links(len(s), len(t)) for s, t in zip(source, target, strict=True)]
     sys.stdout.write(f"the diagonal: {100 * alignment_error_rate(straight, sure, possible):.1f} %\n")
     for name, setting in SETTINGS.items():
         start = time.process_time()

@@ -177,18 +177,13 @@ def _choose(
 
 def _report(found: list[list[Link]], gold: Path, first: int, sources: Sequence[str], targets: Sequence[str]) -> None:
     """The alignment error rate on standard error, beside that of the diagonal."""
-    from regard.heads.word_alignment import alignment_error_rate
+    from regard.heads.word_alignment import alignment_error_rate, diagonal_links
     from regard.translation.corpus import read_pharaoh
 
     known = read_pharaoh(gold, first=first)
     if len(known) != len(found):
         raise CommandError(f"{gold} has the links of {len(known):,} pairs, and there are {len(found):,}")
     sure, possible = [links.sure for links in known], [links.possible for links in known]
-    diagonal = [_diagonal(len(s.split()), len(t.split())) for s, t in zip(sources, targets, strict=True)]
+    diagonal = [diagonal_links(len(s.split()), len(t.split())) for s, t in zip(sources, targets, strict=True)]
     rate, beside = (alignment_error_rate(links, sure, possible) for links in (found, diagonal))
     typer.echo(f"alignment error rate {rate:.1%} over {len(found):,} pairs; of the diagonal {beside:.1%}", err=True)
-
-
-def _diagonal(width: int, height: int) -> list[Link]:
-    """Each target word with the source word at the same share of the sentence."""
-    return [(min(width - 1, (2 * row + 1) * width // (2 * height)), row) for row in range(height)] if width else []

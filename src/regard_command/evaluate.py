@@ -16,7 +16,7 @@ from regard_command.stdio import emit
 if TYPE_CHECKING:
     from regard.translation.corpus import ParallelText
     from regard.translation.experiment import Experiment
-    from regard.translation.translator import Translator
+    from regard.translation.translator import Translation, Translator
 
 
 def evaluate(
@@ -71,6 +71,7 @@ def evaluate(
     from regard.translation.pretrained_translator import is_pretrained
     from regard.translation.run_folder import RunFolder
     from regard.translation.translator import Translator
+    from regard.translation.trust import check_count
     from regard.utils.atomic_files import atomic_write
 
     check_tokenizer(tokenize)
@@ -86,12 +87,14 @@ def evaluate(
     if text is None:
         raise CommandError(f"{name} has no data.test; name two files with --source and --target")
     if calibrate:
-        _calibrate(translator, text, checkpoint, batch_size)
+        check_count(len(text.sources))
     if text.dropped_empty:
         typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
     start = time.perf_counter()
     translations = translator.translate(text.sources, search=search, batch_size=batch_size, observe=False)
     seconds = time.perf_counter() - start
+    if calibrate:
+        _calibrate(translator, translations, text.targets, checkpoint)
     for warning in (warning for translation in translations for warning in translation.warnings):
         typer.echo(f"{text.source_name}, {warning}", err=True)
     hypotheses = [translation.text for translation in translations]
@@ -103,9 +106,9 @@ def evaluate(
     emit(_scores(hypotheses, text.targets, language, lowercase, tokenize))
 
 
-def _calibrate(translator: Translator, text: ParallelText, folder: Path, batch_size: int) -> None:
+def _calibrate(translator: Translator, translations: list[Translation], references: list[str], folder: Path) -> None:
     """Learn how far translations can be trusted, and keep it in the folder of the model."""
-    trust = translator.calibrate(text.sources, text.targets, batch_size=batch_size)
+    trust = translator.calibrate(translations, references)
     trust.save(folder)
     typer.echo(
         f"trust: predicted and true chrF of {trust.pairs:,} sentences, each predicted without itself, correlate by "

@@ -55,6 +55,17 @@ def translate(
         bool,
         typer.Option("--trust", help="Print how far each line can be trusted, 0 to 1, as TRUST ||| TEXT."),
     ] = False,
+    terms: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A terminology: in each line a phrase of the source, a tab, and what the translation says for it.",
+        ),
+    ] = None,
+    force: Annotated[
+        list[str] | None,
+        typer.Option("--force", metavar="WORDS", help="What every translation has to hold; may be repeated."),
+    ] = None,
     split_above: Annotated[
         int | None,
         typer.Option(
@@ -83,13 +94,17 @@ def translate(
     Lines are translated as they arrive: one that is typed is answered at once. An empty line gives an empty line.
     Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
 
-    Tags, signs that the model has never seen, such as emoji, and words of more than 200 characters are kept as they
-    are. Standard error says so, by the number of the line, and also which letters it does not know, and which lines are
+    Tags, as <b>, placeholders, as {name} and %s, signs that the model has never seen, such as emoji, and words of more
+    than 200 characters are kept as they are; the attention puts tags around the words that theirs became. Standard
+    error says so, by the number of the line, and also which letters it does not know, and which lines are
     longer than any that it was trained on: these are translated sentence by sentence, and sentences of more than twice
     as many tokens in pieces.
 
     Where the model was calibrated (`regard test --calibrate`), a warning says which translations are likely to be poor,
     and --trust prints the quality that is expected of each: chrF / 100.
+
+    What --terms and --force name stands in the translation as it is written there, as whole words. A phrase of the
+    source is found whatever its case; the attention says where its translation goes.
 
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
@@ -98,15 +113,18 @@ def translate(
     1.weights as [target, layer, head, source], and 1.self_weights for the attention to its own words.
     """
     from regard.translation.run_folder import ENGLISH_FRENCH
+    from regard.translation.terminology import Terminology
     from regard.translation.translator import Translator
     from regard_command.attention_file import attention_file
 
     _check(sentences, attention, layer=layer, head=head)
+    forced = Terminology.read(terms, always=force or []) if terms else Terminology(always=force or [])
     if trust and n_best is not None:
         raise CommandError("--trust is of the best translation, and --n-best prints others too: leave one of them out")
     kept = attention_file(attention, layer, head)
     folder = checkpoint or ENGLISH_FRENCH
     translator = Translator.load(folder, which, device, languages_of(languages))
+    forced.check(translator.target_vocabulary)
     if trust and translator.trust is None:
         raise CommandError(
             f"{folder} was not calibrated, so nothing is known of how far it can be trusted: regard test --checkpoint "
@@ -126,6 +144,7 @@ def translate(
             first_line=number,
             observe=attention is not None,
             split_above=translator.longest_trained if split_above is None else split_above or None,
+            terms=forced,
         )
         for warning in (warning for translation in translations for warning in translation.warnings):
             typer.echo(warning, err=True)

@@ -6,6 +6,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from regard.translation import translator
+from regard.translation.search import beam_search
 from regard_command.app import app
 
 
@@ -154,15 +156,18 @@ def test_the_tokeniser_of_bleu_can_be_chosen(regard, run, tmp_path, monkeypatch)
     assert "tokenize is 'ko-mecap'; did you mean 'ko-mecab'?" in result.stderr
 
 
-def test_a_model_is_calibrated_and_says_how_far_it_can_be_trusted(regard, run, corpus, tmp_path):
+def test_a_model_is_calibrated_and_says_how_far_it_can_be_trusted(regard, run, corpus, tmp_path, monkeypatch):
     model = tmp_path / "model"
     shutil.copytree(run, model)
     before = regard("translate", "--checkpoint", model, "--trust", "1 2 3")
     assert before.exit_code == 2
     assert "was not calibrated, so nothing is known of how far it can be trusted" in before.stderr
     text = "--source", corpus / "train.digits", "--target", corpus / "train.words", "--output", tmp_path / "out.txt"
-    calibrated = regard("test", "--checkpoint", model, *text, "--calibrate")
+    searches = []
+    monkeypatch.setattr(translator, "beam_search", lambda *a, **k: searches.append(a) or beam_search(*a, **k))
+    calibrated = regard("test", "--checkpoint", model, *text, "--calibrate", "--batch-size", "600")
     assert calibrated.exit_code == 0
+    assert len(searches) == 1  # one batch, translated once
     assert re.search(r"trust: predicted and true chrF of [\d,]+ sentences, each predicted without", calibrated.stderr)
     after = regard("translate", "--checkpoint", model, "--trust", "1 2 3")
     trust, said = after.stdout.split(" ||| ")
@@ -186,6 +191,6 @@ def test_few_pairs_do_not_calibrate(regard, run, tmp_path):
     files = "--source", tmp_path / "source", "--target", tmp_path / "target", "--output", tmp_path / "out.txt"
     result = regard("test", "--checkpoint", run, *files, "--calibrate")
     assert result.exit_code == 2
-    assert "trust needs both of 100 at least" in result.stderr
+    assert "there are 2 translations with a known one; trust needs 100 at least" in result.stderr
     assert not (run / "trust.json").exists()
     assert not (tmp_path / "out.txt").exists()

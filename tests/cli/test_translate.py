@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -196,3 +198,31 @@ def test_nothing_of_the_arrays_is_left_when_a_line_is_bad(regard, run, tmp_path)
     result = regard("translate", "--checkpoint", run, "--attention", tmp_path / "look.npz", input=b"1\n\xff\n")
     assert result.exit_code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_terms_and_forced_words_are_in_the_translation(regard, run, tmp_path):
+    (tmp_path / "terms.tsv").write_text("1\tzwei\n2 3\tneun\n", encoding="utf-8")
+    options = "translate", "--checkpoint", run, "--terms", tmp_path / "terms.tsv"
+    result = regard(*options, input="1 4\n2 3 5\n4\n")
+    assert result.exit_code == 0, result.stderr
+    first, second, third = (line.split() for line in result.stdout.splitlines())
+    assert "zwei" in first
+    assert "neun" in second
+    assert third == ["vier"]
+    forced = regard(*options, "--force", "acht", "--force", "null", "4")
+    assert {"acht", "null"} <= set(forced.stdout.split())
+
+
+def test_a_term_that_cannot_be_written_ends_it_at_once(regard, run, tmp_path):
+    (tmp_path / "terms.tsv").write_text("1\telf\n", encoding="utf-8")
+    result = regard("translate", "--checkpoint", run, "--terms", tmp_path / "terms.tsv", "4")
+    assert result.exit_code == 2
+    assert "'elf' cannot be written with the target vocabulary: it lacks 'elf'; force other words" in result.stderr
+    (tmp_path / "terms.tsv").write_text("1 elf\n", encoding="utf-8")
+    result = regard("translate", "--checkpoint", run, "--terms", tmp_path / "terms.tsv", "4")
+    assert result.exit_code == 2
+    assert re.search(r"terms.tsv, line 1: '1 elf' is no term; it needs a phrase of the source, one tab", result.stderr)
+    assert regard("translate", "--terms", tmp_path / "none", "4").exit_code == 2
+    empty = regard("translate", "--force", "", "4")
+    assert empty.exit_code == 2
+    assert "words that are forced are empty" in empty.stderr

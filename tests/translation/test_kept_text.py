@@ -7,7 +7,8 @@ import time
 import pytest
 
 from regard.errors import CorpusError
-from regard.translation.kept_text import LONGEST_WORD, put_back, shared_out, take_out
+from regard.translation.kept_placement import diagonal_weights, put_back
+from regard.translation.kept_text import LONGEST_WORD, shared_out, take_out
 from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import MOST_TOKENS, Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
@@ -21,27 +22,48 @@ def translator():
 
 
 @pytest.mark.parametrize(
-    ("line", "text", "parts", "restored"),
+    ("line", "text", "parts"),
     [
-        ("I love you.", "I love you.", [], None),
-        ("I <b>love</b> you.", "I love you.", [("<b>", 1), ("</b>", 2)], None),
-        ("<p class='x y' id=\"1\">I</p>", "I", [("<p class='x y' id=\"1\">", 0), ("</p>", 1)], None),
-        ("I love you ❤️😊.", "I love you.", [("❤️😊", 3)], "I love you. ❤️😊"),
-        ("👩‍👩‍👧 I love 👍🏽 you", "I love you", [("👩‍👩‍👧", 0), ("👍🏽", 2)], None),
-        ("you❤Tom", "you Tom", [("❤", 1)], None),
-        ("I (love) you.", "I love you.", [("(", 1), (")", 2)], None),
-        ("I love “you” ❤", "I love “you”", [("❤", 3)], None),  # quotes have a form that is known
-        ("I <2 love> you", "I 2 love you", [("<", 1), (">", 3)], None),
-        ("<b>❤</b>", "", [("<b>", 0), ("❤", 0), ("</b>", 0)], None),
-        ("I " + "x" * 201 + " you", "I you", [("x" * 201, 1)], None),
-        ("I " + "x" * 200 + " you", "I " + "x" * 200 + " you", [], None),
-        ("世" * 300, "世" * 300, [], None),  # of a language without spaces
+        ("I love you.", "I love you.", []),
+        ("I <b>love</b> you.", "I love you.", [("<b>", 1), ("</b>", 2)]),
+        ("<p class='x y' id=\"1\">I</p>", "I", [("<p class='x y' id=\"1\">", 0), ("</p>", 1)]),
+        ("I love you ❤️😊.", "I love you.", [("❤️😊", 3)]),
+        ("👩‍👩‍👧 I love 👍🏽 you", "I love you", [("👩‍👩‍👧", 0), ("👍🏽", 2)]),
+        ("you❤Tom", "you Tom", [("❤", 1)]),
+        ("I (love) you.", "I love you.", [("(", 1), (")", 2)]),
+        ("I love “you” ❤", "I love “you”", [("❤", 3)]),  # quotes have a form that is known
+        ("I <2 love> you", "I 2 love you", [("<", 1), (">", 3)]),
+        ("<b>❤</b>", "", [("<b>", 0), ("❤", 0), ("</b>", 0)]),
+        ("I love {x}, <b>you</b>.", "I love, you.", [("{x}", 2), ("<b>", 2), ("</b>", 3)]),
+        ('I "<b>love</b>" you', 'I "love" you', [("<b>", 1), ("</b>", 2)]),
+        ("<b>I love</b>, Tom<i></i>.", "I love, Tom.", [("<b>", 0), ("</b>", 2), ("<i>", 3), ("</i>", 3)]),
+        ("I love<br/>you, %s", "I love you,", [("<br/>", 2), ("%s", 3)]),
+        ("${a} %(b)s {{c}} {} %1$s I", "I", [(one, 0) for one in ("${a}", "%(b)s", "{{c}}", "{}", "%1$s")]),
+        ("I " + "x" * 201 + " you", "I you", [("x" * 201, 1)]),
+        ("I " + "x" * 200 + " you", "I " + "x" * 200 + " you", []),
+        ("世" * 300, "世" * 300, []),  # of a language without spaces
     ],
 )
-def test_what_is_kept_and_where_it_stood(line, text, parts, restored):
+def test_what_is_kept_and_where_it_stood(line, text, parts):
     kept = take_out(line, KNOWN)
     assert (kept.text, [(part.text, part.word) for part in kept.parts]) == (text, parts)
-    assert put_back(kept.text, kept.parts, len(kept.text.split())) == (restored or line)
+    words = len(kept.text.split())
+    assert put_back(kept.text, kept.parts, diagonal_weights(words, words)) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("I <b>love you", ["the tag <b> is not closed; it is kept behind the words that it stood behind"]),
+        ("I </b>love you", ["the tag </b> closes nothing; it is kept behind the words that it stood behind"]),
+        ("<b>I <i>love</b> you</i>", ["the tag <i> is not closed", "the tag </i> closes nothing"]),
+        ('<b>I <br> love <img src="a">you</b> <hr/>', []),
+    ],
+)
+def test_tags_without_partners_are_told(line, told):
+    warnings = list(take_out(line, KNOWN).warnings())
+    assert len(warnings) == len(told)
+    assert all(message in warning for message, warning in zip(told, warnings, strict=True))
 
 
 def test_parts_go_to_the_piece_that_they_stood_in():
@@ -49,7 +71,7 @@ def test_parts_go_to_the_piece_that_they_stood_in():
     shared = shared_out(kept.parts, [2, 2])
     assert [[part.text for part in some] for some in shared] == [["❤"], ["<b>", "</b>", "(", "❤"]]
     assert [[part.word for part in some] for some in shared] == [[0], [0, 1, 1, 2]]
-    assert put_back("Tom you", shared[1], 2) == "<b>Tom</b> (you ❤"
+    assert put_back("Tom you", shared[1], diagonal_weights(2, 2)) == "<b>Tom</b> (you ❤"
 
 
 def test_tags_and_emoji_are_in_the_translation(translator):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError, CorpusError, ShapeError
-from regard.heads import SentenceLinks, alignment_error_rate, format_pharaoh, word_links, word_weights
+from regard.heads import SentenceLinks, alignment_error_rate, diagonal_links, format_pharaoh, word_links, word_weights
 from regard.translation.corpus import read_pharaoh
 
 
@@ -35,6 +35,17 @@ def test_every_target_word_has_one_link():
     assert sorted(target for _, target in links) == list(range(13))
     assert all(source == weights[target].argmax() for source, target in links)
     assert links == sorted(links)
+
+
+def test_the_diagonal_links_every_target_word_and_ends_meet():
+    for source, target in ((1, 7), (7, 1), (5, 11), (11, 5), (13, 13)):
+        links = diagonal_links(source, target)
+        exact = [j * (source - 1) / max(target - 1, 1) for j in range(target)]
+        assert [j for _, j in links] == list(range(target))
+        assert all(abs(i - share) <= 0.5 for (i, _), share in zip(links, exact, strict=True))
+        assert links[-1] == (source - 1 if target > 1 else 0, target - 1)
+    assert diagonal_links(13, 13) == [(i, i) for i in range(13)]
+    assert diagonal_links(0, 3) == diagonal_links(3, 0) == []
 
 
 def test_of_equals_the_first():

@@ -62,7 +62,13 @@ def test_it_is_kept_in_the_folder(tmp_path):
         Trust.load(tmp_path)
 
 
+def test_qualities_of_other_translations_are_refused():
+    numbers, qualities = made(120)
+    with pytest.raises(CorpusError, match="there are numbers of 120 translations and 119 qualities"):
+        Trust.fit(numbers, qualities[:-1])
+
+
 def test_few_pairs_are_refused():
     numbers, qualities = made(99)
-    with pytest.raises(CorpusError, match="there are 99 translations with numbers and 99 with a quality; trust needs"):
+    with pytest.raises(CorpusError, match="there are 99 translations with a known one; trust needs 100 at least"):
         Trust.fit(numbers, qualities)

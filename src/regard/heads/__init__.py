@@ -86,6 +86,7 @@ from .token_classes import is_delimiter as is_delimiter
 from .token_classes import repeat_probe as repeat_probe
 from .word_alignment import SentenceLinks as SentenceLinks
 from .word_alignment import alignment_error_rate as alignment_error_rate
+from .word_alignment import diagonal_links as diagonal_links
 from .word_alignment import format_pharaoh as format_pharaoh
 from .word_alignment import mutual_links as mutual_links
 from .word_alignment import parse_pharaoh as parse_pharaoh
@@ -135,6 +136,7 @@ __all__ = [
     "attention_rollout",
     "capture_patch",
     "capturing_gradients",
+    "diagonal_links",
     "editing",
     "effect_table",
     "effective_attention",

@@ -186,6 +186,19 @@ def grow_diag(found: Collection[Link], union: Collection[Link]) -> set[Link]:
     return found
 
 
+def diagonal_links(source_words: int, target_words: int) -> list[Link]:
+    """Link each target word j of T with the source word at the same share of the sentence, of S: j (S - 1) / (T - 1).
+
+    Rounded to the nearest word, and to the even one of two. What links by position alone find is where every error rate
+    should be compared with. Without source words there are no links.
+
+    >>> diagonal_links(3, 5), diagonal_links(2, 1)
+    ([(0, 0), (0, 1), (1, 2), (2, 3), (2, 4)], [(0, 0)])
+    """
+    steps = max(target_words - 1, 1)
+    return [(round(row * (source_words - 1) / steps), row) for row in range(target_words)] if source_words else []
+
+
 _STEPS = (0, -1), (-1, 0), (0, 1), (1, 0), (-1, -1), (1, -1), (-1, 1), (1, 1)
 
 

@@ -5,6 +5,7 @@ Shapes: B sentences, S source tokens, T target tokens.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +18,19 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigurationError, CorpusError, DeviceError
-from regard.heads.word_alignment import Link, word_links
+from regard.heads.word_alignment import Link, word_links, word_weights
 from regard.plots import heatmap
 from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, best_choice, one_map
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, restore
+from regard.translation.constrained_search import Phrase, WordEdges, constrained_search
 from regard.translation.ctranslate2_export import write_ctranslate2
 from regard.translation.experiment import Experiment
 from regard.translation.guessed_language import NAMES, other_language
 from regard.translation.input_lines import NormalizedLine, cut_line, named, normalize_line
-from regard.translation.kept_text import KeptLine, KeptPart, put_back, shared_out, take_out
+from regard.translation.kept_placement import diagonal_weights, put_back
+from regard.translation.kept_text import KeptLine, KeptPart, shared_out, take_out
 from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages
@@ -36,6 +39,7 @@ from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
+from regard.translation.terminology import Terminology, phrases_of, word_edges
 from regard.translation.trust import LOW, TranslationNumbers, Trust
 from regard.translation.vocabulary import LineVocabulary
 
@@ -273,24 +277,33 @@ class Translator:
         first_line: int = 1,
         observe: bool = True,
         split_above: int | None = None,
+        terms: Terminology | None = None,
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
 
-        A line of white space has an empty translation. Tags, as <b>, signs that the vocabulary does not know in any
-        form, such as emoji, and words of more than 200 characters are kept as they are: at the ends of a sentence, or
-        behind the same share of its words; they have no tokens and no weights. Of a model with `placeholders` numbers,
-        addresses, quoted words and unknown names come out as they are, and of its beam a translation that has them all
-        is best. Words of unknown letters are translated as far as that goes. The `warnings` of the line say so, and
-        also where it has more tokens than any that the model was trained on. `first_line` is the number of the first
-        line in messages. Without `observe` there are no weights, and a model of many layers and heads is faster.
+        A line of white space has an empty translation. Tags, as <b>, variables, as {name} and %s, signs that the
+        vocabulary does not know in any form, such as emoji, and words of more than 200 characters are kept as they are,
+        and have no tokens and no weights. By the attention that `align` reads, a pair of tags is put around the words
+        that translate what it was around, and the others where the words beside them went: see `put_back`. Of a model
+        with `placeholders` numbers, addresses, quoted words and unknown names come out as they are, and of its beam a
+        translation that has them all is best. Words of unknown letters are translated as far as that goes. The
+        `warnings` of the line say so, and also where it has more tokens than any that the model was trained on, or a
+        tag has no partner. `first_line` is the number of the first line in messages. Without `observe` there are no
+        weights, and a model of many layers and heads is faster.
 
         A line of more tokens than `split_above` is translated in parts, and a warning says so: its sentences, and of a
         sentence of more than twice as many tokens pieces. Its candidates are the best combinations of those of its
         parts; their scores are sums, and their weights are 0 from one part to another. Without `split_above` a source
         longer than the model allows is refused: the translation of half a sentence looks like that of a whole one.
 
+        With `terms` each translation holds the phrases that they name for its source, as whole words; they are found by
+        `constrained_search`.
+
         Raises:
-            CorpusError: a line has more tokens than the model allows, or than are read at once.
+            CorpusError: a line has more tokens than the model allows, or than are read at once, or it is translated in
+                parts and `terms` have phrases of every translation.
+            VocabularyError: the target vocabulary cannot write a phrase of a translation.
+            ConfigurationError: the phrases of a line have more tokens than the model allows in a translation.
         """
         read = [_ReadLine.of(self.placed(line), line, self.source_vocabulary) for line in _several(lines)]
         parts = [self._parts(line.rest.text, split_above) for line in read]
@@ -298,7 +311,8 @@ class Translator:
         texts = [part for some in parts for part in some]
         sources = self._encode(texts, numbers)
         settings = search or self.search
-        found = iter(zip(sources, self._search(texts, sources, settings, batch_size, observe), strict=True))
+        phrases = self._phrases(parts, sources, terms or Terminology(), first_line)
+        found = iter(zip(sources, self._search(texts, sources, phrases, settings, batch_size, observe), strict=True))
         return [
             self._translation(line, some, list(islice(found, len(some))), number, settings.n_best)
             for number, (line, some) in enumerate(zip(read, parts, strict=True), start=first_line)
@@ -333,18 +347,43 @@ class Translator:
         parts = cut_line(text, lambda part: len(self.source_vocabulary.encode(language + part)), above, longest)
         return [language + part for part in parts]
 
+    def _phrases(
+        self, lines: list[list[str]], sources: list[list[int]], terms: Terminology, first_line: int
+    ) -> list[list[Phrase]]:
+        """The phrases that the translation of each part of each line has to hold."""
+        for number, parts in enumerate(lines, start=first_line):
+            if len(parts) > 1 and terms.always:
+                raise CorpusError(
+                    f"line {number} is translated in {len(parts):,} parts, and {terms.always[0]!r} could be said in "
+                    "any of them: give one sentence a line, or translate it whole"
+                )
+        if not terms:
+            return [[] for _ in sources]
+        texts = [part.removeprefix(self.source_vocabulary.language(part)) for parts in lines for part in parts]
+        return [
+            phrases_of(terms.of(text), self.source_vocabulary.words(ids), self.target_vocabulary)
+            for text, ids in zip(texts, sources, strict=True)
+        ]
+
     def _search(
-        self, texts: list[str], sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool
+        self,
+        texts: list[str],
+        sources: list[list[int]],
+        phrases: list[list[Phrase]],
+        settings: SearchSettings,
+        batch_size: int,
+        observe: bool,
     ) -> list[list[BeamHypothesis]]:
         """The hypotheses of each source, none of an empty one; those that have its placeholders come first."""
         placed = [bool(signs_of(text)) for text in texts] if self.placeholders else []
         if not any(placed):
-            return self._beams(sources, settings, batch_size, observe)
+            return self._beams(sources, phrases, settings, batch_size, observe)
         wide = settings.model_copy(update={"n_best": settings.beam})
         plain = [[] if signs else ids for ids, signs in zip(sources, placed, strict=True)]
-        found = self._beams(plain, settings, batch_size, observe)
+        found = self._beams(plain, phrases, settings, batch_size, observe)
         rows = [row for row, signs in enumerate(placed) if signs]
-        for row, beam in zip(rows, self._beams([sources[row] for row in rows], wide, batch_size, observe), strict=True):
+        own = [sources[row] for row in rows], [phrases[row] for row in rows]
+        for row, beam in zip(rows, self._beams(*own, wide, batch_size, observe), strict=True):
             needed = signs_of(texts[row])
             said = [signs_of(self.target_vocabulary.decode(one.ids)) for one in beam]
             wrong = [((needed - one) + (one - needed)).total() for one in said]
@@ -352,19 +391,40 @@ class Translator:
         return found
 
     def _beams(
-        self, sources: list[list[int]], settings: SearchSettings, batch_size: int, observe: bool
+        self,
+        sources: list[list[int]],
+        phrases: list[list[Phrase]],
+        settings: SearchSettings,
+        batch_size: int,
+        observe: bool,
     ) -> list[list[BeamHypothesis]]:
         """The hypotheses of each source, best first, none of an empty one."""
         packed = IdSequences.pack(sources)
         found: list[list[BeamHypothesis]] = [[] for _ in sources]
         spinning, special = SpinningCheck(), self.target_vocabulary.special
-        for rows in _batches_by_length(sources, batch_size):
+        for rows in _batches_by_length(sources, [sum(one.size for one in some) for some in phrases], batch_size):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
-            best = beam_search(self.model, source, lengths, settings, observe=observe, special=special)
+            some = [phrases[row] for row in rows]
+            told = {"observe": observe, "special": special}
+            if any(some):
+                where = {"alignment": self._said_alignment, **told}
+                best = constrained_search(self.model, source, lengths, some, self._edges, settings, **where)
+            else:
+                best = beam_search(self.model, source, lengths, settings, **told)
             for row, hypotheses in zip(rows, best, strict=True):
                 found[row] = hypotheses
             spinning.check()
         return found
+
+    @property
+    def _said_alignment(self) -> AlignmentChoice:
+        """The attention that was chosen, if it is that of the step that says a word; else the mean of all."""
+        chosen = self.alignment
+        return AlignmentChoice() if chosen is None or chosen.step != "says" else chosen
+
+    @functools.cached_property
+    def _edges(self) -> WordEdges:
+        return WordEdges(*(of.to(self._device) for of in word_edges(self.target_vocabulary)))
 
     def align(
         self,
@@ -433,21 +493,22 @@ class Translator:
         self.alignment = best_choice((seen, frozenset(links[row])) for row, _, _, seen in observed)
         return self.alignment
 
-    def calibrate(self, source_lines: Sequence[str], target_lines: Sequence[str], *, batch_size: int = 64) -> Trust:
-        """Learn from known translations how far others can be trusted, and keep it as `trust`.
+    def calibrate(self, translations: Sequence[Translation], references: Sequence[str]) -> Trust:
+        """Learn from its translations of text with known ones how far others can be trusted, and keep it as `trust`.
 
-        The lines should be ones that the model was not trained on, of all kinds that it may meet. `Trust.save(folder)`
+        The text should be such as the model was not trained on, of all kinds that it may meet. `Trust.save(folder)`
         keeps it with a model, and `load` reads it.
 
         Raises:
-            CorpusError: the sides differ in length, there are fewer than 100 pairs, or a source has more tokens than
-                the model allows.
+            CorpusError: there are not as many translations as references, or fewer than 100 that are not empty.
         """
         from regard.translation.bleu import sentence_quality  # which loads sacrebleu
 
-        _check_pairs(source_lines, target_lines)
-        translations = self.translate(source_lines, batch_size=batch_size, observe=False)
-        known = [(one, line) for one, line in zip(translations, target_lines, strict=True) if one.candidates and line]
+        if len(translations) != len(references):
+            raise CorpusError(
+                f"there are {len(translations):,} translations and {len(references):,} references: each needs its own"
+            )
+        known = [(one, line) for one, line in zip(translations, references, strict=True) if one.candidates and line]
         numbers = [
             TranslationNumbers(best.log_probability, len(best.tokens), len(one.source_tokens))
             for one, _ in known
@@ -456,7 +517,6 @@ class Translator:
         self.trust = Trust.fit(numbers, [sentence_quality(one.text, line) for one, line in known])
         return self.trust
 
-    @torch.no_grad()
     def _observed(
         self, source_lines: Sequence[str], target_lines: Sequence[str], batch_size: int, first_line: int
     ) -> Iterator[tuple[int, list[int], list[int], ObservedPair]]:
@@ -464,15 +524,25 @@ class Translator:
         _check_pairs(source_lines, target_lines)
         sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
         targets = self.target_vocabulary.encode_batch(target_lines)
+        for rows in _batches_by_length(sources, [0] * len(sources), batch_size):
+            seen = self._seen([sources[row] for row in rows], [targets[row] for row in rows])
+            for row, one in zip(rows, seen, strict=True):
+                yield row, sources[row], targets[row], one
+
+    @torch.no_grad()
+    def _seen(self, sources: list[list[int]], targets: list[list[int]]) -> list[ObservedPair]:
+        """The weights of all steps of each translation, computed together."""
         text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
-        for rows in _batches_by_length(sources, batch_size):
-            batch = collate(text, np.array(rows), self.target_vocabulary.special).to(self._device)
-            weights = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
-            for row, one in zip(rows, weights, strict=True):
-                source, target = sources[row], targets[row]
-                seen = one[: len(target) + 1, ..., : len(source)]
-                words = self.source_vocabulary.words(source), self.target_vocabulary.words(target)
-                yield row, source, target, ObservedPair(seen, *words)
+        batch = collate(text, np.arange(len(sources)), self.target_vocabulary.special).to(self._device)
+        weights = self.model.attention_weights(batch.source, batch.source_lengths, batch.target_input).cpu()
+        return [
+            ObservedPair(
+                one[: len(target) + 1, ..., : len(source)],
+                self.source_vocabulary.words(source),
+                self.target_vocabulary.words(target),
+            )
+            for one, source, target in zip(weights, sources, targets, strict=True)
+        ]
 
     @property
     def _device(self) -> torch.device:
@@ -508,8 +578,8 @@ class Translator:
         words = [len(text.removeprefix(self.source_vocabulary.language(text)).split()) for text in texts]
         kept = shared_out(read.kept.parts, words)
         candidates = [
-            tuple(self._candidate(one, some, count) for one in hypotheses)
-            for (_, hypotheses), some, count in zip(parts, kept, words, strict=True)
+            tuple(map(self._candidate, hypotheses, self._texts(part, hypotheses, some, count)))
+            for (part, hypotheses), some, count in zip(parts, kept, words, strict=True)
         ]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
         special = self.source_vocabulary.special
@@ -527,7 +597,7 @@ class Translator:
             source_tokens=read.placed.named(self.source_vocabulary.tokens(ids)),
             candidates=tuple(_with_parts(candidate, read.placed) for candidate in joined),
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
-            kept=read.placed.put_back(put_back("", read.kept.parts, 0)),
+            kept=read.placed.put_back(put_back("", read.kept.parts, torch.zeros(0, 0))),
             trust=trust,
         )
 
@@ -539,11 +609,30 @@ class Translator:
         if missing := read.placed.missing(said):
             yield f"the translation leaves out {named(missing)}"
 
-    def _candidate(self, hypothesis: BeamHypothesis, kept: list[KeptPart], words: int) -> Candidate:
-        """A hypothesis of a source of so many words, with what is kept of it."""
+    def _texts(
+        self, source: list[int], hypotheses: list[BeamHypothesis], kept: list[KeptPart], words: int
+    ) -> list[str]:
+        """The text of each hypothesis of a source of so many words, with what is kept of it."""
+        texts = [self.target_vocabulary.decode(one.ids) for one in hypotheses]
+        if not kept or not hypotheses:
+            return texts
+        seen = self._seen([source] * len(hypotheses), [list(one.ids) for one in hypotheses])
+        return [
+            put_back(text, kept, self._between_words(one, words, text)) for text, one in zip(texts, seen, strict=True)
+        ]
+
+    def _between_words(self, pair: ObservedPair, words: int, text: str) -> Tensor:
+        """The attention between words [T', S'] of a text and a source; that of position where words differ."""
+        chosen = self.alignment or AlignmentChoice()
+        weights = one_map(pair.rows(chosen.step), chosen.layer, chosen.head)
+        between = word_weights(weights, pair.target_words, pair.source_words)
+        count = len(text.split())
+        return between if between.shape == (count, words) else diagonal_weights(words, count)
+
+    def _candidate(self, hypothesis: BeamHypothesis, text: str) -> Candidate:
         ids = [*hypothesis.ids, self.target_vocabulary.special.end] if hypothesis.finished else hypothesis.ids
         return Candidate(
-            text=put_back(self.target_vocabulary.decode(hypothesis.ids), kept, words),
+            text=text,
             tokens=tuple(self.target_vocabulary.tokens(ids)),
             score=hypothesis.score,
             log_probability=hypothesis.log_probability,
@@ -666,8 +755,14 @@ def _device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _batches_by_length(sources: list[list[int]], batch_size: int) -> Iterator[list[int]]:
-    """The rows of the sentences that have tokens, the longest first, in batches."""
-    rows = sorted((row for row, ids in enumerate(sources) if ids), key=lambda row: -len(sources[row]))
-    for start in range(0, len(rows), batch_size):
-        yield rows[start : start + batch_size]
+def _batches_by_length(sources: list[list[int]], forced: list[int], batch_size: int) -> Iterator[list[int]]:
+    """The rows of the sentences that have tokens, the longest first, in batches.
+
+    Sentences with equal numbers of forced tokens are together, and fewer, since each number has a beam.
+    """
+    for count in sorted(set(forced)):
+        rows = [row for row, ids in enumerate(sources) if ids and forced[row] == count]
+        rows.sort(key=lambda row: -len(sources[row]))
+        at_once = max(1, batch_size // (count + 1))
+        for start in range(0, len(rows), at_once):
+            yield rows[start : start + at_once]

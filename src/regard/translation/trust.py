@@ -62,11 +62,9 @@ class Trust:
         Raises:
             CorpusError: there are fewer than 100, or not as many numbers as qualities.
         """
-        if len(numbers) != len(qualities) or len(numbers) < FEWEST_PAIRS:
-            raise CorpusError(
-                f"there are {len(numbers):,} translations with numbers and {len(qualities):,} with a quality; trust "
-                f"needs both of {FEWEST_PAIRS} at least"
-            )
+        if len(numbers) != len(qualities):
+            raise CorpusError(f"there are numbers of {len(numbers):,} translations and {len(qualities):,} qualities")
+        check_count(len(numbers))
         features, true = np.array([one.features() for one in numbers]), np.array(qualities)
         fold = np.random.default_rng(0).permutation(len(true)) % FOLDS
         predicted = np.empty(len(true))
@@ -106,6 +104,16 @@ class Trust:
         if len(trust.weights) != needed:
             raise ValueError(f"it has {len(trust.weights)} weights, and needs {needed}")
         return trust
+
+
+def check_count(pairs: int) -> None:
+    """Check that there are enough known translations to learn trust from.
+
+    Raises:
+        CorpusError: there are fewer than 100.
+    """
+    if pairs < FEWEST_PAIRS:
+        raise CorpusError(f"there are {pairs:,} translations with a known one; trust needs {FEWEST_PAIRS} at least")
 
 
 def _least_squares(features: np.ndarray, true: np.ndarray) -> np.ndarray:
