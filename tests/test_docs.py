@@ -316,6 +316,16 @@ def test_a_notebook_is_linked_from_its_page(repository, service, installed, tmp_
     assert made["cells"][1]["source"] == [f"%pip install --quiet {installed}"]
 
 
+@pytest.mark.parametrize("repository", ["", "https://github.com/someone/regard"])
+def test_the_repository_of_the_notebooks_is_named_by_the_environment(repository, monkeypatch):
+    load_config = pytest.importorskip("mkdocs.config").load_config
+    pytest.importorskip("material")
+    monkeypatch.setenv("REGARD_REPOSITORY", repository)
+    assert load_config(str(DOCS.parent / "mkdocs.yml"))["repo_url"] == (repository or None)
+    monkeypatch.delenv("REGARD_REPOSITORY")
+    assert load_config(str(DOCS.parent / "mkdocs.yml"))["repo_url"] is None
+
+
 def test_there_is_a_page_for_each_part_that_users_extend():
     names = {page.stem for page in PAGES if page.parent.name == "extending"}
     assert names >= {"mask", "score", "bias", "kernel", "backend", "lens", "normalizer", "model_family", "rule"}
