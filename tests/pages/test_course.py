@@ -41,6 +41,16 @@ def test_there_are_ten_lessons_which_lead_from_one_to_the_next():
         assert "](course/index.md)" in (DOCS / f"index{suffix}").read_text("utf-8")
 
 
+def test_every_coding_exercise_is_set_by_a_lesson_and_listed_in_their_order():
+    for lessons in (ENGLISH, [page for page in LESSONS if page not in ENGLISH]):
+        texts = [page.read_text("utf-8") for page in lessons]
+        assert [name for text in texts for name in re.findall(r"^regard exercise write (\S+)", text, re.MULTILINE)] == [
+            *CODING_EXERCISES
+        ]
+        index = lessons[0].with_name("index" + "".join(lessons[0].suffixes)).read_text("utf-8")
+        assert [name for name in CODING_EXERCISES if f"`{name}`" not in index] == []
+
+
 @pytest.mark.parametrize("page", LESSONS, ids=lambda page: page.stem)
 def test_a_lesson_has_all_its_parts(page):
     text = page.read_text("utf-8")
