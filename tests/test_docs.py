@@ -232,8 +232,9 @@ def test_the_page_of_mistakes_has_an_entry_for_each_code(name):
     text = hook.on_page_markdown((DOCS / name).read_text("utf-8"), page)
     assert sorted(re.findall(r"^### .* \{ #(\w+) \}$", text, flags=re.MULTILINE)) == explained_codes()
     for code in explained_codes():
-        found = explanation(code)
+        found = explanation(code, "ko" if name.endswith(".ko.md") else "en")
         assert found.summary.rstrip(".") in text
+        assert found.details in text
         assert found.wrong in text
         assert found.right in text
 
