@@ -172,6 +172,7 @@ def report(title: str, found: Figures, words: Callable[[float], str]) -> None:
 
 def draw(spent: Figures, held: Figures, path: Path) -> None:
     """Both figures side by side, in logarithmic axes."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), layout="constrained")
@@ -201,7 +202,8 @@ def draw(spent: Figures, held: Figures, path: Path) -> None:
         axes.grid(alpha=0.3)
     figure.axes[0].legend(frameon=False)
     figure.suptitle(f"Causal attention, forward and backward, {HEADS} heads of {DIM}, float32", fontsize=10)
-    figure.savefig(path)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # labels stay text, which Korean pages have in Korean
+        figure.savefig(path)
 
 
 def main() -> None:

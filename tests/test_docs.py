@@ -135,20 +135,34 @@ def load_hook(name):
     return hook
 
 
+def pixels(path: Path) -> tuple[int, int]:
+    """The width and the height of a PNG."""
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    return width, height
+
+
+def shown_on(hook, source: str, address: str) -> str:
+    """The figure of an address on the page that a source becomes."""
+    where = source.removesuffix(".md").removesuffix(".ko") + ".html"
+    url = f"ko/{where}" if source.endswith(".ko.md") else where
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=source), url=url)
+    return hook.on_page_content(f'<img alt="" src="{address}" />', page)
+
+
 def test_figures_have_the_size_that_follows_from_their_dots_per_inch():
     hook = load_hook("pictures")
-    content = hook.on_page_content('<img alt="" src="../../pictures/mechanisms/luong-dot.png" />')
-    size = r'width="(\d+)" height="(\d+)" alt="" src="../../pictures/mechanisms/luong-dot'
+    content = shown_on(hook, "mechanisms/luong.md", "../pictures/mechanisms/luong-dot.png")
+    size = r'width="(\d+)" height="(\d+)" alt="" src="../pictures/mechanisms/luong-dot'
     found = re.fullmatch(
         rf'<img class="in-light" loading="lazy" {size}\.png" /><img class="in-dark".*\.dark\.png" />', content
     )
     assert found is not None
     width, height = map(int, found.groups())
-    pixels = struct.unpack(">II", (DOCS / "pictures" / "mechanisms" / "luong-dot.png").read_bytes()[16:24])
-    assert (width, height) == tuple(round(number * 1.4 * 96 / 300) for number in pixels)
-    vector = hook.on_page_content('<img alt="" src="../pictures/animal-it.svg" />')
+    own = pixels(DOCS / "pictures" / "mechanisms" / "luong-dot.png")
+    assert (width, height) == tuple(round(number * 1.4 * 96 / 300) for number in own)
+    vector = shown_on(hook, "looking.md", "pictures/animal-it.svg")
     assert vector.count("width=") == 0
-    assert vector.count("../pictures/animal-it.dark.svg") == 1
+    assert vector.count("pictures/animal-it.dark.svg") == 1
 
 
 def test_figures_of_the_dark_theme_have_its_page_and_ink_and_their_own_colours(tmp_path):
@@ -159,13 +173,56 @@ def test_figures_of_the_dark_theme_have_its_page_and_ink_and_their_own_colours(t
     assert hook.numpy.allclose(dark["black"], hook.INK)
     assert hook.numpy.allclose(dark["yellow"], colours["yellow"])
     assert hook.numpy.allclose(dark["purple"], colours["purple"])
-    hook.on_page_content('<img alt="" src="../pictures/mechanisms/luong-dot.png" /><img src="pictures/animal-it.svg">')
+    shown_on(hook, "mechanisms/luong.md", "../pictures/mechanisms/luong-dot.png")
+    shown_on(hook, "looking.md", "pictures/animal-it.svg")
     hook.on_post_build({"site_dir": str(tmp_path)})
     corner = hook.Image.open(tmp_path / "pictures" / "mechanisms" / "luong-dot.dark.png").getpixel((0, 0))
     assert corner == tuple(round(255 * float(channel)) for channel in hook.PAGE)
     vector = (tmp_path / "pictures" / "animal-it.dark.svg").read_text("utf-8")
     assert "#ffffff" not in vector
     assert "<svg fill=" in vector
+
+
+def test_a_page_in_korean_shows_figures_with_korean_labels(tmp_path):
+    """The plugin of languages has written luong-dot.ko.png as ko/pictures/mechanisms/luong-dot.png."""
+    hook = load_hook("pictures")
+    drawn = shown_on(hook, "mechanisms/luong.ko.md", "../pictures/mechanisms/luong-dot.png")
+    vector = shown_on(hook, "transformer.ko.md", "../pictures/transformer.svg")
+    assert 'src="../pictures/transformer.ko.svg"' in vector
+    assert 'src="../pictures/transformer.ko.dark.svg"' in vector
+    hook.on_post_build({"site_dir": str(tmp_path)})
+    width, height = pixels(DOCS / "pictures" / "mechanisms" / "luong-dot.ko.png")
+    assert f'width="{round(width * 1.4 * 96 / 300)}" height="{round(height * 1.4 * 96 / 300)}"' in drawn
+    assert pixels(tmp_path / "ko" / "pictures" / "mechanisms" / "luong-dot.dark.png") == (width, height)
+    for name in ("transformer.ko.svg", "transformer.ko.dark.svg"):
+        text = (tmp_path / "pictures" / name).read_text("utf-8")
+        assert ">셀프 어텐션</text>" in text
+        assert ">self-attention</text>" not in text
+    assert not (tmp_path / "pictures" / "transformer.svg").exists()
+
+
+SHOWN = {target for page in KOREAN for target in re.findall(r"pictures/([^)]+)\)", page.read_text("utf-8"))}
+OF_THE_TEXT = {"BLEU", "ALiBi", "YaRN", "q · k", "q · k / √d", *(f"d = {d}" for d in (4, 64, 512))}
+"""Labels that Korean pages have too: names, formulas, and the tokens of the sentence that is looked at."""
+TOKENS = {*re.findall(r"\S+", "the animal didn ' t cross street because it was too tired . [CLS] [SEP]")}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in SHOWN if name.endswith(".svg")))
+def test_every_label_of_a_drawn_figure_is_in_korean(name):
+    text = (DOCS / "pictures" / name).read_text("utf-8")
+    labels = {label for label in re.findall(r"<text[^>]*>([^<]+)</text>", text) if re.search("[A-Za-z]", label)}
+    assert labels
+    korean = load_hook("pictures").LABELS.get(name, {})
+    of_the_text = OF_THE_TEXT | (TOKENS if name == "animal-it.svg" else set())
+    assert {label for label in labels - {*korean} - of_the_text if not re.fullmatch(r"\(?[\d, →]+\)?", label)} == set()
+    assert {*korean} <= labels
+    assert [label for label in korean.values() if not re.search("[가-힣]", label) and not re.match(r"\d", label)] == []
+
+
+def test_every_figure_of_a_mechanism_is_drawn_with_korean_labels():
+    folder = DOCS / "pictures" / "mechanisms"
+    names = {path.name.removesuffix(".png") for path in folder.glob("*.png")}
+    assert {name for name in names if not name.endswith(".ko")} == {name[:-3] for name in names if name.endswith(".ko")}
 
 
 @pytest.mark.parametrize("name", ["mistakes.md", "mistakes.ko.md"])
@@ -175,8 +232,9 @@ def test_the_page_of_mistakes_has_an_entry_for_each_code(name):
     text = hook.on_page_markdown((DOCS / name).read_text("utf-8"), page)
     assert sorted(re.findall(r"^### .* \{ #(\w+) \}$", text, flags=re.MULTILINE)) == explained_codes()
     for code in explained_codes():
-        found = explanation(code)
+        found = explanation(code, "ko" if name.endswith(".ko.md") else "en")
         assert found.summary.rstrip(".") in text
+        assert found.details in text
         assert found.wrong in text
         assert found.right in text
 
@@ -314,6 +372,16 @@ def test_a_notebook_is_linked_from_its_page(repository, service, installed, tmp_
     hook.on_post_build(config)
     made = json.loads((tmp_path / "notebooks" / "flash.ko.ipynb").read_text("utf-8"))
     assert made["cells"][1]["source"] == [f"%pip install --quiet {installed}"]
+
+
+@pytest.mark.parametrize("repository", ["", "https://github.com/someone/regard"])
+def test_the_repository_of_the_notebooks_is_named_by_the_environment(repository, monkeypatch):
+    load_config = pytest.importorskip("mkdocs.config").load_config
+    pytest.importorskip("material")
+    monkeypatch.setenv("REGARD_REPOSITORY", repository)
+    assert load_config(str(DOCS.parent / "mkdocs.yml"))["repo_url"] == (repository or None)
+    monkeypatch.delenv("REGARD_REPOSITORY")
+    assert load_config(str(DOCS.parent / "mkdocs.yml"))["repo_url"] is None
 
 
 def test_there_is_a_page_for_each_part_that_users_extend():

@@ -1,8 +1,9 @@
 """Notebooks of the pages: a line `::: notebook` becomes links to the code of its section as a notebook.
 
 The notebook has the page's formula and the examples of the section, without prompts, and installs regard by pip. It is
-written to notebooks/ of the site. Where mkdocs.yml has the `repo_url` of a repository on GitHub, to which `mkdocs
-gh-deploy` pushes the site, a link opens the notebook in Colab; else it says where a notebook can be uploaded.
+written to notebooks/ of the site. Where the environment's REGARD_REPOSITORY, the `repo_url` of mkdocs.yml, is a
+repository on GitHub, to which `mkdocs gh-deploy` pushes the site, a link opens the notebook in Colab, and pip installs
+regard from that repository; else the page says where a notebook can be uploaded, and pip installs the released regard.
 """
 
 import doctest

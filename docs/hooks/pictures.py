@@ -3,8 +3,13 @@
 Without a size, pixels by the dots per inch that the file has, a browser draws a figure of 300 dots per inch three times
 as large as a page in print. In the dark theme, figures drawn for white paper are white boxes: the other file has the
 colour of the page in place of white, light letters in place of black ones, and all colours as they are.
+
+Korean pages show NAME.ko.png in place of NAME.png where there is one; the plugin of languages writes it to the Korean
+half of the site, under the other's name. Of NAME.svg the labels of picture_labels.json are put in Korean here.
 """
 
+import json
+import posixpath
 import re
 import struct
 from pathlib import Path
@@ -14,7 +19,9 @@ import numpy
 from PIL import Image
 
 FOLDER = Path(__file__).parent.parent / "pictures"
-IMAGE = re.compile(r'<img (?=[^>]*src="[./]*pictures/([^"]+\.(?:png|svg))")(?![^>]*width=)([^>]*)>')
+LABELS = json.loads((Path(__file__).parent / "picture_labels.json").read_text("utf-8"))
+IMAGE = re.compile(r'<img (?=[^>]*src="([./]*pictures/([^"]+\.(?:png|svg)))")(?![^>]*width=)([^>]*)>')
+LABEL = re.compile(r"(<text[^>]*>)([^<]+)(?=</text>)")
 CSS_PIXELS_PER_INCH = 96
 ENLARGED = 1.4
 """Letters of figures, 7 to 9 points in print, are then about as large as those of tables."""
@@ -25,21 +32,38 @@ GREY, COLOURED = 0.06, 0.25
 PHOTOGRAPHS = {"example-vision.png"}
 """Whose black and white are what was seen, and not paper and ink."""
 HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
-_named: set[str] = set()
+_wanted: dict[str, Path] = {}
+"""Figures to be written to the site, NAME.dark.EXT, NAME.ko.svg and NAME.ko.dark.svg, and the file of each."""
 
 
-def on_page_content(content: str, **_: Any) -> str:
+def on_page_content(content: str, page: Any, **_: Any) -> str:
     """Give each figure of a page, already in HTML, its width and height, and the one that the dark theme shows."""
-    return IMAGE.sub(_both, content)
+    return IMAGE.sub(lambda match: _both(match, page), content)
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Write the figures of the dark theme beside the others."""
-    for name in sorted(_named):
-        target = Path(config["site_dir"]) / "pictures" / dark_name(name)
+    """Write the figures of the dark theme, and those with Korean labels, beside the others."""
+    for place, source in sorted(_wanted.items()):
+        target = Path(config["site_dir"]) / place
         if not target.exists():  # else the build of the other language has written it
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_dark(FOLDER / name, target)
+            write(source, target)
+
+
+def write(source: Path, target: Path) -> None:
+    """Write a figure with Korean labels, NAME.ko.svg, in the colours of the dark theme, NAME.dark.EXT, or both."""
+    kinds = target.name.split(".")[1:-1]
+    if source.suffix != ".svg":
+        write_dark_pixels(source, target)
+        return
+    text = source.read_text("utf-8")
+    if "ko" in kinds:
+        labels = LABELS[source.name]
+        text = LABEL.sub(lambda match: match[1] + labels.get(match[2], match[2]), text)
+    if "dark" in kinds:
+        text = HEX.sub(lambda match: _hex(match[1]), text)
+        text = text.replace("<svg ", f'<svg fill="{_hex("000000")}" ', 1)
+    target.write_text(text, "utf-8")
 
 
 def dark_name(name: str) -> str:
@@ -51,12 +75,8 @@ def dark_name(name: str) -> str:
     return re.sub(r"(\.\w+)$", r".dark\1", name)
 
 
-def write_dark(source: Path, target: Path) -> None:
+def write_dark_pixels(source: Path, target: Path) -> None:
     """Write a figure with the colours of the dark theme."""
-    if source.suffix == ".svg":
-        text = HEX.sub(lambda match: _hex(match[1]), source.read_text("utf-8"))
-        target.write_text(text.replace("<svg ", f'<svg fill="{_hex("000000")}" ', 1), "utf-8")
-        return
     pixels = numpy.asarray(Image.open(source).convert("RGB")).astype(numpy.uint32)
     numbers = pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
     table = numpy.zeros((2**24, 3), numpy.uint8)  # of all colours, but computed for those that are there
@@ -84,20 +104,34 @@ def _hex(digits: str) -> str:
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in in_the_dark(colour))
 
 
-def _both(match: re.Match[str]) -> str:
-    name, attributes = match.group(1), f"{_size(match.group(1))}{match.group(2)}"
+def _both(match: re.Match[str], page: Any) -> str:
+    address, name, attributes = match.groups()
+    source, own = FOLDER / name, address
+    if page.file.src_uri.endswith(".ko.md"):
+        korean = FOLDER / re.sub(r"(\.\w+)$", r".ko\1", name)
+        if korean.exists():  # to which the address leads already
+            source = korean
+        elif name in LABELS:
+            own = re.sub(r"(\.\w+)$", r".ko\1", address)
+            _want(page, own, source)
+    attributes = f"{_size(source)}{attributes.replace(address, own)}"
     if name in PHOTOGRAPHS:
         return f"<img {attributes}>"
-    _named.add(name)
-    dark = attributes.replace(name, dark_name(name))
+    _want(page, dark_name(own), source)
+    dark = attributes.replace(own, dark_name(own))
     return f'<img class="in-light" loading="lazy" {attributes}><img class="in-dark" loading="lazy" {dark}>'
 
 
-def _size(name: str) -> str:
+def _want(page: Any, address: str, source: Path) -> None:
+    """Note a figure that a page shows under an address, and the file that it is made of."""
+    _wanted[posixpath.normpath(posixpath.join(posixpath.dirname(page.url), address))] = source
+
+
+def _size(source: Path) -> str:
     """Width and height of a figure in pixels of the page; nothing for one that has its own."""
-    if name.endswith(".svg"):
+    if source.suffix == ".svg":
         return ""
-    data = (FOLDER / name).read_bytes()
+    data = source.read_bytes()
     width, height = struct.unpack(">II", data[16:24])
     resolution = data.find(b"pHYs", 0, 4096)
     if resolution < 0:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from regard.exercises import Verdict
 
 exercise_commands = typer.Typer(
-    help="Code attention yourself: files with holes, marked by the float64 oracle and explained by the doctor.",
+    help="Code attention yourself: files with holes, marked in float64, with the likely mistake of a wrong answer.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -33,9 +33,21 @@ LINE = {"en": "line {}", "ko": "{}행"}
 WRONG = {"en": "{}: not right yet: {}", "ko": "{}: 아직 틀렸습니다. {}"}
 EXAMPLE = {"en": "A small example:", "ko": "작은 예:"}
 NAMES = {
-    "en": {"query": "query", "key": "key", "value": "value", "yours": "your result", "right": "the right one"},
-    "ko": {"query": "질의", "key": "키", "value": "값", "yours": "제출한 결과", "right": "올바른 결과"},
+    "en": {"yours": "your result", "right": "the right one"},
+    "ko": {
+        "query": "질의",
+        "key": "키",
+        "value": "값",
+        "state": "상태",
+        "annotations": "인코더의 상태",
+        "embeddings": "임베딩",
+        "positions": "위치",
+        "yours": "제출한 결과",
+        "right": "올바른 결과",
+    },
 }
+"""What numbers of an example are called, where it is not the name of the function's argument."""
+LIKELY = {"en": "Likely: {}.", "ko": "짐작되는 실수: {}."}
 DOCTOR = {"en": "What the doctor sees in it:", "ko": "진단 결과:"}
 
 
@@ -67,7 +79,7 @@ def check_exercise(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that were filled in; they are run.")],
     language: Language = "en",
 ) -> None:
-    """Run files, compare them with the oracle in float64, and say what is wrong.
+    """Run files, compare them with the formula in float64, and say what is wrong.
 
     The exit code is 0 if all are right, 1 if one is not, 2 for a file that cannot be read.
     """
@@ -89,8 +101,9 @@ def _lines(verdict: Verdict, language: str) -> list[str]:
     lines = [WRONG[language].format(verdict.path, verdict.fault)]
     if verdict.example is not None:
         names = NAMES[language]
-        shown = (f"  {names[name]}: {_rounded(numbers)}" for name, numbers in verdict.example.items())
+        shown = (f"  {names.get(name, name)}: {_rounded(numbers)}" for name, numbers in verdict.example.items())
         lines += [EXAMPLE[language], *shown]
+    lines += [LIKELY[language].format(said.text(language)) for said in verdict.likely]
     if verdict.findings:
         lines += [DOCTOR[language], *(f"  {finding}" for finding in verdict.findings)]
     return lines

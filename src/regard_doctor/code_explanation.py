@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from .diagnosis import UNREADABLE
 from .doctor_error import DoctorError, nearest
 from .finding import Severity
+from .mistake_texts import texts_in
 from .rules import RULES
 from .run_explanations import KINDS, run_text
 
 PAGE = "mistakes.html"
 """The page of the documentation with an entry for each code, whose anchor is the code."""
+Language = Literal["en", "ko"]
+LABELS = {
+    "en": ("Wrong", "Right", "Source", "In the documentation"),
+    "ko": ("틀린 예", "올바른 예", "출처", "문서"),
+}
+"""What stands before the examples, the source, and the address of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeExplanation:
-    """What a code means, in the first line of `text`, and why; the examples and the source may be empty."""
+    """What a code means, in the first line of `text`, and why; the examples and the source may be empty.
+
+    language: that of the text, "en" or "ko"; examples and sources are the same in both.
+    """
 
     code: str
     severity: Severity
@@ -25,6 +37,7 @@ class CodeExplanation:
     wrong: str = ""
     right: str = ""
     source: str = ""
+    language: Language = "en"
 
     @property
     def summary(self) -> str:
@@ -45,22 +58,35 @@ class CodeExplanation:
         return "\n\n".join([*parts, f"Source: {self.source}"] if self.source else parts)
 
     def __str__(self) -> str:
+        wrong, right, source, documentation = LABELS[self.language]
         parts = [f"{self.code} ({self.severity.value}): {self.text}"]
         if self.wrong:
-            parts += ["Wrong:", _indented(self.wrong), "Right:", _indented(self.right)]
-        parts += [f"Source: {self.source}"] if self.source else []
-        return "\n\n".join([*parts, f"In the documentation: {page_address(self.code)}"])
+            parts += [f"{wrong}:", _indented(self.wrong), f"{right}:", _indented(self.right)]
+        parts += [f"{source}: {self.source}"] if self.source else []
+        address = page_address(self.code)
+        return "\n\n".join([*parts, f"{documentation}: {'ko/' if self.language == 'ko' else ''}{address}"])
 
 
-def explanation(code: str) -> CodeExplanation:
-    """The explanation of a code, in upper or lower case.
+def explanation(code: str, language: Language = "en") -> CodeExplanation:
+    """The explanation of a code, in upper or lower case, in English or in Korean.
 
     Raises:
         DoctorError: there is no such code.
 
     >>> explanation("att111").summary
     'The softmax normalizes another axis than that of the keys, over which the values are summed.'
+    >>> explanation("att102", "ko").summary
+    '내적에 1/√d를 두 번 곱합니다.'
     """
+    explained = _in_english(code)
+    if language == "en":
+        return explained
+    korean = texts_in(Path(__file__).with_name("korean_explanations.md"))[explained.code]
+    return replace(explained, text=korean.reason, language=language)
+
+
+def _in_english(code: str) -> CodeExplanation:
+    """The explanation as it stands with the rules."""
     found = code.upper()
     if found == UNREADABLE:
         text = "A file cannot be read.\n\nIt does not parse, is not text in its encoding, or is too large. The other "

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .baseline import Baseline
-from .code_explanation import explanation
+from .code_explanation import Language, explanation
 from .diagnosis import UNREADABLE, RuleSelection, survey
 from .doctor_error import DoctorError
 from .doctor_settings import DoctorSettings, check_codes, settings_near, severity_named
@@ -43,6 +43,7 @@ def doctor(
     explain: Annotated[
         str, typer.Option("--explain", metavar="CODE", help="Explain one rule, with examples, and exit.")
     ] = "",
+    language: Annotated[Language, typer.Option("--lang", help="With --explain: its language.")] = "en",
     fix: Annotated[bool, typer.Option("--fix", help="Rewrite what can be proven to compute the same.")] = False,
     to: Annotated[
         Literal["sdpa", "regard"],
@@ -78,7 +79,7 @@ def doctor(
     min-severity, per-file-ignores, documentation (the address that SARIF and pages link to).
     """
     if explain:
-        _emit([str(explanation(explain))])
+        _emit([str(explanation(explain, language))])
         return
     if not paths:
         raise DoctorError("no files or folders were named; `regard doctor src` reads those in src")

@@ -303,3 +303,17 @@ def test_what_cannot_be_read_is_one_line_each_and_the_rest_is_read(doctor, tmp_p
         strict=True,
     ):
         assert line.startswith(message)
+
+
+def test_a_code_is_explained_in_korean(doctor):
+    """Text and labels; examples and the source are those of the English one."""
+    english, korean = (doctor("--explain", "ATT201", "--lang", language) for language in ("en", "ko"))
+    assert english.stdout == doctor("--explain", "ATT201").stdout
+    assert korean.stdout.startswith("ATT201 (error): 인과 마스크가 미래 대신 과거를 가립니다.\n")
+    assert "\n\n틀린 예:\n\n" in korean.stdout
+    assert korean.stdout.endswith("문서: ko/mistakes.html#ATT201\n")
+    code = [line for line in english.stdout.splitlines() if line.startswith("    ")]
+    assert [line for line in korean.stdout.splitlines() if line.startswith("    ")] == code
+    wrong = doctor("--explain", "ATT201", "--lang", "fr")
+    assert wrong.exit_code == 2
+    assert "'fr' is not one of" in wrong.stderr

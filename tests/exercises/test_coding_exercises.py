@@ -1,8 +1,11 @@
 import pytest
+import torch
 
 from regard.errors import ConfigurationError
 from regard.exercises import CODING_EXERCISES, check_answer, coding_exercise
+from regard.exercises.code_mistakes import CODE_MISTAKES
 from regard.exercises.coding_exercise import FIRST_LINE, HOLE, KOREAN
+from regard.exercises.formula_cases import FormulaCases
 
 EXERCISES = [pytest.param(exercise, id=name) for name, exercise in CODING_EXERCISES.items()]
 
@@ -36,6 +39,115 @@ def test_a_solution_is_right_and_its_file_with_holes_is_not_filled_in(exercise, 
 def test_every_hole_has_its_korean_and_no_more():
     said = {match["said"] for exercise in CODING_EXERCISES.values() for match in HOLE.finditer(exercise.solution)}
     assert said == {*KOREAN}
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        pytest.param(name, mistake, id=f"{name}: {mistake.said.en}")
+        for name, mistakes in CODE_MISTAKES.items()
+        for mistake in mistakes
+    ],
+)
+def test_a_likely_mistake_is_wrong_and_is_named(tmp_path, name, mistake):
+    """And no other is named with it."""
+    path = answered(tmp_path, name, ("from torch import Tensor", "import math, torch; from torch import Tensor"))
+    text = path.read_text("utf-8")
+    for before, after in mistake.changes:
+        assert before in text
+        text = text.replace(before, after)
+    path.write_text(text, "utf-8")
+    verdict = check_answer(path)
+    assert not verdict.right
+    assert verdict.fault is not None
+    assert "the truth is" in verdict.fault
+    assert verdict.likely == (mistake.said,)
+    assert mistake.said.ko
+
+
+def test_every_exercise_has_likely_mistakes():
+    assert {*CODE_MISTAKES} == {*CODING_EXERCISES}
+
+
+def test_the_mistake_of_another_formula_is_not_guessed(tmp_path):
+    verdict = check_answer(answered(tmp_path, "rotary", ("frequencies  # hole", "frequencies * 2  # hole")))
+    assert not verdict.right
+    assert verdict.likely == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        (
+            "luong",
+            "state @ matrix @ annotations.mT",
+            'torch.einsum("...mh,ha,...na->...mn", state, matrix, annotations)',
+        ),
+        ("luong", "(both @ combine.mT).tanh()", "torch.tanh(torch.nn.functional.linear(both, combine))"),
+        ("sinusoidal", "10000.0 ** (-torch.arange(0, dim, 2) / dim)", "1 / 10000 ** (torch.arange(0, dim, 2) / dim)"),
+        (
+            "sinusoidal",
+            "10000.0 ** (-torch.arange(0, dim, 2) / dim)",
+            "torch.exp(torch.arange(0, dim, 2) * (-9.210340371976184 / dim))",
+        ),
+        (
+            "rotary",
+            "10000.0 ** (-torch.arange(half) / half)",
+            "torch.exp(torch.arange(half) * (-9.210340371976184 / half))",
+        ),
+        ("rotary", "10000.0 ** (-torch.arange(half) / half)", "1 / 10000 ** (2 * torch.arange(half) / (2 * half))"),
+        ("transformer-block", "(x @ up).relu()", "(x @ up).clamp(min=0)"),
+        (
+            "transformer-block",
+            "centred / (variance + 1e-5).sqrt()",
+            "__import__('torch').nn.functional.layer_norm(rows, rows.shape[-1:])",
+        ),
+    ],
+)
+def test_another_way_to_write_the_formula_is_right(tmp_path, name, before, after):
+    verdict = check_answer(answered(tmp_path, name, (before, after)))
+    assert verdict.right, verdict.fault
+
+
+def test_a_gradient_that_is_lost_is_found(tmp_path):
+    verdict = check_answer(answered(tmp_path, "luong", ("weights @ annotations", "weights @ annotations.detach()")))
+    assert verdict.fault is not None
+    assert "gradient of annotations: " in verdict.fault
+
+
+@pytest.mark.parametrize("name", ["luong", "sinusoidal", "rotary", "transformer-block"])
+def test_a_formula_is_that_of_the_library(name):
+    """The formulas that mark answers, in float64, against the library's own mechanisms."""
+    import regard
+    from regard.nn import Attention, FeedForward, PostNorm, Projections, TransformerBlock
+    from regard.positions import Rotary, Sinusoidal
+    from regard.scores import General
+
+    cases = coding_exercise(name).cases
+    assert isinstance(cases, FormulaCases)
+    generator = torch.Generator().manual_seed(5)
+    given = {
+        argument: shape if isinstance(shape, torch.Tensor) else torch.randn(shape, generator=generator).double()
+        for argument, shape in cases.draws[1].items()
+    }
+    right = cases.formula(**given)
+    if name == "luong":
+        score = General(11, 13).double()
+        score.weight.data = given["matrix"]
+        context = regard.attention(given["state"], given["annotations"], given["annotations"], score=score)
+        expected = (torch.cat([context, given["state"]], -1) @ given["combine"].mT).tanh()
+    elif name == "sinusoidal":
+        expected = given["embeddings"] + Sinusoidal(6)(torch.arange(17)).double()
+    elif name == "rotary":
+        expected = Rotary(dim=6).rotate(given["rows"], given["positions"])
+    else:
+        attention = Attention(Projections(13, num_heads=1, head_dim=5, value_dim=11, bias=False))
+        block = TransformerBlock(attention, FeedForward(13, 29, bias=False), lambda: PostNorm(torch.nn.LayerNorm(13)))
+        own = {**dict(attention.projections.named_children()), **dict(block.feed_forward.named_children())}
+        for matrix in ("query", "key", "value", "output", "up", "down"):
+            own[matrix].weight.data = given[matrix].mT
+        expected = block.double()(given["x"].flatten(0, 1)).view_as(right)
+    torch.testing.assert_close(right, expected)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,16 @@ def test_there_are_ten_lessons_which_lead_from_one_to_the_next():
         assert "](course/index.md)" in (DOCS / f"index{suffix}").read_text("utf-8")
 
 
+def test_every_coding_exercise_is_set_by_a_lesson_and_listed_in_their_order():
+    for lessons in (ENGLISH, [page for page in LESSONS if page not in ENGLISH]):
+        texts = [page.read_text("utf-8") for page in lessons]
+        assert [name for text in texts for name in re.findall(r"^regard exercise write (\S+)", text, re.MULTILINE)] == [
+            *CODING_EXERCISES
+        ]
+        index = lessons[0].with_name("index" + "".join(lessons[0].suffixes)).read_text("utf-8")
+        assert [name for name in CODING_EXERCISES if f"`{name}`" not in index] == []
+
+
 @pytest.mark.parametrize("page", LESSONS, ids=lambda page: page.stem)
 def test_a_lesson_has_all_its_parts(page):
     text = page.read_text("utf-8")
@@ -55,7 +65,7 @@ def test_a_lesson_has_all_its_parts(page):
         assert {*topics.split(",")} <= {*EXAMPLES}
     assert {*re.findall(r"regard exercise write (\S+)", text)} <= {*CODING_EXERCISES}
     assert {*re.findall(r"--explain (\S+)", text)} <= {*RULES}
-    commands = re.findall(r"^regard (?:steps|exercise).*$", text, re.MULTILINE)
+    commands = re.findall(r"^regard (?:steps|exercise|doctor).*$", text, re.MULTILINE)
     assert len(commands) >= 5
     assert [one for one in commands if one.endswith(" --lang ko") != (language == "ko")] == []
 
@@ -65,7 +75,7 @@ def test_a_lesson_has_all_its_parts(page):
     [pytest.param(page, id=page.stem, marks=[] if page in ENGLISH else [pytest.mark.slow]) for page in LESSONS],
 )
 def test_every_command_of_a_lesson_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    """In one folder; what it says is in the language of the lesson, but for the entries of the doctor."""
+    """In one folder; what it says is in the language of the lesson."""
     monkeypatch.chdir(tmp_path)
     language = "ko" if page.name.endswith(".ko.md") else "en"
     lines = [line for block in BLOCK.findall(page.read_text("utf-8")) for line in block.splitlines()]
@@ -81,6 +91,7 @@ def test_every_command_of_a_lesson_runs_from_top_to_bottom(page, tmp_path, monke
     assert len(list(tmp_path.glob("class-[0-9]*.csv"))) == 20
     assert (tmp_path / "figure.html").stat().st_size > 10_000
     assert said[-1].startswith("ATT")
+    assert ("올바른 예" in said[-1]) == (language == "ko")
 
 
 def page_of(name: str) -> SimpleNamespace:

@@ -82,3 +82,21 @@ def test_the_rules_of_the_doctor_are_all_in_korean():
     row = re.compile(r"^\| `(ATT\d+)` \| (\w+) \| .+ \|$", flags=re.MULTILINE)
     english, korean = (row.findall((DOCS / f"doctor{suffix}.md").read_text("utf-8")) for suffix in ("", ".ko"))
     assert korean == english
+
+
+def test_every_explanation_of_the_doctor_is_in_korean_and_names_the_same_code():
+    """In the words and the register of the pages, with each name of the English text, and the table's first lines."""
+    from regard_doctor.code_explanation import explained_codes, explanation
+
+    table = dict(
+        re.findall(r"^\| `(ATT\d+)` \| \w+ \| (.+) \|$", (DOCS / "doctor.ko.md").read_text("utf-8"), re.MULTILINE)
+    )
+    for code in explained_codes():
+        english, korean = explanation(code), explanation(code, "ko")
+        assert {*re.findall(r"`[^`]+`", korean.details)} == {*re.findall(r"`[^`]+`", english.details)}, code
+        assert korean.summary in table.get(code, korean.summary), code
+        assert (korean.wrong, korean.right, korean.source) == (english.wrong, english.right, english.source)
+        said = CODE.sub("", korean.text)
+        assert other_names(said) == [], code
+        assert [match.group() for match in PLAIN.finditer(said) if match.group() not in NOT_VERBS] == [], code
+        assert HANGUL.search(korean.details), code

@@ -5,36 +5,28 @@ from __future__ import annotations
 import ast
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..attention import attention
-from ..core.problem import Problem
 from ..errors import ConfigurationError
-from ..kernels.base import Result
-from ..kernels.validation import make_problem
-from ..masks import causal
-from ..scores import Additive
-from ..testing import measure_agreement
-from .coding_exercise import CODING_EXERCISES, FIRST_LINE, CodingExercise, coding_exercise
+from ..steps.wording import Wording
+from .coding_exercise import FIRST_LINE, CodingExercise
+from .exercise_list import CODING_EXERCISES, coding_exercise
 
 if TYPE_CHECKING:
     from regard_doctor import CodeFinding
 
-SMALL = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-"""Queries, keys and values of the example that is shown where an answer is wrong, each times another number."""
-
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a file is: right where `fault` is None; else the fault, a small example, and findings of the doctor.
+    """What a file is: right where `fault` is None; else the fault, its likely cause, and findings of the doctor.
 
-    holes: lines that are not filled in yet. example: query, key, value, and beside each other what the file makes of
-    them and what is right; empty where the file raises an error.
+    holes: lines that are not filled in yet. example: a small one, and beside each other what the file makes of it and
+    what is right; None where the file raises an error. likely: mistakes that compute the same numbers as the file.
     """
 
     exercise: CodingExercise
@@ -43,40 +35,17 @@ class Verdict:
     holes: tuple[int, ...] = ()
     fault: str | None = None
     example: Mapping[str, Tensor] | None = None
+    likely: tuple[Wording, ...] = ()
     findings: tuple[CodeFinding, ...] = ()
 
     @property
     def right(self) -> bool:
-        """Whether every case of the oracle agrees."""
+        """Whether every case agrees."""
         return self.fault is None and not self.holes
 
 
-@dataclass(frozen=True)
-class StudentKernel:
-    """An implementation of attention for the suite of `regard.testing`: a student's functions."""
-
-    exercise: CodingExercise
-    names: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The name of the exercise."""
-        return self.exercise.name
-
-    def why_not(self, problem: Problem) -> list[str]:
-        """Log-sum-exps are not asked of students."""
-        return ["it returns no log-sum-exp"] if problem.wants_lse else []
-
-    def run(self, problem: Problem) -> Result:
-        """The output as the student computes it."""
-        output = self.exercise.compute(self.names, problem)
-        if not isinstance(output, Tensor):
-            raise TypeError(f"the result is {output!r}, and no tensor")
-        return Result(output)
-
-
 def check_answer(path: str | Path) -> Verdict:
-    """Run a file that was filled in, and compare it with the oracle in float64, forward and gradient.
+    """Run a file that was filled in, and compare it with the formula in float64, forward and gradient.
 
     The file is executed, as `python FILE` would.
 
@@ -92,23 +61,20 @@ def check_answer(path: str | Path) -> Verdict:
     names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         exec(compile(tree, str(path), "exec"), names)
-        kernel = StudentKernel(exercise, names)
-        for case in exercise.cases:
-            if faults := measure_agreement(kernel, case).faults:
-                return _wrong(exercise, path, f"{case.id}: {faults[0]}", source, _example(kernel))
+        if found := next(exercise.cases.faults(names), None):
+            wrong = Verdict(exercise, path, fault=found, example=exercise.cases.example(names))
+            return _diagnosed(replace(wrong, likely=_likely(exercise, names)), source)
     except Exception as error:  # whatever a student's code raises is its result
-        return _wrong(exercise, path, _said(error, path), source, None)
+        return _diagnosed(Verdict(exercise, path, fault=_said(error, path)), source)
     return Verdict(exercise, path, cases=len(exercise.cases))
 
 
-def _wrong(
-    exercise: CodingExercise, path: Path, fault: str, source: str, example: Mapping[str, Tensor] | None
-) -> Verdict:
-    """The verdict on a wrong answer, with the doctor's warnings and errors."""
+def _diagnosed(verdict: Verdict, source: str) -> Verdict:
+    """A wrong answer with the doctor's warnings and errors."""
     from regard_doctor import RuleSelection, Severity, diagnose
 
-    findings = diagnose(source, path=str(path), selection=RuleSelection(least=Severity.WARNING))
-    return Verdict(exercise, path, fault=fault, example=example, findings=tuple(findings))
+    findings = diagnose(source, path=str(verdict.path), selection=RuleSelection(least=Severity.WARNING))
+    return replace(verdict, findings=tuple(findings))
 
 
 def _source(path: Path) -> str:
@@ -156,26 +122,15 @@ def _said(error: Exception, path: Path) -> str:
     return f"{where}{type(error).__name__}: {error}"
 
 
-def _example(kernel: StudentKernel) -> Mapping[str, Tensor]:
-    """A small problem of whole numbers: what goes in, what comes out, and what is right."""
-    query, key, value = (SMALL * factor for factor in (2, 1, 3))
-    query, key, value = (rows.expand(1, 2, 3, 2) for rows in (query, key.flip(0), value.flip(1)))
-    options: dict[str, Any] = {"mask": causal()} if kernel.exercise.cases[0].mask == "causal" else {}
-    if kernel.exercise.cases[0].score == "additive":
-        options["score"] = _unit_score()
-    with torch.no_grad():
-        problem = make_problem(query, key, value, **options)
-        output = kernel.run(problem).output
-        right = attention(query, key, value, kernel="reference", **options)
-    shown = {"query": query[0, 0], "key": key[0, 0], "value": value[0, 0]}
-    first = output[0, 0] if output.shape == right.shape else output
-    return {**shown, "yours": first, "right": right[0, 0]}
+def _likely(exercise: CodingExercise, names: Mapping[str, Any]) -> tuple[Wording, ...]:
+    """What was done, where a likely mistake computes the same numbers in all cases."""
+    own = list(exercise.cases.results(names))
+    return tuple(
+        mistake.said
+        for mistake in exercise.mistakes
+        if all(map(_same, own, exercise.cases.results(mistake.names(exercise.solution))))
+    )
 
 
-def _unit_score() -> Additive:
-    """V · tanh(q + k) with v of ones."""
-    score = Additive(2, 2, 2)
-    with torch.no_grad():
-        for name, parameter in score.named_parameters():
-            parameter.copy_(torch.ones(2) if "query" not in name and "key" not in name else torch.eye(2))
-    return score
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one.float(), other, 1e-4, 1e-4, equal_nan=True)

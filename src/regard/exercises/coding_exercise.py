@@ -1,30 +1,41 @@
-"""The coding exercises: the file with holes of each, and how the oracle's problems are computed by what fills them."""
+"""A coding exercise: the file with holes, and how what fills them is marked."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
 
-import torch
-from torch import Tensor
-
-from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs
-from ..errors import ConfigurationError, nearest
+from ..errors import ConfigurationError
 from ..steps.wording import Wording, check_language
-from ..testing import Case
 from ..utils.atomic_files import atomic_write
+from .code_mistakes import CodeMistake
+from .formula_cases import FormulaCases
+from .oracle_cases import OracleCases
 
 HOLE = re.compile(r"^(?P<before>\s*(?:return|[\w, ]+ =)) (?P<solution>.+?)  # hole: (?P<said>.+)$", flags=re.MULTILINE)
 FIRST_LINE = "# regard exercise {}"
-Answer = Callable[[Mapping[str, Any], Problem], Tensor]
-"""The output of a problem, computed by the functions of a student's file."""
 
 KOREAN = {
+    "the scores of all pairs, (..., M, N)": "모든 쌍의 점수, (..., M, N)",
+    "the contexts, (..., M, A)": "문맥 벡터, (..., M, A)",
+    "the context in front of the state, (..., M, A + H)": "상태 앞에 문맥 벡터를 이은 것, (..., M, A + H)",
+    "the attentional vectors, (..., M, H)": "어텐셔널 은닉 상태, (..., M, H)",
+    "of the pairs i = 0, 1, ..., (D / 2,)": "쌍 i = 0, 1, ...의 진동수, (D / 2,)",
+    "of all positions and pairs, (N, D / 2)": "모든 위치와 쌍의 각도, (N, D / 2)",
+    "sine and cosine of each angle, (N, D / 2, 2)": "각도마다 사인과 코사인, (N, D / 2, 2)",
+    "the embeddings with their positions, (..., N, D)": "위치를 더한 임베딩, (..., N, D)",
+    "the first features, turned, (..., N, D / 2)": "회전한 첫째 특징, (..., N, D / 2)",
+    "the second features, turned, (..., N, D / 2)": "회전한 둘째 특징, (..., N, D / 2)",
+    "the rows less their means, (..., N, dim)": "평균을 뺀 행, (..., N, dim)",
+    "the variance of each row, (..., N, 1)": "행마다의 분산, (..., N, 1)",
+    "the rows of mean 0 and variance 1, (..., N, dim)": "평균 0, 분산 1인 행, (..., N, dim)",
+    "the scaled scores, (..., N, N)": "스케일한 점수, (..., N, N)",
+    "contexts times W_o, (..., N, dim)": "문맥 벡터에 W_o를 곱한 것, (..., N, dim)",
+    "after the attention, (..., N, dim)": "어텐션 다음의 결과, (..., N, dim)",
+    "the hidden features, at least 0, (..., N, hidden)": "0 이상인 은닉 특징, (..., N, 은닉 차원)",
+    "after the feed-forward network, (..., N, dim)": "피드포워드 신경망 다음의 결과, (..., N, dim)",
     "q_i + k_j of all pairs, (..., M, N, h)": "모든 쌍의 q_i + k_j, (..., M, N, h)",
     "v · tanh of each sum, (..., M, N)": "각 합의 tanh에 v를 내적한 값, (..., M, N)",
     "the scaled scores of all pairs, (..., M, N)": "모든 쌍의 스케일한 점수, (..., M, N)",
@@ -52,12 +63,12 @@ KOREAN = {
 
 @dataclass(frozen=True)
 class CodingExercise:
-    """A file with holes: `compute` computes a problem by what was written, and `cases` are those of the oracle."""
+    """A file with holes, `cases` that mark what was written, and the mistakes that are recognised in a wrong answer."""
 
     name: str
     title: Wording
-    cases: tuple[Case, ...]
-    compute: Answer
+    cases: OracleCases | FormulaCases
+    mistakes: tuple[CodeMistake, ...] = ()
 
     @property
     def solution(self) -> str:
@@ -97,100 +108,3 @@ class CodingExercise:
         text = self.template(language)
         with atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
-
-
-def coding_exercise(name: str) -> CodingExercise:
-    """The exercise of that name.
-
-    Raises:
-        ConfigurationError: there is none; the message has the nearest names.
-
-    >>> print(coding_exercise("scaled-dot-product").template().splitlines()[-3])
-        scores = ...  # 1: the scaled scores of all pairs, (..., M, N)
-    """
-    if name not in CODING_EXERCISES:
-        raise ConfigurationError(f"there is no coding exercise {name!r}; {nearest(name, CODING_EXERCISES)}")
-    return CODING_EXERCISES[name]
-
-
-def _additive(names: Mapping[str, Any], problem: Problem) -> Tensor:
-    pairs = cast(AdditivePairs, problem.pairs)
-    scores = names["additive_scores"](pairs.query, pairs.key, pairs.weight)
-    return scores.softmax(-1) @ problem.value
-
-
-def _plain(function: str, *more: int) -> Answer:
-    """The function of query, key and value."""
-    return lambda names, problem: names[function](problem.pairs.query, problem.pairs.key, problem.value, *more)
-
-
-def _multi_head(names: Mapping[str, Any], problem: Problem) -> Tensor:
-    """The heads beside each other go in, and the result is cut into heads again."""
-    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    heads = query.shape[-3]
-    rows = (tensor.transpose(-3, -2).flatten(-2) for tensor in (query, key, value))
-    joined = names["multi_head"](*rows, heads)
-    return joined.unflatten(-1, (heads, -1)).transpose(-3, -2)
-
-
-def _cache(names: Mapping[str, Any], problem: Problem) -> Tensor:
-    """One step for each word, with the cache of the step before."""
-    rows, cache = [], None
-    for at in range(problem.queries):
-        step = (tensor[..., at : at + 1, :] for tensor in (problem.pairs.query, problem.pairs.key, problem.value))
-        context, cache = names["decode_step"](*step, cache)
-        rows.append(context)
-    return torch.cat(rows, -2)
-
-
-SIZES = tuple(Case(layout=layout, lengths=lengths) for layout in ("2d", "4d") for lengths in ("5x7", "7x5", "1x7"))
-_EXERCISES = (
-    CodingExercise(
-        "additive",
-        Wording("Bahdanau's additive scores", "바다나우의 덧셈 스코어"),
-        tuple(
-            Case(score="additive", layout=layout, lengths=lengths) for layout, lengths in (("2d", "5x7"), ("4d", "7x5"))
-        ),
-        _additive,
-    ),
-    CodingExercise(
-        "scaled-dot-product",
-        Wording("Scaled dot-product attention", "스케일드 닷 프로덕트 어텐션"),
-        SIZES,
-        _plain("attention"),
-    ),
-    CodingExercise(
-        "causal-mask",
-        Wording("Attention under a causal mask", "인과 마스크가 있는 어텐션"),
-        tuple(
-            Case(mask="causal", layout=layout, lengths=lengths) for layout in ("2d", "4d") for lengths in ("5x5", "5x7")
-        ),
-        _plain("causal_attention"),
-    ),
-    CodingExercise(
-        "multi-head",
-        Wording("Multi-head attention: split, attend, join", "멀티 헤드 어텐션: 나누고, 계산하고, 잇기"),
-        tuple(Case(layout="4d", lengths=lengths) for lengths in ("5x7", "7x5", "5x5")),
-        _multi_head,
-    ),
-    CodingExercise(
-        "grouped-query",
-        Wording("Grouped-query attention", "그룹 질의 어텐션"),
-        tuple(Case(layout=layout) for layout in ("grouped", "multiquery", "4d", "5d")),
-        _plain("grouped_attention"),
-    ),
-    CodingExercise(
-        "online-softmax",
-        Wording("Flash attention's online softmax", "플래시 어텐션의 온라인 소프트맥스"),
-        tuple(Case(layout=layout, lengths=lengths) for layout in ("2d", "4d") for lengths in ("5x7", "7x5", "11x29")),
-        _plain("tiled_attention", 3),
-    ),
-    CodingExercise(
-        "cache",
-        Wording("A step of decoding with a cache", "캐시를 쓰는 디코딩 한 단계"),
-        tuple(Case(mask="causal", layout=layout, lengths="5x5") for layout in ("2d", "4d")),
-        _cache,
-    ),
-)
-CODING_EXERCISES: Mapping[str, CodingExercise] = {exercise.name: exercise for exercise in _EXERCISES}
-"""The coding exercises by name, in the order of the course."""
