@@ -11,7 +11,6 @@ from ..errors import ConfigurationError
 from .examination_report import Examination, ModelFinding, mended
 from .formula_checks import check_finite_masks, check_precision, check_rotary, check_scale, check_sums
 from .leaks import (
-    SkippedCheck,
     check_batch,
     check_documents,
     check_future,
@@ -30,7 +29,7 @@ from .path_checks import (
     swapped,
 )
 from .reach_checks import check_mixing, check_window
-from .subject import InputNames, Noise, Subject, evaluating, in_double, measure_noise
+from .subject import InputNames, Noise, SkippedCheck, Subject, evaluating, in_double, measure_noise
 from .weight_checks import check_heads, check_rows, check_sparse
 
 OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "training", "options"}

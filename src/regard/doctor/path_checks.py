@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -15,9 +16,9 @@ from regard_doctor.finding import Severity
 
 from .examination_report import ModelFinding, finding
 from .finding_map import difference_map
-from .leaks import SkippedCheck
+from .padding_masks import is_of_source
 from .softmax_capture import capture_weights
-from .subject import CACHES, KEEP_MASKS, Noise, Subject, dropouts, fresh, largest, position_outputs
+from .subject import CACHES, KEEP_MASKS, Noise, SkippedCheck, Subject, dropouts, fresh, largest, position_outputs
 
 RETURNED_WEIGHTS = (
     "output_attentions",
@@ -78,7 +79,9 @@ def _of_part(subject: Subject, start: int, size: int) -> dict[str, Any]:
     """
     cut = {}
     for name, value in subject.keywords.items():
-        if not isinstance(value, Tensor) or name in subject.same or (name == "attention_mask" and value.ndim == 2):
+        if not isinstance(value, Tensor) or name in subject.same or is_of_source(subject, name):
+            continue
+        if name == "attention_mask" and value.ndim == 2:
             continue
         if value.ndim > 2 and list(value.shape[1:]).count(subject.length) > 1:
             raise SkippedCheck(f"{name} of the batch is of pairs, not of tokens")
@@ -211,9 +214,10 @@ def _without_dropout(model: nn.Module) -> None:
             if isinstance(value, float) and any(word in name for word in ("drop", "jitter")):
                 setattr(module, name, 0.0)
     config = getattr(model, "config", None)
-    for name, value in list(vars(config).items()) if config is not None and hasattr(config, "__dict__") else ():
+    for name, value in list(vars(config).items()) if hasattr(config, "__dict__") else ():
         if isinstance(value, float) and any(word in name for word in ("drop", "jitter")):
-            setattr(config, name, 0.0)
+            with contextlib.suppress(AttributeError):  # a frozen configuration is of modules that have their own number
+                setattr(config, name, 0.0)
 
 
 def _train(model: nn.Module) -> None:

@@ -30,13 +30,17 @@ CACHES = ("past_key_values", "cache", "caches", "kv_cache", "past", "layer_past"
 """Names of the argument that takes what an earlier call returned."""
 KEEP_MASKS = ("attention_mask",)
 DROP_MASKS = ("key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask")
-SOURCES = ("input_ids", "src", "source", "context", "memory")
+SOURCES = ("input_ids", "src", "source", "input_features", "input_values", "context", "memory")
 """Names of the input that an encoder reads, in order of precedence."""
 DOCUMENTS = ("document_ids", "doc_ids", "documents", "segment_ids", "sequence_ids", "seq_idx")
 LARGEST_COPY = 200_000_000
 """Parameters up to which a model is copied to float64."""
 SAFETY = 4.0
 """Rounding is measured on a few inputs; others may round this much worse."""
+
+
+class SkippedCheck(Exception):
+    """A check that this model or batch has no use for, with the reason."""
 
 
 @dataclass(frozen=True)
