@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regard_doctor.finding import Severity
 
 from .examination_report import ModelFinding, finding
-from .finding_map import IsWrong, Maps, attention_of_module, difference_map, influence_map
-from .module_trace import ModuleCall, first_moved, length_axis, trace
+from .finding_map import IsWrong, Maps, attention_of_module, difference_map, disagreement, influence_map
+from .module_trace import ModuleCall, first_moved, first_moved_by, length_axis, trace
 from .padding_masks import (
     padded_row,
     padding_keywords,
@@ -45,13 +45,13 @@ def _largest_move(difference: Tensor, axis: int = 1) -> tuple[int, float]:
     return int(moves.argmax()), float(moves.max())
 
 
-def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
+def check_future(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN101: outputs before a position move when tokens from it on change.
 
-    Without knowledge whether the model is causal (None), one whose outputs move at every prefix is taken for an
+    Without knowledge whether the model is causal, one whose outputs move at every prefix is taken for an
     encoder. Where an output predicts the token of its own position (`predicts_own`), it must not move with that, too.
     """
-    if causal is False:
+    if subject.causal is False:
         raise SkippedCheck("the model is bidirectional")
     if subject.pooled:
         raise SkippedCheck(subject.outputs_in_words)
@@ -66,7 +66,7 @@ def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[Mo
             leaking.append(prefix)
     if not leaking:
         return []
-    if causal is None and len(leaking) == len(prefixes):
+    if subject.causal is None and len(leaking) == len(prefixes):
         raise SkippedCheck(
             "every output depends on later tokens, as in an encoder: for a decoder pass causal=True (--causal)"
         )
@@ -78,8 +78,7 @@ def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[Mo
     if by <= noise.same_shape:  # only several tokens together move it
         other = _with_suffix(subject, prefix)
         position, by = _largest_move(subject.outputs(other)[:, until] - base[:, until])
-    calls = trace(subject), trace(subject, _with_suffix(subject, prefix))
-    call = first_moved(subject, *calls, until, noise.same_shape)
+    call = first_moved_by(subject, (None, _with_suffix(subject, prefix)), until, noise.same_shape)
     where = "up to" if subject.names.predicts_own else "before"
     return [
         finding(
@@ -171,7 +170,7 @@ def _severity(subject: Subject, side: str) -> Severity:
     return Severity.ERROR if side == "right" or continues else Severity.WARNING
 
 
-def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
+def check_padding(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN103, 104, 105 and 110: padding moves outputs of tokens, by what it is or where it is, or makes them NaN."""
     amount = max(1, min(5, subject.length // 3))
     if subject.length < 3:
@@ -207,8 +206,7 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
         # A model may find padding by its token: then other tokens there are no padding, and its own changes nothing.
         told_by_token = padding_token(subject) is not None and largest(first - alone) <= noise.other_shape
         if by > noise.same_shape and not told_by_token:
-            calls = trace(subject, sequence, **mask), trace(subject, other, **mask)
-            call = first_moved(subject, *calls, place, noise.same_shape)
+            call = first_moved_by(subject, (sequence, other), place, noise.same_shape, **mask)
             message = f"outputs of tokens depend on what the padding on the {side} is, though it is masked"
             evidence = {"moved": position + (place.start or 0), "by": by, "tolerance": noise.same_shape}
             at = position + (place.start or 0), int((~keep[0]).nonzero()[0])
@@ -294,24 +292,19 @@ def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
         severity = Severity.WARNING if side == "left" else Severity.ERROR  # sources are padded on the right
         keywords = mask(torch.cat(keep, 1))
         padded = subject.outputs(**{name: torch.cat(parts, 1), **keywords})
-        position, by = _largest_move(subject.outputs(**{name: torch.cat(again, 1), **keywords}) - padded)
-        if by > noise.same_shape:
-            message = f"outputs depend on what the padding on the {side} of the source is, though it is masked"
-            found.append(
-                finding("RUN103", message, severity=severity, moved=position, by=by, tolerance=noise.same_shape)
-            )
-            continue
-        position, by = _largest_move(padded - alone)
-        if by > noise.other_shape:
+        same = subject.outputs(**{name: torch.cat(again, 1), **keywords})
+        message = f"outputs depend on what the padding on the {side} of the source is, though it is masked"
+        moves = disagreement(subject, "RUN103", message, same - padded, noise.same_shape, severity=severity)
+        if not moves:
             message = f"{amount} tokens of masked padding on the {side} of the source change results"
             title = "Outputs with and without padding of the source"
-            maps = difference_map(subject, padded - alone, noise.other_shape, title=title)
-            evidence = {"moved": position, "by": by, "tolerance": noise.other_shape}
-            found.append(finding(code, message, severity=severity, maps=maps, **evidence))
+            settings = {"title": title, "severity": severity}
+            moves = disagreement(subject, code, message, padded - alone, noise.other_shape, **settings)
+        found += moves
     return found
 
 
-def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list[ModelFinding]:
+def check_documents(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN102: outputs of a document move when the one packed before it changes.
 
     Documents are told apart by an argument of their own, or by positions that start again: without a mask, and with
@@ -320,7 +313,7 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
     name = subject.argument(DOCUMENTS)
     by_positions = "position_ids" in subject.parameters
     border = second_document(subject)
-    if packed is False or (packed is None and name is None and border is None):
+    if subject.packed is False or (subject.packed is None and name is None and border is None):
         raise SkippedCheck("the batch has no packed documents: positions that start again, or document ids")
     if name is None and not by_positions:
         raise SkippedCheck("the model takes neither position_ids nor document ids")
@@ -341,8 +334,7 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
         difference = subject.outputs(other, **keywords)[:, border:] - subject.outputs(**keywords)[:, border:]
         position, by = _largest_move(difference)
         if by > noise.same_shape:
-            calls = trace(subject, **keywords), trace(subject, other, **keywords)
-            call = first_moved(subject, *calls, slice(border, None), noise.same_shape)
+            call = first_moved_by(subject, (None, other), slice(border, None), noise.same_shape, **keywords)
             message = f"the second of two documents packed {words} depends on the first"
             evidence = {"changed": border - 1, "moved": border + position, "by": by, "tolerance": noise.same_shape}
             is_wrong = partial(_reads_before, border)
@@ -382,7 +374,7 @@ def _ways_to_pack(subject: Subject, border: int, name: str | None) -> list[tuple
     return ways
 
 
-def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
+def check_positions(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN106: another order of the tokens gives the same outputs in that order.
 
     Of a causal model the modules are checked: the output at the last position of the first that mixes tokens, and of
@@ -413,7 +405,7 @@ def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list
         embeds = any(isinstance(module, nn.Embedding) for module in subject.model.modules())
         severity = Severity.ERROR if embeds else Severity.HINT
         return [finding("RUN106", message, severity=severity, by=difference, tolerance=noise.other_shape, maps=maps)]
-    if causal is False or subject.pooled:
+    if subject.causal is False or subject.pooled:
         return []
     return _order_in_modules(subject, permuted, order, noise)
 

@@ -147,12 +147,14 @@ class Subject:
     (batch, length, ...). A model whose outputs have no such positions, as that of a classifier, is `pooled`: its
     outputs are one vector for each row; `is_subsampled` if they have positions of their own, as those of a speech
     encoder. `outputs(sequence, **keywords)` runs the model with another sequence; every call starts from the same
-    random seed and from copies of the caches in the batch. maps: whether checks measure the maps that show their
-    findings. original: the subject in the model's own dtype, of one that was converted to float64. nan_outputs:
-    numbers of NaN in the outputs so far, of this subject and its copies.
+    random seed and from copies of the caches in the batch. causal, packed: as of `examine`. maps: whether checks
+    measure the maps that show their findings. original: the subject in the model's own dtype, of one that was converted
+    to float64. nan_outputs: numbers of NaN in the outputs so far, of this subject and its copies.
     """
 
     maps = False
+    causal: bool | None = None
+    packed: bool | None = None
 
     def __init__(self, model: nn.Module, batch: Any, names: InputNames | None = None) -> None:
         if not isinstance(model, nn.Module):
