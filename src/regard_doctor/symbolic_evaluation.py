@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from .call_evaluation import CallEvaluation
 from .expression_evaluation import OPERATORS
-from .module_facts import ClassFacts, Function, Loop, ModuleFacts, indexed
+from .module_facts import ClassFacts, Function, Loop, ModuleFacts, defaults_of, indexed
 from .term import Term, is_none
 
 _DEEPEST = 3
@@ -170,12 +170,7 @@ class _Evaluator(CallEvaluation):
         if len(values) > len(parameters) and arguments.vararg is None:
             return None
         bound: dict[str, Term] = {}
-        defaults = dict(zip([one.arg for one in parameters[::-1]], arguments.defaults[::-1], strict=False))
-        defaults |= {
-            one.arg: default
-            for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            if default is not None
-        }
+        defaults = defaults_of(function)
         for index, parameter in enumerate([*parameters, *arguments.kwonlyargs]):
             if index < min(len(values), len(parameters)):
                 bound[parameter.arg] = values[index]
