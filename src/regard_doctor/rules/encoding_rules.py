@@ -10,11 +10,11 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from ..attention_sites import names_in, product
+from ..attention_sites import names_in, product, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
 from ..module_facts import Function, ModuleFacts
-from ..term import HALF, Term, label, number, sides, walk
+from ..term import HALF, Term, exchanges_middle, is_none, label, number, sides, walk
 from .base import Report, around, code_of, function_around, last_name, rule, statement_around
 from .position_rules import counts_positions
 
@@ -226,7 +226,7 @@ def _is_about_angles(node: ast.AST, facts: ModuleFacts) -> bool:
 
 @rule("ATT508", Severity.ERROR)
 def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
-    """Positions are counted along the axis of the heads."""
+    """Positions are counted along the axis of the heads, or of the batch."""
     for event in facts.operations("arange"):
         for size in (*event.term.items, *event.term.arguments.values()):
             if size.op != "size" or not isinstance(size.value, int):
@@ -236,6 +236,27 @@ def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
                 yield Report(
                     event.term.node, f"axis {size.value} is that of the heads here: positions are another axis"
                 )
+
+    for site in facts.sites:
+        for counted in _counted_along_batch(site.query) if exchanges_middle(site.query) else ():
+            yield Report(counted.node, "positions are counted along axis 0, and attention runs over axis 1")
+
+
+def _counted_along_batch(query: Term) -> Iterator[Term]:
+    """Of a query split into heads, (batch, heads, length, dim): positions counted along axis 0 of embedded tokens, and
+    embedded as one for each row of them; no axes were moved on the way.
+    """
+    read = list(walk(source_of(query).input))
+    if any(one.op in ("transpose", "permute", "rearrange", "method") for one in read):
+        return
+    tokens = {id(one.input) for one in read if one.op == "apply" and one.value == "torch.nn.Embedding"}
+    for one in read:
+        column = one.op == "item" and len(one.items) == 2 and is_none(one.items[1])
+        column = column or (one.op == "unsqueeze" and number(one.get("dim")) == 1)
+        counted = one.input if column else one
+        length = counted.items[0] if counted.op == "arange" and len(counted.items) == 1 else counted
+        if counted is not one and length.op == "size" and length.value == 0 and id(length.input) in tokens:
+            yield counted
 
 
 def _axes(term: Term) -> list[str]:
