@@ -143,6 +143,13 @@ def _mentions_scale(site: AttentionSite, facts: ModuleFacts) -> bool:
     return any(re.search(r"scal|temper|norm|sqrt", name, re.I) for name in names - {"LayerNorm"})
 
 
+def _scales(site: AttentionSite) -> list[tuple[Term, DimensionPower]]:
+    """The factors of a site before its softmax that are powers of a dimension."""
+    return [
+        (term, power) for where, term, power in _factors(site) if where != "weights" and power.dimension is not None
+    ]
+
+
 def _factors(site: AttentionSite) -> Iterator[tuple[str, Term, DimensionPower]]:
     """The scale factors of a site that are powers of a dimension: on the query, the key, the scores or the weights."""
     for where, term in (("query", site.query), ("key", site.key)):
@@ -180,17 +187,19 @@ def doubled_scale(facts: ModuleFacts) -> Iterator[Report]:
     for site in facts.sites:
         if site.kind == "module":
             continue
-        factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
-        power = sum(one[2].power for one in factors)
+        factors = _scales(site)
+        power = sum(scale.power for _, scale in factors)
         if site.kind in ("sdpa", "flex"):
             if abs(power + 0.5) < 1e-6 and is_none(site.output.get("scale")):
                 yield Report(
-                    factors[0][1].node,
+                    factors[0][0].node,
                     "the query or key is scaled by 1/√d, and the attention function scales by 1/√d again: "
                     "drop this factor, or pass scale=1.0",
                 )
-        elif len(factors) > 1 and abs(power + 1.0) < 1e-6 and all(abs(one[2].power + 0.5) < 1e-6 for one in factors):
-            yield Report(factors[-1][1].node, _SCALED_TWICE)
+        elif (
+            len(factors) > 1 and abs(power + 1.0) < 1e-6 and all(abs(scale.power + 0.5) < 1e-6 for _, scale in factors)
+        ):
+            yield Report(factors[-1][0].node, _SCALED_TWICE)
     for event in facts.operations("matmul", "einsum"):  # scores that go through a layer before the softmax
         scores = product(event.term)
         if scores is not None and any(_is_root_scaled(one) for one in (scores.left, scores.right)):
@@ -220,14 +229,14 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
     for site in _free_formulas(facts):
         if all(any(one.op == "normalize" for one in walk(term, stop=_PROJECTIONS)) for term in (site.query, site.key)):
             continue  # cosines, which are scaled up
-        factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
-        power = sum(one[2].power for one in factors)
+        factors = _scales(site)
+        power = sum(scale.power for _, scale in factors)
         if len(factors) == 1 and any(abs(power - wrong) < 1e-6 for wrong in (-1.0, 0.5, 1.0)):
             done = {-1.0: "divided by d", 0.5: "multiplied by √d", 1.0: "multiplied by d"}[round(power, 1)]
             yield Report(
-                factors[0][1].node,
+                factors[0][0].node,
                 f"scores are {done}; they need to be divided by √d",
-                unless=_if_adapted(factors[0][1].node, facts),
+                unless=_if_adapted(factors[0][0].node, facts),
             )
 
 

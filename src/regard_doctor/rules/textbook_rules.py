@@ -373,19 +373,14 @@ class _Rewriter:
         """The names of scores and weights are used in what is removed or replaced alone."""
         inside = {id(node) for statement in self.removed for node in ast.walk(statement)}
         inside |= {id(node) for node in ast.walk(self.site.output.node)}
+        targets = self.final.targets if isinstance(self.final, ast.Assign) else []
+        rebound = {one.id for one in targets if isinstance(one, ast.Name)}
         for node in ast.walk(self.function or self.facts.tree):
             if isinstance(node, ast.Name) and node.id in names and id(node) not in inside:
-                rebound = isinstance(node.ctx, ast.Store) and self._statement(node) is self.final
-                if not rebound and getattr(node, "lineno", 0) <= (self.final.end_lineno or 0):
+                bound_by_final = isinstance(node.ctx, ast.Store) and self._statement(node) is self.final
+                is_later = node.lineno > (self.final.end_lineno or 0) and node.id in rebound  # of another value
+                if not bound_by_final and not is_later:
                     raise _NotProven
-                if not rebound and not self._is_rebound_by_final(node.id):
-                    raise _NotProven
-
-    def _is_rebound_by_final(self, name: str) -> bool:
-        """Whether the last statement binds a name anew, so that later uses are not of scores or weights."""
-        return isinstance(self.final, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == name for target in self.final.targets
-        )
 
     def _check_names(self, call: FusedCall) -> None:
         """No name in the new call is bound between where it was used and where the call stands."""
