@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable
 
-from .term import Term, number
+from .term import COMPARISONS, Term, is_none, is_true, number
 
 FRAMEWORKS = ("jax", "flax", "keras", "tensorflow")
 """What is read, in the words of the summary; files that name torch too are read as files of torch."""
@@ -52,27 +52,24 @@ def public_name(name: str) -> str:
     return name
 
 
-_ELEMENTWISE = {
-    **{name: name for name in ("add", "exp", "equal", "greater", "greater_equal", "less", "less_equal", "log_softmax")},
-    **{name: name for name in ("negative", "not_equal", "rsqrt", "sqrt", "tanh", "maximum", "where", "pow", "softmax")},
+_OPERATIONS = {
+    **{name: name for name in ("add", "cast", "exp", "log_softmax", "maximum", "negative", "pow", "rsqrt", "softmax")},
+    **{name: name for name in ("sqrt", "tanh", "where", *COMPARISONS)},
+    **{name: name for name in ("arange", "einsum", "full", "full_like", "matmul", "ones", "ones_like", "reshape")},
+    **{name: name for name in ("squeeze", "stack", "tril", "triu", "zeros", "zeros_like")},
+    **{f"{reduce}{name}": name for reduce in ("", "reduce_") for name in ("sum", "mean", "max")},
+    **dict.fromkeys(("divide", "true_divide"), "div"),
+    **dict.fromkeys(("concat", "concatenate"), "cat"),
+    **dict.fromkeys(("transpose", "permute_dimensions"), "permute"),
     "subtract": "sub",
     "multiply": "mul",
-    "divide": "div",
-    "true_divide": "div",
     "power": "pow",
     "clip": "clamp",
     "logical_not": "invert",
     "logical_and": "and",
     "logical_or": "or",
-    "cast": "cast",
     "shape": "size",
-}
-_SHAPED = {
-    **{name: name for name in ("arange", "einsum", "full", "full_like", "matmul", "ones", "ones_like", "reshape")},
-    **{name: name for name in ("squeeze", "stack", "tril", "triu", "zeros", "zeros_like")},
     "broadcast_to": "expand",
-    "concat": "cat",
-    "concatenate": "cat",
     "dot": "matmul",
     "expand_dims": "unsqueeze",
     "fill": "full",
@@ -81,15 +78,12 @@ _SHAPED = {
     "split": "chunk",
     "swapaxes": "transpose",
     "tile": "repeat",
-    "transpose": "permute",
-    "permute_dimensions": "permute",
-    **{f"{reduce}{name}": name for reduce in ("", "reduce_") for name in ("sum", "mean", "max")},
 }
 FUNCTIONS: dict[str, str] = {
     **{
         f"{module}.{name}": op
         for module in ("jax.numpy", "tensorflow", "tensorflow.math", "keras.ops", "keras.backend")
-        for name, op in {**_ELEMENTWISE, **_SHAPED}.items()
+        for name, op in _OPERATIONS.items()
     },
     **{f"{module}.softmax": "softmax" for module in ("jax.nn", "flax.linen", "flax.nnx", "tensorflow.nn")},
     "keras.activations.softmax": "softmax",
@@ -101,37 +95,18 @@ FUNCTIONS: dict[str, str] = {
 }
 """The operation of each function, by its public name."""
 
-PARAMETERS = {
-    "and": ("input", "other"),
-    "or": ("input", "other"),
-    "maximum": ("input", "other"),
-    "cast": ("input", "dtype"),
-}
+PARAMETERS = {**dict.fromkeys(("and", "or", "maximum"), ("input", "other")), "cast": ("input", "dtype")}
 """Parameters of operations that are operators in torch."""
 KEYWORDS = {
+    **dict.fromkeys(("x1", "a", "x", "params", "logits"), "input"),
+    **dict.fromkeys(("x2", "b", "y"), "other"),
+    **dict.fromkeys(("values", "xs", "arrays"), "tensors"),
+    **dict.fromkeys(("num_or_size_splits", "indices_or_sections"), "chunks"),
+    **dict.fromkeys(("multiples", "reps", "perm", "axes", "newshape", "shape"), "*"),
     "axis": "dim",
-    "k": "diagonal",
-    "x1": "input",
-    "x2": "other",
-    "a": "input",
-    "b": "other",
-    "x": "input",
-    "y": "other",
-    "params": "input",
-    "logits": "input",
-    "values": "tensors",
-    "xs": "tensors",
-    "arrays": "tensors",
-    "num_or_size_splits": "chunks",
-    "indices_or_sections": "chunks",
     "axis1": "dim0",
     "axis2": "dim1",
-    "multiples": "*",
-    "reps": "*",
-    "perm": "*",
-    "axes": "*",
-    "newshape": "*",
-    "shape": "*",
+    "k": "diagonal",
 }
 """Keyword arguments by torch's names; `*` are sizes or axes in a tuple."""
 
@@ -212,7 +187,7 @@ def operands(
     if op == "matmul":
         positional = [
             made("transpose", node, {"input": one}, (), "mT")
-            if index < 2 and _is_set(renamed.get(("transpose_a", "transpose_b")[index]))
+            if index < 2 and is_true(renamed.get(("transpose_a", "transpose_b")[index]))
             else one
             for index, one in enumerate(positional[:2])
         ]
@@ -250,16 +225,16 @@ def _attention_arguments(positional: list[Term], named: dict[str, Term], node: a
     order = ("query", "key", "value", "bias", "mask")
     found = dict(zip(order, positional, strict=False)) | named
     bias, mask = found.pop("bias", None), found.pop("mask", None)
-    if mask is not None and not _is_nothing(mask):
+    if mask is not None and not is_none(mask):
         found["attn_mask"] = _as_booleans(mask, node, made)
-    elif bias is not None and not _is_nothing(bias):
+    elif bias is not None and not is_none(bias):
         found["attn_mask"] = bias
     return found
 
 
 def _as_booleans(mask: Term, node: ast.Call, made: Made) -> Term:
     """A mask of which the numbers 0 and 1 are taken as False and True."""
-    if _is_nothing(mask):
+    if is_none(mask):
         return mask
     if mask.op == "choice":
         return made("choice", mask.node, {}, tuple(_as_booleans(one, node, made) for one in mask.items), mask.value)
@@ -269,25 +244,12 @@ def _as_booleans(mask: Term, node: ast.Call, made: Made) -> Term:
 def _band_part(positional: list[Term], node: ast.Call, made: Made) -> Term:
     """`band_part(x, lower, upper)`: lower and upper diagonals are kept, all of them where the number is negative."""
     band, lower, upper = positional
-    if not _is_all(upper):
+    if (number(upper) or 0) >= 0:
         band = made("tril", node, {"input": band, "diagonal": upper}, (), "band_part")
-    if not _is_all(lower):
+    if (number(lower) or 0) >= 0:
         below = made("negative", node, {"input": lower})
         band = made("triu", node, {"input": band, "diagonal": below}, (), "band_part")
     return band
-
-
-def _is_all(diagonals: Term) -> bool:
-    found = number(diagonals)
-    return found is not None and found < 0
-
-
-def _is_set(flag: Term | None) -> bool:
-    return flag is not None and flag.op == "constant" and flag.value is True
-
-
-def _is_nothing(term: Term) -> bool:
-    return term.op == "constant" and term.value is None
 
 
 def _is_mask(term: Term) -> bool:

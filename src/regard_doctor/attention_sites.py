@@ -13,23 +13,13 @@ from dataclasses import dataclass
 
 from .array_frameworks import LAYERS
 from .module_facts import Event, ModuleFacts
-from .term import Term, label, number, text, walk
+from .term import Term, label, lineage, number, text, walk
 
 TRANSPARENT = frozenset(
     {
-        *(
-            "cast",
-            "dropout",
-            "masked_fill",
-            "setitem",
-            "reshape",
-            "unsqueeze",
-            "squeeze",
-            "expand",
-            "transpose",
-            "permute",
-        ),
-        *("tanh", "clamp", "carried", "negative", "rearrange", "unflatten", "flatten", "repeat", "tril", "triu"),
+        *("cast", "dropout", "masked_fill", "setitem", "reshape", "unsqueeze", "squeeze", "expand", "transpose"),
+        *("permute", "tanh", "clamp", "carried", "negative", "rearrange", "unflatten", "flatten", "repeat"),
+        *("tril", "triu"),
     }
 )
 """Operations of which the input is looked through on the way from a product to the softmax and back."""
@@ -103,9 +93,7 @@ def attention_sites(facts: ModuleFacts) -> list[AttentionSite]:
     """
     sites = []
     for event in facts.operations("matmul", "einsum", "sdpa", "flex", "apply"):
-        if event.depth == 0 and event.function in facts.followed:
-            continue
-        site = _site(event)
+        site = _site(event) if facts.is_judged(event) else None
         if site is not None:
             sites.append(site)
     return sorted(sites, key=lambda site: (site.output.node.lineno, site.output.node.col_offset))  # type: ignore[attr-defined]
@@ -204,7 +192,7 @@ def poolings(facts: ModuleFacts) -> list[WeightedAverage]:
     known = {id(site.softmax) for site in facts.sites}
     found = []
     for event in facts.operations("softmax"):
-        if id(event.term) not in known and (event.depth > 0 or event.function not in facts.followed):
+        if id(event.term) not in known and facts.is_judged(event):
             found += [
                 WeightedAverage(event.term, output, after, event) for output, after in _averages(event.term, facts, ())
             ]
@@ -262,6 +250,12 @@ def product(term: Term) -> Product | None:
     if len(summed) != 1:
         return None
     return Product(term, left, right, first.index(summed[0]) - len(first), second.index(summed[0]) - len(second))
+
+
+def equation_axes(term: Term) -> tuple[list[str], list[str], list[str]] | None:
+    """The axes of both operands and of the result of an einsum; None where its equation is not known."""
+    pattern = next((one.value for one in term.items if one.op == "constant" and isinstance(one.value, str)), "")
+    return einsum_axes(pattern)
 
 
 def _equation(term: Term) -> tuple[list[Term], tuple[list[str], list[str], list[str]]] | None:
@@ -443,9 +437,7 @@ def scale_steps(term: Term) -> list[Term]:
 
 def source_of(term: Term) -> Term:
     """The projection, parameter or unknown value that a query, key or value is made from by moving its axes about."""
-    seen = 0
-    while seen < _LONGEST_PATH:
-        seen += 1
+    for _ in range(_LONGEST_PATH):
         if (
             term.op in TRANSPARENT
             or term.op in ("element", "item", "loop_item", "chunk", "split", "unbind")
@@ -469,17 +461,15 @@ def projection_name(term: Term) -> str:
 
 def dtype_of_projection(query: Term) -> Term | None:
     """The dtype to which a query, or the input of its projection, was converted last; None where it was not."""
-    for _ in range(20):
-        if query.op == "cast":
-            return query.get("dtype")
-        if (
-            query.op in ("element", "item", "chunk", "split", "unbind", "loop_item", "apply")
-            and query.input is not query
-        ) or query.op in ("transpose", "reshape", "permute", "mul", "div", "unflatten", "rearrange"):
-            query = query.input
-        else:
-            return None
-    return None
+    *_, last = lineage(query, *_OF_ONE_DTYPE)
+    return last.get("dtype") if last.op == "cast" else None
+
+
+_OF_ONE_DTYPE = (
+    *("element", "item", "chunk", "split", "unbind", "loop_item", "apply", "transpose", "reshape", "permute", "mul"),
+    *("div", "unflatten", "rearrange"),
+)
+"""Operations whose result has the dtype of their input."""
 
 
 def names_in(term: Term, *, stop: frozenset[str] = frozenset()) -> set[str]:

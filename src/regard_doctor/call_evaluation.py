@@ -46,14 +46,9 @@ class CallEvaluation(ExpressionEvaluation):
         names = [one.arg for one in function.args.args]
         if len(names) != len(positional) or function in self.lambdas or self.remaining <= 0:
             return None
-        outer = self.names
-        self.names = {**outer, **dict(zip(names, positional, strict=True))}
-        self.lambdas.append(function)
-        try:
+        bound = dict(zip(names, positional, strict=True))
+        with self._within(names={**self.names, **bound}, lambdas=[*self.lambdas, function]):
             return self._expression(function.body)
-        finally:
-            self.lambdas.pop()
-            self.names = outer
 
     def _named_call(self, node: ast.Call, name: str, positional: list[Term], named: dict[str, Term]) -> Term:
         if name in FUNCTIONS:
@@ -70,7 +65,8 @@ class CallEvaluation(ExpressionEvaluation):
             if value is not None:
                 return value
         if name in self.facts.classes:
-            self._initialize_in_place(name)
+            with self._within(names=dict(self.globals), calls=[]):
+                self._initialize(name)
             return self._record(self._make("instance", node, named, tuple(positional), self.facts.classes[name]))
         if name in ("copy.deepcopy", "copy.copy") and positional:
             return positional[0]
@@ -100,18 +96,12 @@ class CallEvaluation(ExpressionEvaluation):
     def _mapped(self, function: ast.Lambda, iterated: Term, node: ast.AST) -> Term:
         """The results of a lambda of one parameter for each element of a tuple, or for three of another value."""
         count = len(iterated.items) if iterated.op == "tuple" else 3  # query, key and value
-        outer, results = self.names, []
+        results = []
         for index in range(count if len(function.args.args) == 1 else 0):
-            self.names = {**outer, function.args.args[0].arg: self._element(iterated, index, node)}
-            results.append(self._expression(function.body))
-        self.names = outer
+            element = self._element(iterated, index, node)
+            with self._within(names={**self.names, function.args.args[0].arg: element}):
+                results.append(self._expression(function.body))
         return self._make("tuple", node, items=tuple(results))
-
-    def _initialize_in_place(self, name: str) -> None:
-        state = self.names, self.function, self.class_, self.loops, self.returned, self.calls
-        self.names, self.calls = dict(self.globals), []
-        self._initialize(name)
-        self.names, self.function, self.class_, self.loops, self.returned, self.calls = state
 
     def _method(self, node: ast.Call, name: str, base: Term, positional: list[Term], named: dict[str, Term]) -> Term:
         if base.op in ("self", "instance") and isinstance(base.value, ClassFacts):

@@ -116,7 +116,8 @@ def _reports(source: str, path: str, selection: RuleSelection) -> list[tuple[Cod
             finding = _finding(path, lines, rule, report)
             if not selection.wants(finding.code, finding.severity):
                 continue
-            if not _is_suppressed(finding, suppressed) and not is_on_purpose(report.node, facts):
+            is_suppressed = suppressed.covers(finding.code, finding.line, finding.end_line)
+            if not is_suppressed and not is_on_purpose(report.node, facts):
                 found.setdefault((finding.code, finding.line, finding.column), (finding, report))
     return list(found.values())
 
@@ -137,10 +138,6 @@ def _without_rewrites_of_errors(
                 finding, report = replace(finding, fixable=False), replace(report, rewrite=None)
         kept.append((finding, report))
     return kept
-
-
-def _is_suppressed(finding: CodeFinding, suppressed: Suppressions) -> bool:
-    return suppressed.covers(finding.code, finding.line, finding.end_line)
 
 
 def _finding(path: str, lines: Sequence[str], rule: AttentionRule, report: Report) -> CodeFinding:

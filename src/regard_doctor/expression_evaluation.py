@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from . import array_frameworks
 from .module_facts import ClassFacts, Event, Function, Loop, ModuleFacts
@@ -55,6 +58,16 @@ class ExpressionEvaluation:
         self.remaining = _EXPRESSIONS
         self.initialized: set[str] = set()
         self._forward_names = array_frameworks.FORWARD_NAMES if facts.framework else ("forward",)
+
+    @contextmanager
+    def _within(self, **state: Any) -> Iterator[None]:
+        """Attributes with other values for a block: names, loops, the function that is evaluated."""
+        outer = {name: getattr(self, name) for name in state}
+        vars(self).update(state)
+        try:
+            yield
+        finally:
+            vars(self).update(outer)
 
     def _make(
         self,
@@ -172,18 +185,15 @@ class ExpressionEvaluation:
         return self._make(op, node, {"input": left, "other": right})
 
     def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Term:
-        outer_names, outer_loops = self.names, self.loops
-        self.names = dict(self.names)
-        listed = self._listed(node)
-        if listed is not None:
-            return listed
-        for generator in node.generators:
-            iterated = self._expression(generator.iter)
-            names = frozenset(one.id for one in ast.walk(generator.target) if isinstance(one, ast.Name))
-            self.loops = (*self.loops, Loop(node, names, iterated))
-            self._bind_loop(generator.target, iterated, node)
-        element = self._expression(node.elt)
-        self.names, self.loops = outer_names, outer_loops
+        with self._within(names=dict(self.names), loops=self.loops):
+            listed = self._listed(node)
+            if listed is not None:
+                return listed
+            for generator in node.generators:
+                iterated = self._expression(generator.iter)
+                self.loops = (*self.loops, Loop(node, loop_names(generator.target), iterated))
+                self._bind_loop(generator.target, iterated, node)
+            element = self._expression(node.elt)
         return self._make("comprehension", node, items=(element,))
 
     def _listed(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Term | None:
@@ -195,14 +205,11 @@ class ExpressionEvaluation:
         elements = self._known_elements(iterated, generator.iter)
         if elements is None:
             return None
-        outer_names, outer_loops, results = self.names, self.loops, []
-        names = frozenset(one.id for one in ast.walk(generator.target) if isinstance(one, ast.Name))
-        self.loops = (*self.loops, Loop(node, names, iterated))
+        results, loop = [], Loop(node, loop_names(generator.target), iterated)
         for element in elements:
-            self.names = dict(outer_names)
-            self._assign(generator.target, element)
-            results.append(self._expression(node.elt))
-        self.names, self.loops = outer_names, outer_loops
+            with self._within(names=dict(self.names), loops=(*self.loops, loop)):
+                self._assign(generator.target, element)
+                results.append(self._expression(node.elt))
         return self._make("tuple", node, items=tuple(results))
 
     def _known_elements(self, iterated: Term, node: ast.AST) -> list[Term] | None:
@@ -281,6 +288,11 @@ class ExpressionEvaluation:
 
     def _truth(self, test: Term) -> bool | None:
         raise NotImplementedError
+
+
+def loop_names(target: ast.expr) -> frozenset[str]:
+    """The names that a loop binds."""
+    return frozenset(one.id for one in ast.walk(target) if isinstance(one, ast.Name))
 
 
 def _canonical(name: str) -> str:

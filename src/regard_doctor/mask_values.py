@@ -18,15 +18,13 @@ HIDDEN_BELOW = -90.0
 """Additive values below this hide a key; the weight of such a key is less than 1e-39."""
 
 _UNCHANGED = frozenset({"carried", "expand", "reshape", "contiguous", "unsqueeze", "squeeze", "repeat"})
-_COMPARISONS: dict[str, Callable] = {
+NUMPY_OPERATORS: dict[str, Callable] = {
     "equal": np.equal,
     "not_equal": np.not_equal,
     "less": np.less,
     "less_equal": np.less_equal,
     "greater": np.greater,
     "greater_equal": np.greater_equal,
-}
-_ARITHMETIC: dict[str, Callable] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -34,6 +32,7 @@ _ARITHMETIC: dict[str, Callable] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
 }
+"""Comparisons and operations of two arrays."""
 
 
 def mask_values(term: Term | None) -> NDArray | None:
@@ -64,7 +63,7 @@ def _values(term: Term, depth: int) -> NDArray | None:  # one line for each oper
     if term.op in _UNCHANGED:
         return _values(term.input, depth - 1)
     if term.op in ("ones", "zeros", "full"):
-        return _filled(term)
+        return _filled(term, shape) if len(shape := _shape(term)) > 1 else None
     if term.op == "subsequent_mask":
         return np.where(np.triu(np.ones((POSITIONS, POSITIONS)), 1), -np.inf, 0.0)
     if term.op == "arange":
@@ -73,8 +72,9 @@ def _values(term: Term, depth: int) -> NDArray | None:  # one line for each oper
     if term.op == "item":
         return _indexed(term, depth)
     if term.op in ("ones_like", "zeros_like", "full_like"):
-        return _filled_like(term, depth)
-    if term.op in _COMPARISONS or term.op in _ARITHMETIC:
+        model = _values(term.input, depth - 1)
+        return None if model is None else _filled(term, model.shape)
+    if term.op in NUMPY_OPERATORS:
         return _binary(term, depth)
     if term.op == "call" and term.value in ("torch.tensor", "torch.from_numpy", "torch.as_tensor", "torch.BoolTensor"):
         return _values(term.items[0], depth - 1) if term.items else None
@@ -103,49 +103,25 @@ def _values(term: Term, depth: int) -> NDArray | None:  # one line for each oper
     return _filled_where(term, inner, depth)
 
 
-def _filled(term: Term) -> NDArray | None:
-    sizes = list(term.items)
+def _shape(term: Term) -> tuple[int, ...]:
     size = term.get("size")
-    if size is not None:
-        sizes = list(size.items) if size.op == "tuple" else [size]
-    shape = [1 if number(one) == 1 else POSITIONS for one in sizes]
-    if len(shape) < 2:
-        return None
-    fill = {"ones": 1.0, "zeros": 0.0}.get(term.op)
-    fill = _number(term.get("fill_value")) if fill is None else fill
-    if fill is None:
-        return None
-    found = np.full(shape, fill)
+    sizes = term.items if size is None else size.items if size.op == "tuple" else (size,)
+    return tuple(1 if number(one) == 1 else POSITIONS for one in sizes)
+
+
+def _filled(term: Term, shape: tuple[int, ...]) -> NDArray | None:
     given = term.get("fill_value")
-    if given is not None and given.op == "constant" and isinstance(given.value, bool):
-        return found.astype(bool)
-    return _cast(found, term.get("dtype"))
-
-
-def _filled_like(term: Term, depth: int) -> NDArray | None:
-    model = _values(term.input, depth - 1)
-    fill = {"ones_like": 1.0, "zeros_like": 0.0}.get(term.op)
-    fill = _number(term.get("fill_value")) if fill is None else fill
-    return None if model is None or fill is None else _cast(np.full(model.shape, fill), term.get("dtype"))
+    fill = {"ones": 1.0, "zeros": 0.0}.get(term.op.removesuffix("_like"), _operand(given, 1) if given else None)
+    return None if fill is None else _cast(np.full(shape, fill), term.get("dtype"))
 
 
 def _filled_where(term: Term, inner: NDArray, depth: int) -> NDArray | None:
-    if term.op == "masked_fill":
-        mask, value = _mask(term, depth), _number(term.get("value"))
-        return None if mask is None or value is None else _masked_fill(inner, mask, value)
-    if term.op == "setitem" and (index := term.get("index")) is not None:
-        mask, value = _values(index, depth - 1), _number(term.get("value"))
-        return None if mask is None or value is None else _masked_fill(inner, mask, value)
-    return None
-
-
-def _masked_fill(values: NDArray, mask: NDArray, value: float) -> NDArray:
-    return np.where(np.broadcast_to(mask.astype(bool), values.shape), value, values.astype(float))
-
-
-def _mask(term: Term, depth: int) -> NDArray | None:
-    mask = term.get("mask")
-    return None if mask is None else _values(mask, depth - 1)
+    where = {"masked_fill": term.get("mask"), "setitem": term.get("index")}.get(term.op)
+    mask = _values(where, depth - 1) if where is not None else None
+    value = _number(term.get("value"))
+    if mask is None or value is None:
+        return None
+    return np.where(np.broadcast_to(mask.astype(bool), inner.shape), value, inner.astype(float))
 
 
 def _binary(term: Term, depth: int) -> NDArray | None:
@@ -157,7 +133,7 @@ def _binary(term: Term, depth: int) -> NDArray | None:
         return None
     if term.op == "sub" and bool in (one.dtype, other.dtype):
         one, other = one.astype(float), other.astype(float)
-    return (_COMPARISONS | _ARITHMETIC)[term.op](one, other)
+    return NUMPY_OPERATORS[term.op](one, other)
 
 
 def _operand(term: Term, depth: int) -> NDArray | None:

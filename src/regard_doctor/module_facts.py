@@ -84,9 +84,24 @@ class ModuleFacts:
         """The events of these operations."""
         return [event for event in self.events if event.term.op in ops]
 
+    def is_judged(self, event: Event) -> bool:
+        """Whether an event is not one that the callers of its function, in the same file, tell more about."""
+        return event.depth > 0 or event.function not in self.followed
+
     def applied(self, *modules: str) -> list[Event]:
         """The calls of modules of these qualified class names."""
         return [event for event in self.events if event.term.op == "apply" and event.term.value in modules]
+
+
+def defaults_of(function: Function) -> dict[str, ast.expr]:
+    """The defaults of the parameters that may be left out."""
+    arguments = function.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    pairs = [
+        *zip(plain[::-1], arguments.defaults[::-1], strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return {one.arg: default for one, default in pairs if default is not None}
 
 
 def indexed(tree: ast.Module, source: str) -> ModuleFacts:

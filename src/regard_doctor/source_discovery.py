@@ -11,24 +11,20 @@ from .doctor_error import DoctorError
 
 SKIPPED_FOLDERS = frozenset(
     [
-        ".git",
-        ".hg",
-        ".svn",
-        ".venv",
-        "venv",
-        ".tox",
-        ".nox",
-        ".eggs",
-        "__pycache__",
-        "node_modules",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".pytest_cache",
-        ".hypothesis",
-        "build",
-        "dist",
-        "site-packages",
-        ".ipynb_checkpoints",
+        *(
+            ".git",
+            ".hg",
+            ".svn",
+            ".venv",
+            "venv",
+            ".tox",
+            ".nox",
+            ".eggs",
+            "__pycache__",
+            "node_modules",
+            ".mypy_cache",
+        ),
+        *(".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist", "site-packages", ".ipynb_checkpoints"),
     ]
 )
 """Folders that are not entered, unless they are named."""

@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import Sequence
 
 from .call_evaluation import CallEvaluation
-from .expression_evaluation import OPERATORS
-from .module_facts import ClassFacts, Function, Loop, ModuleFacts, indexed
+from .expression_evaluation import OPERATORS, loop_names
+from .module_facts import ClassFacts, Function, Loop, ModuleFacts, defaults_of, indexed
 from .term import Term, is_none
 
 _DEEPEST = 3
@@ -88,18 +88,14 @@ class _Evaluator(CallEvaluation):
                 parent = self.facts.classes[base.id]
                 class_.attributes.update(parent.attributes)
                 class_.methods = {**parent.methods, **class_.methods}
-        outer = self.names
-        self.names = dict(outer)
-        if "__init__" in class_.methods:
-            self._standalone(class_.methods["__init__"], class_)
-            for key, term in self.names.items():
-                if key.startswith("self."):
-                    class_.attributes[key.removeprefix("self.")] = term
-        self.names = outer
+        with self._within(names=dict(self.names)):
+            if "__init__" in class_.methods:
+                self._standalone(class_.methods["__init__"], class_)
+                found = {key: term for key, term in self.names.items() if key.startswith("self.")}
+                class_.attributes.update({key.removeprefix("self."): term for key, term in found.items()})
 
     def _standalone(self, function: Function, class_: ClassFacts | None) -> None:
         """Evaluate a function by itself: its parameters may be anything."""
-        self.function, self.class_, self.loops, self.returned = function, class_, (), []
         arguments = function.args
         for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             self.names[parameter.arg] = self._parameter(parameter)
@@ -108,8 +104,8 @@ class _Evaluator(CallEvaluation):
                 self.names[rest.arg] = Term("parameter", rest, value=rest.arg)
         if class_ is not None and arguments.args:
             self.names[arguments.args[0].arg] = Term("self", function, value=class_)
-        self._run(function.body)
-        self.function = self.class_ = None
+        with self._within(function=function, class_=class_, loops=(), returned=[]):
+            self._run(function.body)
 
     def _parameter(self, parameter: ast.arg) -> Term:
         """A parameter; an instance where its annotation is a class of this file, whose methods can be followed."""
@@ -137,21 +133,15 @@ class _Evaluator(CallEvaluation):
         if bound is None:
             return None
         self.facts.followed.add(function)
-        outer = self.names, self.function, self.class_, self.returned
         if not self.calls:
             self.outermost = self.class_, node
         keep = (
             {name: term for name, term in self.names.items() if "." not in name} if receiver is None else self.globals
         )
-        self.names, self.function, self.returned = {**keep, **bound}, function, []
-        self.class_ = receiver.value if receiver is not None else None
-        self.calls.append(function)
-        try:
+        results: list[Term] = []
+        state = {"class_": receiver.value if receiver is not None else None, "returned": results}
+        with self._within(names={**keep, **bound}, function=function, calls=[*self.calls, function], **state):
             self._run(function.body)
-            results = self.returned
-        finally:
-            self.calls.pop()
-            self.names, self.function, self.class_, self.returned = outer
         if not results:
             return Term("constant", node, value=None)
         value = results[0]
@@ -170,12 +160,7 @@ class _Evaluator(CallEvaluation):
         if len(values) > len(parameters) and arguments.vararg is None:
             return None
         bound: dict[str, Term] = {}
-        defaults = dict(zip([one.arg for one in parameters[::-1]], arguments.defaults[::-1], strict=False))
-        defaults |= {
-            one.arg: default
-            for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            if default is not None
-        }
+        defaults = defaults_of(function)
         for index, parameter in enumerate([*parameters, *arguments.kwonlyargs]):
             if index < min(len(values), len(parameters)):
                 bound[parameter.arg] = values[index]
@@ -236,12 +221,8 @@ class _Evaluator(CallEvaluation):
                 pass
 
     def _nested_function(self, node: Function) -> None:
-        outer = self.names, self.function, self.loops, self.returned, self.class_
-        self.names = dict(self.names)
-        class_ = self.class_
-        self._standalone(node, None)
-        self.names, self.function, self.loops, self.returned, self.class_ = outer
-        self.class_ = class_
+        with self._within(names=dict(self.names)):
+            self._standalone(node, None)
         self.names[node.name] = Term("function", node, value=node)
 
     def _expression_statement(self, node: ast.expr) -> None:
@@ -344,8 +325,7 @@ class _Evaluator(CallEvaluation):
             loop = Loop(node, frozenset(), None)
         else:
             iterated = self._expression(node.iter)
-            names = frozenset(one.id for one in ast.walk(node.target) if isinstance(one, ast.Name))
-            loop = Loop(node, names, iterated)
+            loop = Loop(node, loop_names(node.target), iterated)
         before = dict(self.names)
         for name in _assigned(node.body) & before.keys() - loop.names:
             self.names[name] = self._make("carried", node, {"input": before[name]}, value=name)

@@ -13,6 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+HALF = ("torch.float16", "torch.half", "torch.bfloat16")
+"""The dtypes of half precision."""
+_LONGEST = 30
+"""Operations that are looked through."""
 _LARGEST_TREE = 400
 """Terms that a walk visits: residual streams of deep functions share subterms, and grow without a bound."""
 
@@ -66,6 +71,45 @@ def through(term: Term, *ops: str) -> Term:
     while term.op in ops:
         term = term.input
     return term
+
+
+def lineage(term: Term, *ops: str) -> Iterator[Term]:
+    """A term, and what it was computed from by these operations, up to the first of another one, which is the last.
+
+    Of a choice the first alternative is followed.
+    """
+    for _ in range(_LONGEST):
+        yield term
+        if term.op not in ops:
+            return
+        term = term.items[0] if term.op == "choice" else term.input
+
+
+def indices(changed: Term) -> tuple[Term, ...]:
+    """The parts of the index of an assignment to a part of a tensor."""
+    index = changed.get("index")
+    return () if index is None else index.items if index.op == "tuple" else (index,)
+
+
+def sides(term: Term) -> Iterator[tuple[Term, Term]]:
+    """The operands of an operation of two, in either order; nothing where one of them is missing."""
+    left, right = term.get("input"), term.get("other")
+    if left is not None and right is not None:
+        yield left, right
+        yield right, left
+
+
+def moved_axes(term: Term) -> list[int]:
+    """The axes that a permutation puts in order, or that a transposition exchanges, in ascending order; else []."""
+    exchanged = (term.get("dim0"), term.get("dim1")) if term.op == "transpose" else ()
+    found = [number(one) for one in (term.items if term.op == "permute" else exchanged)]
+    axes = [int(one) for one in found if one is not None]
+    return [] if len(axes) < len(found) else sorted(axes) if exchanged else axes
+
+
+def exchanges_middle(term: Term) -> bool:
+    """Whether a term has axes 1 and 2 of its input, of four, in the other order."""
+    return moved_axes(term) == ([1, 2] if term.op == "transpose" else [0, 2, 1, 3])
 
 
 def text(term: Term | None, depth: int = 6) -> str:
@@ -153,10 +197,6 @@ def _parsed(written: Any) -> float | None:
         return None
 
 
-def _quotient(left: float, right: float) -> float | None:
-    return left / right if right else None
-
-
 def _power(base: float, exponent: float) -> float | None:
     try:
         result = base**exponent
@@ -169,6 +209,6 @@ _ARITHMETIC = {
     "add": lambda left, right: left + right,
     "sub": lambda left, right: left - right,
     "mul": lambda left, right: left * right,
-    "div": _quotient,
+    "div": lambda left, right: left / right if right else None,
     "pow": _power,
 }

@@ -2,109 +2,70 @@
 
 from __future__ import annotations
 
+from .term import COMPARISONS
+
 PARAMETERS: dict[str, tuple[str, ...]] = {
-    "add": ("input", "other"),
-    "arange": ("*size",),
-    "bool": ("input",),
-    "cat": ("tensors", "dim"),
+    **dict.fromkeys(("bool", "contiguous", "exp", "invert", "negative", "rsqrt", "sqrt", "tanh"), ("input",)),
+    **dict.fromkeys(("ones_like", "zeros_like"), ("input",)),
+    **dict.fromkeys(("add", "sub", "mul", "div", "pow", "matmul", *COMPARISONS), ("input", "other")),
+    **dict.fromkeys(
+        ("argmax", "log_softmax", "max", "mean", "squeeze", "sum", "unbind", "unsqueeze"), ("input", "dim")
+    ),
+    **dict.fromkeys(("tril", "triu"), ("input", "diagonal")),
+    **dict.fromkeys(("cat", "stack"), ("tensors", "dim")),
+    **dict.fromkeys(("arange", "ones", "zeros"), ("*size",)),
     "chunk": ("input", "chunks", "dim"),
     "clamp": ("input", "min", "max"),
-    "contiguous": ("input",),
-    "div": ("input", "other"),
     "dropout": ("input", "p", "training", "inplace"),
     "einsum": ("*operands",),
-    "equal": ("input", "other"),
-    "exp": ("input",),
     "expand": ("input", "*size"),
     "flatten": ("input", "start_dim", "end_dim"),
     "full": ("size", "fill_value"),
     "full_like": ("input", "fill_value"),
-    "greater": ("input", "other"),
-    "greater_equal": ("input", "other"),
-    "less": ("input", "other"),
-    "less_equal": ("input", "other"),
-    "log_softmax": ("input", "dim"),
-    "invert": ("input",),
     "masked_fill": ("input", "mask", "value"),
-    "matmul": ("input", "other"),
-    "max": ("input", "dim"),
-    "mean": ("input", "dim"),
-    "mul": ("input", "other"),
     "multinomial": ("input", "num_samples"),
-    "argmax": ("input", "dim"),
-    "negative": ("input",),
     "normalize": ("input", "p", "dim"),
-    "not_equal": ("input", "other"),
-    "ones": ("*size",),
-    "ones_like": ("input",),
     "permute": ("input", "*dims"),
-    "pow": ("input", "other"),
     "rearrange": ("input", "pattern"),
     "repeat": ("input", "*sizes"),
     "repeat_interleave": ("input", "repeats", "dim"),
     "reshape": ("input", "*shape"),
-    "rsqrt": ("input",),
     "sdpa": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
     "flex": ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa"),
     "block_mask": ("mask_mod", "B", "H", "Q_LEN", "KV_LEN"),
     "size": ("input", "dim"),
     "softmax": ("input", "dim", "_stacklevel", "dtype"),
     "split": ("input", "split_size", "dim"),
-    "sqrt": ("input",),
-    "squeeze": ("input", "dim"),
-    "stack": ("tensors", "dim"),
-    "sub": ("input", "other"),
     "subsequent_mask": ("size",),
-    "sum": ("input", "dim"),
-    "tanh": ("input",),
     "transpose": ("input", "dim0", "dim1"),
-    "tril": ("input", "diagonal"),
-    "triu": ("input", "diagonal"),
-    "unbind": ("input", "dim"),
     "unflatten": ("input", "dim", "sizes"),
-    "unsqueeze": ("input", "dim"),
     "where": ("condition", "input", "other"),
-    "zeros": ("*size",),
-    "zeros_like": ("input",),
 }
 """Parameter names of each operation, the tensor first; one that begins with `*` takes the rest as `Term.items`."""
 
+_SAME_NAME = (
+    *("add", "arange", "argmax", "cat", "chunk", "clamp", "div", "einsum", "exp", "flatten", "full", "full_like"),
+    *("log_softmax", "masked_fill", "matmul", "max", "mean", "mul", "multinomial", "not_equal", "ones", "ones_like"),
+    *("permute", "pow", "repeat_interleave", "reshape", "rsqrt", "softmax", "split", "sqrt", "squeeze", "stack", "sub"),
+    *("sum", "tanh", "transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "where", "zeros", "zeros_like"),
+)
 _TORCH = {
-    **{name: name for name in ("add", "arange", "cat", "chunk", "clamp", "div", "exp", "flatten", "full", "full_like")},
-    **{name: name for name in ("masked_fill", "matmul", "max", "mean", "mul", "ones", "ones_like", "permute", "pow")},
-    **{
-        name: name for name in ("repeat_interleave", "reshape", "rsqrt", "softmax", "split", "sqrt", "squeeze", "stack")
-    },
-    **{name: name for name in ("sub", "sum", "tanh", "transpose", "tril", "triu", "unbind", "unsqueeze", "where")},
-    "unflatten": "unflatten",
-    **{name: name for name in ("zeros", "zeros_like", "argmax", "multinomial", "log_softmax", "einsum")},
-    "bmm": "matmul",
-    "mm": "matmul",
-    "concat": "cat",
-    "concatenate": "cat",
-    "divide": "div",
-    "true_divide": "div",
+    **{name: name for name in _SAME_NAME},
+    **dict.fromkeys(("bmm", "mm"), "matmul"),
+    **dict.fromkeys(("concat", "concatenate"), "cat"),
+    **dict.fromkeys(("divide", "true_divide"), "div"),
+    **dict.fromkeys(("swapaxes", "swapdims"), "transpose"),
+    **dict.fromkeys(("logical_not", "bitwise_not"), "invert"),
+    **dict(zip(("eq", "ne", "lt", "le", "gt", "ge"), COMPARISONS, strict=True)),
     "multiply": "mul",
     "subtract": "sub",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
     "tile": "repeat",
-    "logical_not": "invert",
-    "bitwise_not": "invert",
     "neg": "negative",
-    "eq": "equal",
-    "ne": "not_equal",
-    "gt": "greater",
-    "ge": "greater_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "not_equal": "not_equal",
 }
 """Functions of the module torch (and, by the same name, of NumPy) and the operation of each."""
 
 FUNCTIONS: dict[str, str] = {
-    **{f"torch.{name}": op for name, op in _TORCH.items()},
-    **{f"numpy.{name}": op for name, op in _TORCH.items()},
+    **{f"{module}.{name}": op for module in ("torch", "numpy") for name, op in _TORCH.items()},
     "torch.special.softmax": "softmax",
     "torch.nn.functional.softmax": "softmax",
     "torch.nn.functional.log_softmax": "log_softmax",
@@ -124,13 +85,8 @@ FUNCTIONS: dict[str, str] = {
 
 METHODS: dict[str, str] = {
     **{name: op for name, op in _TORCH.items() if name not in ("arange", "full", "ones", "zeros", "einsum", "concat")},
-    "bool": "bool",
-    "clone": "contiguous",
-    "contiguous": "contiguous",
-    "detach": "contiguous",
-    "expand": "expand",
-    "repeat": "repeat",
-    "size": "size",
+    **{name: name for name in ("bool", "contiguous", "expand", "repeat", "size")},
+    **dict.fromkeys(("clone", "detach"), "contiguous"),
     "view": "reshape",
 }
 """The operation of each method of a tensor."""
@@ -138,6 +94,10 @@ METHODS: dict[str, str] = {
 CASTS = {"float": "torch.float32", "half": "torch.float16", "bfloat16": "torch.bfloat16", "double": "torch.float64"}
 """Methods that convert a tensor, and the dtype that each converts to."""
 
+_DECODER = (
+    *("tgt", "memory", "tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask", "tgt_is_causal"),
+    "memory_is_causal",
+)
 FORWARD: dict[str, tuple[str, ...]] = {
     "torch.nn.MultiheadAttention": (
         *("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights"),
@@ -145,14 +105,7 @@ FORWARD: dict[str, tuple[str, ...]] = {
     ),
     "torch.nn.TransformerEncoder": ("src", "mask", "src_key_padding_mask", "is_causal"),
     "torch.nn.TransformerEncoderLayer": ("src", "src_mask", "src_key_padding_mask", "is_causal"),
-    "torch.nn.TransformerDecoder": (
-        *("tgt", "memory", "tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask"),
-        *("tgt_is_causal", "memory_is_causal"),
-    ),
-    "torch.nn.TransformerDecoderLayer": (
-        *("tgt", "memory", "tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask"),
-        *("tgt_is_causal", "memory_is_causal"),
-    ),
+    **dict.fromkeys(("torch.nn.TransformerDecoder", "torch.nn.TransformerDecoderLayer"), _DECODER),
     "torch.nn.Transformer": (
         *("src", "tgt", "src_mask", "tgt_mask", "memory_mask", "src_key_padding_mask", "tgt_key_padding_mask"),
         *("memory_key_padding_mask", "src_is_causal", "tgt_is_causal", "memory_is_causal"),
@@ -162,18 +115,14 @@ FORWARD: dict[str, tuple[str, ...]] = {
 }
 """Parameter names of `forward` of the modules of torch that compute attention, or part of it."""
 
+_LAYER = ("d_model", "nhead", "dim_feedforward", "dropout", "activation", "layer_norm_eps", "batch_first")
 CONSTRUCTORS: dict[str, tuple[str, ...]] = {
     "torch.nn.MultiheadAttention": (
         *("embed_dim", "num_heads", "dropout", "bias", "add_bias_kv", "add_zero_attn", "kdim", "vdim", "batch_first"),
     ),
     "torch.nn.TransformerEncoder": ("encoder_layer", "num_layers"),
     "torch.nn.TransformerDecoder": ("decoder_layer", "num_layers"),
-    "torch.nn.TransformerEncoderLayer": (
-        *("d_model", "nhead", "dim_feedforward", "dropout", "activation", "layer_norm_eps", "batch_first"),
-    ),
-    "torch.nn.TransformerDecoderLayer": (
-        *("d_model", "nhead", "dim_feedforward", "dropout", "activation", "layer_norm_eps", "batch_first"),
-    ),
+    **dict.fromkeys(("torch.nn.TransformerEncoderLayer", "torch.nn.TransformerDecoderLayer"), _LAYER),
     "torch.nn.Transformer": (
         *("d_model", "nhead", "num_encoder_layers", "num_decoder_layers", "dim_feedforward", "dropout", "activation"),
         *("custom_encoder", "custom_decoder", "layer_norm_eps", "batch_first"),

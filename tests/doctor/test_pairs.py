@@ -14,8 +14,6 @@ from regard_doctor import RuleSelection, Severity, diagnose
 
 FOLDER = Path(__file__).parent / "planted_pairs"
 PAIRS: list[dict[str, Any]] = tomllib.loads((FOLDER / "mistakes.toml").read_text())["mistake"]
-NOT_FOUND = {"course_notes.py"}
-"""Whether the first axis is the batch is not in the file."""
 RIGHT_WITH_A_WARNING = {"text_tower.py": ["ATT606"]}
 """A buffer of a causal mask in each layer costs memory in the right twin too."""
 
@@ -39,11 +37,10 @@ def test_the_mistake_is_found_and_nothing_in_its_right_twin(pair: dict[str, Any]
     twin = diagnose(right_twin(pair), path=pair["file"])
     assert [one.code for one in twin if one.severity is not Severity.HINT] == RIGHT_WITH_A_WARNING.get(pair["file"], [])
     wrong = (FOLDER / pair["file"]).read_text()
-    found = {one.code for one in diagnose(wrong, path=pair["file"])} - {one.code for one in twin}
-    assert bool(found) == (pair["file"] not in NOT_FOUND)
+    assert {one.code for one in diagnose(wrong, path=pair["file"])} - {one.code for one in twin}
 
 
 def test_how_many_are_more_than_hints() -> None:
     least = RuleSelection(least=Severity.WARNING)
     found = [pair for pair in PAIRS if diagnose((FOLDER / pair["file"]).read_text(), selection=least)]
-    assert len(found) >= 33
+    assert len(found) >= 34

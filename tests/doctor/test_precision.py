@@ -13,6 +13,48 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "positions of tokens that stand along axis 0, which the model moves": """
+        class Block(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.qkv = heads, nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return x + y.transpose(1, 2).flatten(2)
+
+        class Model(nn.Module):
+            def __init__(self, vocabulary, dim):
+                super().__init__()
+                self.token, self.place = nn.Embedding(vocabulary, dim), nn.Embedding(512, dim)
+                self.block = Block(dim, 4)
+
+            def forward(self, tokens):
+                places = torch.arange(tokens.size(0), device=tokens.device).unsqueeze(1)
+                x = self.token(tokens) + self.place(places)
+                return self.block(x.transpose(0, 1))
+    """,
+    "frames of a film along axis 0, whose parts attend to each other": """
+        class Block(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.qkv = heads, nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return x + y.transpose(1, 2).flatten(2)
+
+        class Film(nn.Module):
+            def __init__(self, width, dim):
+                super().__init__()
+                self.part, self.time, self.block = nn.Linear(width, dim), nn.Embedding(64, dim), Block(dim, 4)
+
+            def forward(self, parts):
+                times = torch.arange(parts.size(0), device=parts.device).unsqueeze(1)
+                return self.block(self.part(parts) + self.time(times))
+    """,
     "one query beside a causal path": """
         def attend(q, k, v):
             if q.size(-2) == 1:

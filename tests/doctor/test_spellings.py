@@ -13,6 +13,30 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "places for rows of the batch": (
+        "ATT508",
+        """
+        class Block(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.qkv = heads, nn.Linear(dim, 3 * dim)
+
+            def forward(self, x):
+                q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                return x + y.transpose(1, 2).flatten(2)
+
+        class Model(nn.Module):
+            def __init__(self, vocabulary, dim):
+                super().__init__()
+                self.words, self.wpe, self.block = nn.Embedding(vocabulary, dim), nn.Embedding(512, dim), Block(dim, 4)
+
+            def forward(self, ids):
+                places = torch.arange(ids.shape[0], device=ids.device)[:, None]
+                return self.block(self.wpe(places) + self.words(ids))
+        """,
+        ("torch.arange(ids.shape[0], device=ids.device)[:, None]", "torch.arange(ids.shape[1], device=ids.device)"),
+    ),
     "a dropout of a name, made in forward": (
         "ATT304",
         """

@@ -11,7 +11,6 @@ from ..errors import ConfigurationError
 from .examination_report import Examination, ModelFinding, mended
 from .formula_checks import check_finite_masks, check_precision, check_rotary, check_scale, check_sums
 from .leaks import (
-    SkippedCheck,
     check_batch,
     check_documents,
     check_future,
@@ -30,7 +29,7 @@ from .path_checks import (
     swapped,
 )
 from .reach_checks import check_mixing, check_window
-from .subject import InputNames, Noise, Subject, evaluating, in_double, measure_noise
+from .subject import InputNames, Noise, SkippedCheck, Subject, evaluating, in_double, measure_noise
 from .weight_checks import check_heads, check_rows, check_sparse
 
 OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "training", "options"}
@@ -38,35 +37,32 @@ OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "train
 CheckFunction = Callable[[Subject, Noise], list[ModelFinding]]
 
 
-def _checks(causal: bool | None, packed: bool | None) -> dict[str, CheckFunction]:
-    return {
-        "random": check_random,
-        "future": lambda subject, noise: check_future(subject, noise, causal),
-        "documents": lambda subject, noise: check_documents(subject, noise, packed),
-        "padding": lambda subject, noise: check_padding(subject, noise, causal),
-        "source": check_source,
-        "positions": lambda subject, noise: check_positions(subject, noise, causal),
-        "batch": check_batch,
-        "rows": check_rows,
-        "heads": check_heads,
-        "scale": check_scale,
-        "sums": check_sums,
-        "rotary": check_rotary,
-        "masks": check_finite_masks,
-        "precision": check_precision,
-        "window": check_window,
-        "mixing": check_mixing,
-        "cache": lambda subject, noise: check_cache(subject, noise, causal),
-        "backends": check_backends,
-        "training": check_training,
-        "options": check_options,
-        "state": check_state,
-        "sparse": check_sparse,
-        "eager": check_eager,
-    }
-
-
-CHECKS = tuple(_checks(None, None))
+_FUNCTIONS: dict[str, CheckFunction] = {
+    "random": check_random,
+    "future": check_future,
+    "documents": check_documents,
+    "padding": check_padding,
+    "source": check_source,
+    "positions": check_positions,
+    "batch": check_batch,
+    "rows": check_rows,
+    "heads": check_heads,
+    "scale": check_scale,
+    "sums": check_sums,
+    "rotary": check_rotary,
+    "masks": check_finite_masks,
+    "precision": check_precision,
+    "window": check_window,
+    "mixing": check_mixing,
+    "cache": check_cache,
+    "backends": check_backends,
+    "training": check_training,
+    "options": check_options,
+    "state": check_state,
+    "sparse": check_sparse,
+    "eager": check_eager,
+}
+CHECKS = tuple(_FUNCTIONS)
 """Names of all checks."""
 
 
@@ -136,14 +132,13 @@ def examine(
         original = Subject(model, batch, names)
         if original.length < 2:
             raise ConfigurationError(f"the sequence has {original.length} position; two or more can be examined")
+        original.maps, original.packed = maps, packed
+        original.causal = _is_causal(model) if causal is None else causal
         subject = in_double(original)
         subject.model.eval()
-        subject.maps = original.maps = maps
         noise = measure_noise(subject, original)
-        if causal is None:
-            causal = _is_causal(model)
-        findings, ran, skipped = _run(subject, noise, causal, packed, wanted)
-        findings = _try_swap(subject, noise, causal, packed, findings, wanted)
+        findings, ran, skipped = _run(subject, noise, wanted)
+        findings = _try_swap(subject, noise, findings, wanted)
     findings.sort(key=lambda found: found.code)
     return Examination(type(model).__name__, tuple(findings), tuple(ran), skipped, noise.as_dict())
 
@@ -160,7 +155,7 @@ def _is_causal(model: nn.Module) -> bool | None:
 
 
 def _run(
-    subject: Subject, noise: Noise, causal: bool | None, packed: bool | None, wanted: tuple[str, ...]
+    subject: Subject, noise: Noise, wanted: tuple[str, ...]
 ) -> tuple[list[ModelFinding], list[str], dict[str, str]]:
     """Findings, the names of the checks that ran, and why others did not."""
     findings: list[ModelFinding] = []
@@ -168,7 +163,7 @@ def _run(
     skipped: dict[str, str] = {}
     own = subject.original or subject
     is_nan = bool(subject.outputs().isnan().any(-1).all()) and bool(own.outputs().isnan().any(-1).all())
-    for name, check in _checks(causal, packed).items():
+    for name, check in _FUNCTIONS.items():
         if name not in wanted:
             continue
         if noise.is_random and name in OF_OTHER_SHAPES:
@@ -201,12 +196,7 @@ def _in_own_dtype(check: CheckFunction, subject: Subject, noise: Noise) -> list[
 
 
 def _try_swap(
-    subject: Subject,
-    noise: Noise,
-    causal: bool | None,
-    packed: bool | None,
-    findings: list[ModelFinding],
-    wanted: tuple[str, ...],
+    subject: Subject, noise: Noise, findings: list[ModelFinding], wanted: tuple[str, ...]
 ) -> list[ModelFinding]:
     """The findings of a model of transformers, with what `regard.huggingface.swap` changes."""
     if not findings or not subject.is_huggingface:
@@ -219,7 +209,7 @@ def _try_swap(
     other.maps = False
     codes = {found.code for found in findings}
     names = {_CHECK_OF[code] for code in codes if code in _CHECK_OF} & set(wanted)
-    again, ran, _ = _run(other, noise, causal, packed, tuple(names))
+    again, ran, _ = _run(other, noise, tuple(names))
     still = frozenset(found.code for found in again)
     tried = frozenset(code for code in codes if any(_CHECK_OF.get(code) == name for name in ran))
     return mended(findings, still, tried)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .examination_report import ModelFinding, finding
 from .softmax_capture import CELLS, CapturedWeights, capture_weights
 from .subject import Subject
 
@@ -112,6 +113,21 @@ def difference_map(subject: Subject, difference: Tensor, tolerance: float, *, ti
         return ()
     moves = torch.cat([torch.zeros(first), output_moves(difference)])
     return (FindingMap("difference", title, moves[None, None], 0, (0, int(moves.argmax())), tolerance),)
+
+
+def disagreement(
+    subject: Subject, code: str, message: str, difference: Tensor, tolerance: float, *, title: str = "", **settings: Any
+) -> list[ModelFinding]:
+    """A finding where outputs that must agree, (batch, length, features), differ by more than rounding; else none.
+
+    Its evidence is the output that moves most. title: of its map; without one it has none. settings: of `finding`.
+    """
+    moves = output_moves(difference)
+    if float(moves.max()) <= tolerance:
+        return []
+    maps = difference_map(subject, difference, tolerance, title=title) if title else ()
+    evidence = {"moved": int(moves.argmax()), "by": float(moves.max()), "tolerance": tolerance}
+    return [finding(code, message, maps=maps, **evidence, **settings)]
 
 
 def attention_map(

@@ -13,9 +13,10 @@ from regard_doctor.finding import Severity
 from .examination_report import ModelFinding, finding
 from .finding_map import attention_of_module
 from .formula_trace import FormulaTrace, Place, trace_formulas
-from .leaks import SkippedCheck, padded_row, padding_keywords, second_document
+from .leaks import second_document
 from .module_trace import ModuleCall, trace
-from .subject import Noise, Subject
+from .padding_masks import padded_row, padding_keywords
+from .subject import Noise, SkippedCheck, Subject
 
 LEAST_MASK, MOST_MASK = -1e6, -50.0
 """Scores between these, far from all others, are those of a mask that trained scores can reach."""
@@ -43,15 +44,28 @@ def check_scale(subject: Subject, noise: Noise) -> list[ModelFinding]:
         message = f"dot products of {dim} numbers are multiplied by {factor:.4g} before the softmax; 1/√d is "
         maps = attention_of_module(subject, one.place.module)
         message += f"{dim**-0.5:.4g}"
-        published = math.isclose(factor, 1.0) and getattr(config, "model_type", "") in WITHOUT_SCALE
-        severity = Severity.HINT if published else None
-        message += ": so it is published, with weights that begin smaller" if published else ""
+        why = _published(factor, dim, config)
+        severity = None if why is None else Severity.HINT
+        message += "" if why is None else f": so it is published, {why}"
         found.append(finding("RUN115", message, severity=severity, maps=maps, **one.place.as_evidence()))
     return _once(found)
 
 
 WITHOUT_SCALE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop", "pix2struct_text_model")
 """Kinds of transformers' models without 1/√d: Raffel et al. 2020 let the initialization of the queries have it."""
+
+
+def _published(factor: float, dim: int, config: Any) -> str | None:
+    """Why a model of transformers has this factor, where that is known."""
+    kind, stated = getattr(config, "model_type", ""), getattr(config, "query_pre_attn_scalar", None)
+    if kind in WITHOUT_SCALE and math.isclose(factor, 1.0):
+        return "with weights that begin smaller"
+    parts = 1 + len(getattr(config, "pos_att_type", None) or ())
+    if kind.startswith("deberta") and math.isclose(factor, (parts * dim) ** -0.5, rel_tol=1e-3):
+        return f"for a sum of {parts} products"  # He et al. 2021, equation 4
+    if isinstance(stated, (int, float)) and stated > 0 and math.isclose(factor, stated**-0.5, rel_tol=1e-3):
+        return f"with query_pre_attn_scalar={stated:g}"
+    return None
 
 
 def check_sums(subject: Subject, noise: Noise) -> list[ModelFinding]:

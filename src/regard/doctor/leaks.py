@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,20 +12,21 @@ from torch import Tensor, nn
 from regard_doctor.finding import Severity
 
 from .examination_report import ModelFinding, finding
-from .finding_map import IsWrong, Maps, attention_of_module, difference_map, influence_map
-from .module_trace import ModuleCall, first_moved, length_axis, trace
-from .subject import DOCUMENTS, DROP_MASKS, KEEP_MASKS, SOURCES, Noise, Subject, largest
+from .finding_map import IsWrong, Maps, attention_of_module, difference_map, disagreement, influence_map
+from .module_trace import ModuleCall, first_moved, first_moved_by, length_axis, trace
+from .padding_masks import (
+    padded_row,
+    padding_keywords,
+    padding_token,
+    reads_source,
+    source_mask,
+    source_of,
+    without_last,
+)
+from .subject import DOCUMENTS, Noise, SkippedCheck, Subject, largest
 
 PREFIXES = (1, 3, 7, 15, 31, 32, 63)
 """Lengths of the prefixes whose outputs must not move: before, at and behind the borders of blocks."""
-
-
-MASK_ENDINGS = ("_mask", "_padding_mask", "_key_padding_mask")
-"""Endings by which the argument that masks an input has the name of that input."""
-
-
-class SkippedCheck(Exception):
-    """A check that this model or batch has no use for, with the reason."""
 
 
 def _with_suffix(subject: Subject, start: int, stop: int | None = None) -> Tensor:
@@ -45,13 +45,13 @@ def _largest_move(difference: Tensor, axis: int = 1) -> tuple[int, float]:
     return int(moves.argmax()), float(moves.max())
 
 
-def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
+def check_future(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN101: outputs before a position move when tokens from it on change.
 
-    Without knowledge whether the model is causal (None), one whose outputs move at every prefix is taken for an
+    Without knowledge whether the model is causal, one whose outputs move at every prefix is taken for an
     encoder. Where an output predicts the token of its own position (`predicts_own`), it must not move with that, too.
     """
-    if causal is False:
+    if subject.causal is False:
         raise SkippedCheck("the model is bidirectional")
     if subject.pooled:
         raise SkippedCheck(subject.outputs_in_words)
@@ -66,7 +66,7 @@ def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[Mo
             leaking.append(prefix)
     if not leaking:
         return []
-    if causal is None and len(leaking) == len(prefixes):
+    if subject.causal is None and len(leaking) == len(prefixes):
         raise SkippedCheck(
             "every output depends on later tokens, as in an encoder: for a decoder pass causal=True (--causal)"
         )
@@ -78,8 +78,7 @@ def check_future(subject: Subject, noise: Noise, causal: bool | None) -> list[Mo
     if by <= noise.same_shape:  # only several tokens together move it
         other = _with_suffix(subject, prefix)
         position, by = _largest_move(subject.outputs(other)[:, until] - base[:, until])
-    calls = trace(subject), trace(subject, _with_suffix(subject, prefix))
-    call = first_moved(subject, *calls, until, noise.same_shape)
+    call = first_moved_by(subject, (None, _with_suffix(subject, prefix)), until, noise.same_shape)
     where = "up to" if subject.names.predicts_own else "before"
     return [
         finding(
@@ -162,75 +161,16 @@ def _first_batch_leak(subject: Subject, changed: Tensor, noise: Noise) -> Module
     return None
 
 
-def padding_keywords(subject: Subject, keep: Tensor) -> dict[str, Any]:
-    """The keywords by which the model knows where tokens are; `keep` is True at tokens.
-
-    Raises:
-        SkippedCheck: the model takes no padding mask, or none of this kind.
-    """
-    named = subject.names.padding
-    if callable(named):
-        keywords = named(keep)
-        if keywords is None:
-            raise SkippedCheck("the model cannot be told of padding here")
-        return dict(keywords)
-    if isinstance(named, str):
-        given = subject.keywords.get(named)
-        return {named: keep.to(given.dtype) if isinstance(given, Tensor) else keep}
-    if subject.names.pad_token is not None:
-        return {}
-    own = subject.argument([f"{subject.key}_key_padding_mask", f"{subject.key}_padding_mask"])
-    if own is not None:
-        return {own: ~keep}
-    name = subject.argument(KEEP_MASKS) if "decoder" not in str(subject.key) else "decoder_attention_mask"
-    if name in subject.parameters:
-        given = subject.keywords.get(str(name))
-        if isinstance(given, Tensor) and given.ndim != 2:
-            raise SkippedCheck(f"{name} of the batch is of pairs, not of tokens")
-        return {str(name): keep if isinstance(given, Tensor) and given.dtype == torch.bool else keep.long()}
-    name = subject.argument(DROP_MASKS)
-    if name is not None:
-        return {name: ~keep}
-    raise SkippedCheck(f"the model takes no padding mask ({', '.join((*KEEP_MASKS, *DROP_MASKS))})")
-
-
-def padded_row(subject: Subject, amount: int, side: str) -> tuple[Tensor, Tensor, slice]:
-    """The sequence with `amount` tokens of padding in the first row alone, its mask, and where its tokens are.
-
-    The last tokens of the first row go, so that the shape stays.
-    """
-    length = subject.length - amount
-    keep = torch.ones(subject.sequence.shape[:2], dtype=torch.bool, device=subject.sequence.device)
-    sequence, place = subject.sequence.clone(), slice(0, length)
-    if side == "left":
-        place = slice(amount, subject.length)
-        sequence[0, amount:] = subject.sequence[0, :length]
-        keep[0, :amount] = False
-        outside = slice(0, amount)
-    else:
-        keep[0, length:] = False
-        outside = slice(length, None)
-    sequence[0, outside] = subject.others(subject.sequence)[0, outside]
-    pad = _pad_token(subject)
-    if pad is not None:
-        sequence[0, outside] = pad
-    return sequence, keep, place
-
-
-def _pad_token(subject: Subject) -> int | None:
-    """The token that the model is padded with, where it says so and reads tokens."""
-    pad = subject.names.pad_token
-    if pad is None:
-        pad = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
-    return pad if subject.is_tokens and isinstance(pad, int) and 0 <= pad < (subject.vocabulary or 0) else None
-
-
 def _severity(subject: Subject, side: str) -> Severity:
-    """Padding on the right is everyone's; that on the left is of those who generate text in batches."""
-    return Severity.ERROR if side == "right" or hasattr(subject.model, "generate") else Severity.WARNING
+    """Padding on the right is everyone's; that on the left is of those who continue texts in batches.
+
+    The target of an encoder-decoder begins with one token in every row.
+    """
+    continues = hasattr(subject.model, "generate") and not reads_source(subject)
+    return Severity.ERROR if side == "right" or continues else Severity.WARNING
 
 
-def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
+def check_padding(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN103, 104, 105 and 110: padding moves outputs of tokens, by what it is or where it is, or makes them NaN."""
     amount = max(1, min(5, subject.length // 3))
     if subject.length < 3:
@@ -264,16 +204,17 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
             other = sequence
         position, by = _largest_move(subject.outputs(other, **mask)[0, place] - first, axis=0)
         # A model may find padding by its token: then other tokens there are no padding, and its own changes nothing.
-        told_by_token = _pad_token(subject) is not None and largest(first - alone) <= noise.other_shape
+        told_by_token = padding_token(subject) is not None and largest(first - alone) <= noise.other_shape
         if by > noise.same_shape and not told_by_token:
-            calls = trace(subject, sequence, **mask), trace(subject, other, **mask)
-            call = first_moved(subject, *calls, place, noise.same_shape)
+            call = first_moved_by(subject, (sequence, other), place, noise.same_shape, **mask)
             message = f"outputs of tokens depend on what the padding on the {side} is, though it is masked"
             evidence = {"moved": position + (place.start or 0), "by": by, "tolerance": noise.same_shape}
             at = position + (place.start or 0), int((~keep[0]).nonzero()[0])
             is_wrong = partial(_reads_padding, keep[0])
             maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, row=0, sequence=sequence, **mask)
-            found.append(finding("RUN103", message, maps=maps, **evidence, **_place(call)))
+            # An output for each row may be that of the first position, which is padding then.
+            severity = Severity.WARNING if side == "left" and subject.pooled else Severity.ERROR
+            found.append(finding("RUN103", message, severity=severity, maps=maps, **evidence, **_place(call)))
             continue
         position, by = _largest_move(first - alone, axis=0)
         if by > noise.other_shape:
@@ -292,36 +233,11 @@ def check_padding(subject: Subject, noise: Noise, causal: bool | None) -> list[M
 def _shorter_outputs(subject: Subject, amount: int) -> Tensor:
     """The outputs of the first row without its last tokens, unpadded."""
     sequence = subject.sequence[:, : subject.length - amount]
-    keywords = _no_mask(subject, amount)
+    keywords = without_last(subject, amount)
     if subject.names.padding is not None:
         whole = torch.ones(sequence.shape[:2], dtype=torch.bool, device=sequence.device)
         keywords |= padding_keywords(subject, whole)
     return subject.outputs(sequence, **keywords)[0]
-
-
-def _no_mask(subject: Subject, amount: int) -> dict[str, Any]:
-    """Keywords of the batch that have one entry for each position, cut to the shorter length.
-
-    The source of an encoder-decoder stays whole, and so does its mask: it may be as long as the sequence by chance.
-    """
-    cut = {}
-    for name, value in subject.keywords.items():
-        if not isinstance(value, Tensor) or name == subject.key or _is_of_source(subject, name):
-            continue
-        for axis in range(1, value.ndim):
-            if value.shape[axis] == subject.length:
-                cut[name] = cut.get(name, value).narrow(axis, 0, subject.length - amount)
-    return cut
-
-
-def _is_of_source(subject: Subject, name: str) -> bool:
-    """Whether a keyword is the source of an encoder-decoder, a mask of it, or what the encoder has made of it."""
-    try:
-        source, _ = _source(subject)
-    except SkippedCheck:
-        return False
-    masks = {f"{source}{ending}" for ending in MASK_ENDINGS} | ({"attention_mask"} if source == "input_ids" else set())
-    return name == source or name in masks or name.startswith(("memory", "encoder_"))
 
 
 def _padding_moves(
@@ -335,7 +251,7 @@ def _padding_moves(
     by: float,
     noise: Noise,
 ) -> ModelFinding:
-    why = ""
+    why, severity = "", _severity(subject, side)
     if "position_ids" in subject.parameters and side == "left":
         positions = torch.arange(subject.length, device=sequence.device).repeat(subject.batch_size, 1)
         positions[0] = (positions[0] - (place.start or 0)).clamp(min=0)
@@ -344,73 +260,23 @@ def _padding_moves(
             again = subject.outputs(sequence, **shifted)[0, place]
             if largest(again - alone) <= noise.other_shape:
                 why = ": positions count the padding; position_ids of the tokens alone mend it"
+                severity = Severity.WARNING  # `generate` passes them
         except Exception:
             why = ""
     return finding(
         "RUN104" if side == "left" else "RUN105",
         f"masked padding on the {side} changes results{why}",
-        severity=_severity(subject, side),
+        severity=severity,
         moved=position + (place.start or 0),
         by=by,
         tolerance=noise.other_shape,
     )
 
 
-def _source(subject: Subject) -> tuple[str, Tensor]:
-    """The name of the source and the source.
-
-    Raises:
-        SkippedCheck: the model reads one sequence.
-    """
-    masked = [name for name in subject.keywords if subject.argument([f"{name}{end}" for end in MASK_ENDINGS])]
-    for name in dict.fromkeys((*SOURCES, *masked)):
-        source = subject.keywords.get(name)
-        if name == subject.key or not isinstance(source, Tensor):
-            continue
-        if source.ndim == (3 if source.is_floating_point() else 2):
-            return name, source
-    raise SkippedCheck(f"the model has no source ({', '.join(SOURCES)}, or an input with a mask of its own)")
-
-
-def _source_mask(subject: Subject, name: str) -> Callable[[Tensor], dict[str, Any]]:
-    """The keyword that masks padding of the source, from where its tokens are; by the pad token there is none.
-
-    Raises:
-        SkippedCheck: the model takes no such mask.
-    """
-    dropped = subject.argument([f"{name}_key_padding_mask", f"{name}_padding_mask"])
-    if dropped is not None:
-        return lambda keep: {dropped: ~keep}
-    names = [f"{name}_mask"] + (["attention_mask"] if name == "input_ids" else [])
-    kept = subject.argument(names)
-    if kept is not None:
-        given = subject.keywords.get(kept)
-        dtype = given.dtype if isinstance(given, Tensor) else torch.long if kept == "attention_mask" else torch.bool
-        return lambda keep: {kept: keep.to(dtype)}
-    given = _mask_like(subject, name)
-    if given is not None:
-        return given
-    if subject.names.pad_token is not None:
-        return lambda keep: {}
-    raise SkippedCheck(f"the model takes no padding mask of its source ({', '.join(names)})")
-
-
-def _mask_like(subject: Subject, source: str) -> Callable[[Tensor], dict[str, Any]] | None:
-    """The mask of the batch that has the shape of the source, and not of the sequence: True, or False, everywhere."""
-    shape = subject.keywords[source].shape[:2]
-    for name, value in subject.keywords.items():
-        is_mask = "mask" in name and isinstance(value, Tensor) and value.shape == shape != subject.sequence.shape[:2]
-        if is_mask and bool(value.all()):
-            return lambda keep, name=name, dtype=value.dtype: {name: keep.to(dtype)}
-        if is_mask and not bool(value.any()):
-            return lambda keep, name=name, dtype=value.dtype: {name: (~keep).to(dtype)}
-    return None
-
-
 def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN103, 104 and 105 of an encoder-decoder: masked padding of the source moves outputs."""
-    name, source = _source(subject)
-    mask = _source_mask(subject, name)
+    name, source = source_of(subject)
+    mask = source_mask(subject, name)
     amount = max(1, source.shape[1] // 4)
     whole = torch.ones(source.shape[:2], dtype=torch.bool, device=source.device)
     words = 0 if source.is_floating_point() else int(source.max()) + 1
@@ -423,25 +289,22 @@ def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
         parts, again, keep = [source, first], [source, second], [whole, ~whole[:, :amount]]
         if side == "left":
             parts, again, keep = parts[::-1], again[::-1], keep[::-1]
+        severity = Severity.WARNING if side == "left" else Severity.ERROR  # sources are padded on the right
         keywords = mask(torch.cat(keep, 1))
         padded = subject.outputs(**{name: torch.cat(parts, 1), **keywords})
-        position, by = _largest_move(subject.outputs(**{name: torch.cat(again, 1), **keywords}) - padded)
-        if by > noise.same_shape:
-            message = f"outputs depend on what the padding on the {side} of the source is, though it is masked"
-            found.append(finding("RUN103", message, moved=position, by=by, tolerance=noise.same_shape))
-            continue
-        position, by = _largest_move(padded - alone)
-        if by > noise.other_shape:
+        same = subject.outputs(**{name: torch.cat(again, 1), **keywords})
+        message = f"outputs depend on what the padding on the {side} of the source is, though it is masked"
+        moves = disagreement(subject, "RUN103", message, same - padded, noise.same_shape, severity=severity)
+        if not moves:
             message = f"{amount} tokens of masked padding on the {side} of the source change results"
             title = "Outputs with and without padding of the source"
-            maps = difference_map(subject, padded - alone, noise.other_shape, title=title)
-            severity = Severity.WARNING if side == "left" else Severity.ERROR  # sources are padded on the right
-            evidence = {"moved": position, "by": by, "tolerance": noise.other_shape}
-            found.append(finding(code, message, severity=severity, maps=maps, **evidence))
+            settings = {"title": title, "severity": severity}
+            moves = disagreement(subject, code, message, padded - alone, noise.other_shape, **settings)
+        found += moves
     return found
 
 
-def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list[ModelFinding]:
+def check_documents(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN102: outputs of a document move when the one packed before it changes.
 
     Documents are told apart by an argument of their own, or by positions that start again: without a mask, and with
@@ -450,7 +313,7 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
     name = subject.argument(DOCUMENTS)
     by_positions = "position_ids" in subject.parameters
     border = second_document(subject)
-    if packed is False or (packed is None and name is None and border is None):
+    if subject.packed is False or (subject.packed is None and name is None and border is None):
         raise SkippedCheck("the batch has no packed documents: positions that start again, or document ids")
     if name is None and not by_positions:
         raise SkippedCheck("the model takes neither position_ids nor document ids")
@@ -471,8 +334,7 @@ def check_documents(subject: Subject, noise: Noise, packed: bool | None) -> list
         difference = subject.outputs(other, **keywords)[:, border:] - subject.outputs(**keywords)[:, border:]
         position, by = _largest_move(difference)
         if by > noise.same_shape:
-            calls = trace(subject, **keywords), trace(subject, other, **keywords)
-            call = first_moved(subject, *calls, slice(border, None), noise.same_shape)
+            call = first_moved_by(subject, (None, other), slice(border, None), noise.same_shape, **keywords)
             message = f"the second of two documents packed {words} depends on the first"
             evidence = {"changed": border - 1, "moved": border + position, "by": by, "tolerance": noise.same_shape}
             is_wrong = partial(_reads_before, border)
@@ -512,7 +374,7 @@ def _ways_to_pack(subject: Subject, border: int, name: str | None) -> list[tuple
     return ways
 
 
-def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
+def check_positions(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN106: another order of the tokens gives the same outputs in that order.
 
     Of a causal model the modules are checked: the output at the last position of the first that mixes tokens, and of
@@ -530,9 +392,9 @@ def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list
     if bool((permuted == subject.sequence).all()):
         raise SkippedCheck("all tokens are the same")
     base, other = subject.outputs(), subject.outputs(permuted)
-    depends = largest((subject.outputs(_with_suffix(subject, 0, last)) - base)[:, -1]) > noise.same_shape
-    if not depends:
-        raise SkippedCheck("the last output does not depend on other tokens")
+    moved = largest((subject.outputs(_with_suffix(subject, 0, last)) - base)[:, -1])
+    if moved <= noise.other_shape:
+        raise SkippedCheck("other tokens move the last output no more than rounding does")
     difference = largest(other - (base if subject.pooled else base[:, order]))
     if difference <= noise.other_shape:
         message = "permuted tokens give permuted outputs: the model knows no order"
@@ -543,7 +405,7 @@ def check_positions(subject: Subject, noise: Noise, causal: bool | None) -> list
         embeds = any(isinstance(module, nn.Embedding) for module in subject.model.modules())
         severity = Severity.ERROR if embeds else Severity.HINT
         return [finding("RUN106", message, severity=severity, by=difference, tolerance=noise.other_shape, maps=maps)]
-    if causal is False or subject.pooled:
+    if subject.causal is False or subject.pooled:
         return []
     return _order_in_modules(subject, permuted, order, noise)
 

@@ -78,6 +78,14 @@ def _moved(first: Tensor, second: Tensor, subject: Subject, positions: slice, to
     return largest(torch.nan_to_num(second[index] - first[index])) > tolerance
 
 
+def first_moved_by(
+    subject: Subject, sequences: tuple[Tensor | None, Tensor | None], positions: slice, tolerance: float, **changes: Any
+) -> ModuleCall | None:
+    """As `first_moved`, of the runs of two sequences; None for that of the subject."""
+    first, second = (trace(subject, sequence, **changes) for sequence in sequences)
+    return first_moved(subject, first, second, positions, tolerance)
+
+
 def first_moved(
     subject: Subject, first: list[ModuleCall], second: list[ModuleCall], positions: slice, tolerance: float
 ) -> ModuleCall | None:

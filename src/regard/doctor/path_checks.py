@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from regard_doctor.finding import Severity
 
 from .examination_report import ModelFinding, finding
-from .finding_map import difference_map
-from .leaks import SkippedCheck
+from .finding_map import difference_map, disagreement, output_moves
+from .padding_masks import is_of_source
 from .softmax_capture import capture_weights
-from .subject import CACHES, KEEP_MASKS, Noise, Subject, dropouts, fresh, largest, position_outputs
+from .subject import CACHES, KEEP_MASKS, Noise, SkippedCheck, Subject, dropouts, fresh, largest, position_outputs
 
 RETURNED_WEIGHTS = (
     "output_attentions",
@@ -78,7 +79,9 @@ def _of_part(subject: Subject, start: int, size: int) -> dict[str, Any]:
     """
     cut = {}
     for name, value in subject.keywords.items():
-        if not isinstance(value, Tensor) or name in subject.same or (name == "attention_mask" and value.ndim == 2):
+        if not isinstance(value, Tensor) or name in subject.same or is_of_source(subject, name):
+            continue
+        if name == "attention_mask" and value.ndim == 2:
             continue
         if value.ndim > 2 and list(value.shape[1:]).count(subject.length) > 1:
             raise SkippedCheck(f"{name} of the batch is of pairs, not of tokens")
@@ -98,14 +101,14 @@ def _positions_mend(subject: Subject, sizes: Sequence[int], name: str, whole: Te
     return largest(outputs - whole) <= noise.other_shape
 
 
-def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[ModelFinding]:
+def check_cache(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN120: the sequence in chunks, and token by token, with a cache, has other outputs than at once."""
     name = subject.names.cache or subject.argument(CACHES)
     if subject.pooled:
         raise SkippedCheck(subject.outputs_in_words)
     if name is None:
         raise SkippedCheck(f"the model takes no cache ({', '.join(CACHES)})")
-    if causal is False:
+    if subject.causal is False:
         raise SkippedCheck("the model is bidirectional")
     mask: dict[str, Any] = {"attention_mask": None} if str(subject.key) == "input_ids" else {}
     whole = subject.outputs(**mask)
@@ -121,8 +124,7 @@ def check_cache(subject: Subject, noise: Noise, causal: bool | None) -> list[Mod
             message = f"{words} with a cache raise {type(error).__name__}: {str(error)[:120]}"
             found.append(finding("RUN120", message, severity=Severity.WARNING))
             continue
-        difference = (outputs - whole).abs().nan_to_num(nan=torch.inf)
-        moves = difference.amax((0, 2))
+        moves = output_moves(outputs - whole)
         if float(moves.max()) > noise.other_shape:
             first = int((moves > noise.other_shape).nonzero()[0])
             message = f"{words} with a cache give other outputs than the sequence at once, from position {first} on"
@@ -192,13 +194,9 @@ def check_backends(subject: Subject, noise: Noise) -> list[ModelFinding]:
     if isinstance(ours, Exception) and not isinstance(ours, SkippedCheck):
         found.append(finding("RUN121", f"attn_implementation='regard' raises {_short(ours)}, where 'eager' runs"))
     for name, value in outputs.items():
-        difference = (value - outputs["eager"]).abs().nan_to_num(nan=torch.inf).amax((0, 2))
-        if float(difference.max()) > noise.other_shape:
-            message = f"attn_implementation={name!r} gives other outputs than 'eager'"
-            evidence = {"moved": int(difference.argmax()), "by": float(difference.max())}
-            title = f"Outputs by {name!r} and by 'eager'"
-            maps = difference_map(subject, value - outputs["eager"], noise.other_shape, title=title)
-            found.append(finding("RUN121", message, tolerance=noise.other_shape, maps=maps, **evidence))
+        message = f"attn_implementation={name!r} gives other outputs than 'eager'"
+        difference, title = value - outputs["eager"], f"Outputs by {name!r} and by 'eager'"
+        found += disagreement(subject, "RUN121", message, difference, noise.other_shape, title=title)
     return found
 
 
@@ -211,9 +209,10 @@ def _without_dropout(model: nn.Module) -> None:
             if isinstance(value, float) and any(word in name for word in ("drop", "jitter")):
                 setattr(module, name, 0.0)
     config = getattr(model, "config", None)
-    for name, value in list(vars(config).items()) if config is not None and hasattr(config, "__dict__") else ():
+    for name, value in list(vars(config).items()) if hasattr(config, "__dict__") else ():
         if isinstance(value, float) and any(word in name for word in ("drop", "jitter")):
-            setattr(config, name, 0.0)
+            with contextlib.suppress(AttributeError):  # a frozen configuration is of modules that have their own number
+                setattr(config, name, 0.0)
 
 
 def _train(model: nn.Module) -> None:
@@ -237,12 +236,11 @@ def check_training(subject: Subject, noise: Noise) -> list[ModelFinding]:
         raise SkippedCheck("training is random though every dropout is 0")
     if first.shape != expected.shape:
         raise SkippedCheck("training returns another shape")
-    difference = (first - expected).abs().nan_to_num(nan=torch.inf).amax((0, 2))
-    if float(difference.max()) <= noise.other_shape:
-        return []
-    evidence = {"moved": int(difference.argmax()), "by": float(difference.max()), "tolerance": noise.other_shape}
-    maps = difference_map(subject, first - expected, noise.other_shape, title="Outputs in training and in evaluation")
-    return [finding("RUN122", "with every dropout 0, train() gives other outputs than eval()", maps=maps, **evidence)]
+    message, title = (
+        "with every dropout 0, train() gives other outputs than eval()",
+        "Outputs in training and in evaluation",
+    )
+    return disagreement(subject, "RUN122", message, first - expected, noise.other_shape, title=title)
 
 
 def _options(subject: Subject) -> dict[str, dict[str, Any]]:
@@ -270,12 +268,8 @@ def check_options(subject: Subject, noise: Noise) -> list[ModelFinding]:
         except Exception:
             continue  # not what this model takes
         ran = ran or "mask" in words
-        if output.shape != base.shape:
-            continue
-        difference = (output - base).abs().nan_to_num(nan=torch.inf).amax((0, 2))
-        if float(difference.max()) > noise.other_shape:
-            evidence = {"moved": int(difference.argmax()), "by": float(difference.max())}
-            found.append(finding("RUN124", f"{words} changes outputs", tolerance=noise.other_shape, **evidence))
+        if output.shape == base.shape:
+            found += disagreement(subject, "RUN124", f"{words} changes outputs", output - base, noise.other_shape)
     return found
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from .examination_report import ModelFinding, finding
 from .finding_map import attention_of_module, influence_map
 from .formula_trace import trace_formulas
-from .leaks import SkippedCheck
 from .module_trace import ModuleCall, length_axis, trace
-from .subject import Noise, Subject, largest, output_tensor
+from .subject import Noise, SkippedCheck, Subject, largest, output_tensor
 
 WINDOWS = ("window", "window_size", "sliding_window", "local_window", "attention_window")
 """Attributes by which modules state how many positions they see."""

@@ -214,8 +214,9 @@ class _Capture(TorchFunctionMode):
             return weights.flatten(0, -4), visible.flatten(0, -4)
 
         sizes = problem.weights_shape
-        heads = sizes[-3] if len(sizes) > 2 else 1
-        self.add(torch.Size((sizes[:-3].numel(), heads, *sizes[-2:])), read, kind)
+        while len(sizes) < 4:
+            sizes = torch.Size((*sizes[:-2], 1, *sizes[-2:]))
+        self.add(torch.Size((sizes[:-3].numel(), *sizes[-3:])), read, kind)
 
     def add(self, shape: torch.Size, read: ReadRows, kind: str) -> None:
         """Record the weights of (batch, heads, queries, keys), with the module that is running."""

@@ -30,13 +30,17 @@ CACHES = ("past_key_values", "cache", "caches", "kv_cache", "past", "layer_past"
 """Names of the argument that takes what an earlier call returned."""
 KEEP_MASKS = ("attention_mask",)
 DROP_MASKS = ("key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask")
-SOURCES = ("input_ids", "src", "source", "context", "memory")
+SOURCES = ("input_ids", "src", "source", "input_features", "input_values", "context", "memory")
 """Names of the input that an encoder reads, in order of precedence."""
 DOCUMENTS = ("document_ids", "doc_ids", "documents", "segment_ids", "sequence_ids", "seq_idx")
 LARGEST_COPY = 200_000_000
 """Parameters up to which a model is copied to float64."""
 SAFETY = 4.0
 """Rounding is measured on a few inputs; others may round this much worse."""
+
+
+class SkippedCheck(Exception):
+    """A check that this model or batch has no use for, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,14 @@ class Subject:
     (batch, length, ...). A model whose outputs have no such positions, as that of a classifier, is `pooled`: its
     outputs are one vector for each row; `is_subsampled` if they have positions of their own, as those of a speech
     encoder. `outputs(sequence, **keywords)` runs the model with another sequence; every call starts from the same
-    random seed and from copies of the caches in the batch. maps: whether checks measure the maps that show their
-    findings. original: the subject in the model's own dtype, of one that was converted to float64. nan_outputs:
-    numbers of NaN in the outputs so far, of this subject and its copies.
+    random seed and from copies of the caches in the batch. causal, packed: as of `examine`. maps: whether checks
+    measure the maps that show their findings. original: the subject in the model's own dtype, of one that was converted
+    to float64. nan_outputs: numbers of NaN in the outputs so far, of this subject and its copies.
     """
 
     maps = False
+    causal: bool | None = None
+    packed: bool | None = None
 
     def __init__(self, model: nn.Module, batch: Any, names: InputNames | None = None) -> None:
         if not isinstance(model, nn.Module):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .examination_report import ModelFinding, finding
 from .finding_map import attention_map
-from .leaks import SkippedCheck
+from .padding_masks import without_last
 from .softmax_capture import CapturedWeights, capture_weights
-from .subject import Noise, Subject
+from .subject import Noise, SkippedCheck, Subject
 
 SINK_MASS = 0.95
 """A head is sink-only where the first key has this much of the weight of every row, as in papers on attention sinks."""
@@ -142,12 +141,7 @@ def check_sparse(subject: Subject, noise: Noise) -> list[ModelFinding]:
 
 
 def _half(subject: Subject, half: int) -> list[CapturedWeights]:
-    cut: dict[str, Any] = {
-        name: value[:, :half]
-        for name, value in subject.keywords.items()
-        if isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == subject.length and name != subject.key
-    }
-    short = Shortened(subject, half)
+    short, cut = Shortened(subject, half), without_last(subject, subject.length - half)
     return [one for one in capture_weights(short, short.sequence, **cut) if one.kind != "regard"]
 
 

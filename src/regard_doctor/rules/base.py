@@ -7,13 +7,14 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..mistake_texts import MistakeText, read_section, texts_in
-from ..module_facts import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts, defaults_of
 from ..term import Term
 
 if TYPE_CHECKING:
@@ -122,19 +123,37 @@ def formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
     return (site for site in facts.sites if site.kind == "formula")
 
 
+def around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.AST]:
+    """A node and those in which it stands, the innermost first; nothing for None."""
+    while node is not None:
+        yield node
+        node = facts.parents.get(node)
+
+
+def within_function(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.AST]:
+    """A node and those in which it stands, up to the function around, without it."""
+    return takewhile(lambda one: not isinstance(one, Function), around(node, facts))
+
+
+def statement_around(node: ast.AST | None, facts: ModuleFacts) -> ast.stmt | None:
+    """The statement in which a node stands."""
+    return next((one for one in around(node, facts) if isinstance(one, ast.stmt)), None)
+
+
 def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None:
     """The function in whose text a node stands; None at the level of a class or of the module."""
-    while node is not None and not isinstance(node, Function):
-        node = facts.parents.get(node)
-    return node
+    return next((one for one in around(node, facts) if isinstance(one, Function)), None)
+
+
+def text_around(node: ast.AST | None, facts: ModuleFacts) -> str:
+    """The text of the function around a node, with its comments; "" where there is none."""
+    function = function_around(node, facts)
+    return "" if function is None else ast.get_source_segment(facts.source, function) or ""
 
 
 def definitions_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[Function | ast.ClassDef]:
     """The functions and classes in whose text a node stands, the innermost first."""
-    while node is not None:
-        if isinstance(node, Function | ast.ClassDef):
-            yield node
-        node = facts.parents.get(node)
+    return (one for one in around(node, facts) if isinstance(one, Function | ast.ClassDef))
 
 
 def class_around(node: ast.AST | None, facts: ModuleFacts) -> ast.ClassDef | None:
@@ -144,15 +163,13 @@ def class_around(node: ast.AST | None, facts: ModuleFacts) -> ast.ClassDef | Non
 
 def tests_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.expr]:
     """The conditions, of the same function, on which it depends whether a node is reached; the innermost first."""
-    while node is not None and not isinstance(node, Function):
-        node = facts.parents.get(node)
-        if isinstance(node, ast.If | ast.IfExp):
-            yield node.test
+    above = (one for one in within_function(node, facts) if one is not node)
+    return (one.test for one in above if isinstance(one, ast.If | ast.IfExp))
 
 
 def is_used_as_value(function: Function, facts: ModuleFacts) -> bool:
     """Whether a function is returned, stored or passed on in its file, so that it is called from elsewhere."""
-    used = [one for one in facts.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load)]
+    used = (one for one in facts.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load))
     return any(not (isinstance(above := facts.parents[one], ast.Call) and above.func is one) for one in used)
 
 
@@ -176,9 +193,7 @@ def is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a function or class around is the plain one that others are compared with, or a test, or its result is
     named so: by its name, or by the first line of its docstring.
     """
-    statement: ast.AST | None = node
-    while statement is not None and not isinstance(statement, ast.stmt):
-        statement = facts.parents.get(statement)
+    statement = statement_around(node, facts)
     if isinstance(statement, ast.Assign) and any(_REFERENCE.search(name) for name in target_names(statement)):
         return True
     return any(
@@ -190,11 +205,9 @@ def is_reference(node: ast.AST, facts: ModuleFacts) -> bool:
 def comments_at(node: ast.AST, facts: ModuleFacts) -> Iterator[str]:
     """The comments beside and above a statement, and above the function around it."""
     lines = facts.source.splitlines()
-    statement: ast.AST | None = node
-    while statement is not None and not isinstance(statement, ast.stmt | ast.arg):
-        statement = facts.parents.get(statement)
+    statement = next((one for one in around(node, facts) if isinstance(one, ast.stmt | ast.arg)), None)
     for one in (statement, function_around(node, facts)):
-        if not isinstance(one, ast.stmt | ast.arg):
+        if one is None:
             continue
         first = min([one.lineno, *(made.lineno for made in getattr(one, "decorator_list", []))])
         last = one.lineno if isinstance(one, Function) else one.end_lineno or one.lineno
@@ -215,15 +228,23 @@ def is_on_purpose(node: ast.AST, facts: ModuleFacts) -> bool:
 def default_of(parameter: Term, facts: ModuleFacts) -> ast.expr | None:
     """The default of the parameter that a term is, or None where it has none."""
     function = function_around(parameter.node, facts)
-    if function is None:
-        return None
-    arguments = function.args
-    plain = [*arguments.posonlyargs, *arguments.args]
-    defaults = dict(zip([one.arg for one in plain[::-1]], arguments.defaults[::-1], strict=False))
-    defaults |= {
-        one.arg: value for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
-    }
-    return defaults.get(str(parameter.value))
+    return None if function is None else defaults_of(function).get(str(parameter.value))
+
+
+def parameters(function: Function | None) -> list[ast.arg]:
+    """The parameters of a function that have a name each, in their order; none of None."""
+    arguments = function.args if function is not None else None
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs] if arguments is not None else []
+
+
+def names_below(node: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> set[str]:
+    """The plain names in a node; those that are read (`ast.Load`) or bound (`ast.Store`) alone."""
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}
+
+
+def code_of(node: ast.AST | None) -> str:
+    """A node as source code of its own; "" for None."""
+    return "" if node is None else ast.unparse(node)
 
 
 def last_name(node: ast.expr) -> str:
@@ -233,7 +254,7 @@ def last_name(node: ast.expr) -> str:
 
 def target_names(assigned: ast.Assign) -> set[str]:
     """The names that an assignment binds or changes in place."""
-    return {node.id for target in assigned.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    return {name for target in assigned.targets for name in names_below(target)}
 
 
 def bound_names(node: ast.expr) -> Iterator[str]:

@@ -9,10 +9,61 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, Step, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
-from ..module_facts import Function, ModuleFacts
+from ..module_facts import Event, ModuleFacts
 from ..term import Term, is_none, is_true, number, same, text, through, walk
-from .base import Report, function_around, rule
-from .mask_rules import CACHE_NAMES, formula_mask, is_cached, is_judged, is_without_cache, resolved
+from .base import (
+    Report,
+    code_of,
+    function_around,
+    names_below,
+    parameters,
+    rule,
+    target_names,
+    tests_around,
+    text_around,
+    within_function,
+)
+from .cached_keys import CACHE_NAMES, is_cached, is_without_cache
+from .mask_uses import resolved, site_masks
+
+
+@rule("ATT211", Severity.ERROR)
+def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
+    """`is_causal=True` with keys of a cache: the triangle starts at the first key."""
+    for event in facts.operations("sdpa"):
+        key = event.term.get("key")
+        if not facts.is_judged(event) or key is None or not is_true(event.term.get("is_causal")):
+            continue
+        without = is_without_cache(event.term.node, facts) or _is_of_equal_lengths(event.term.node, facts)
+        if is_cached(key) and not without and not _is_without_mask_of_caller(event, facts):
+            yield Report(
+                event.term.node,
+                "is_causal=True aligns the triangle with the first key, and these keys begin with those of a cache: "
+                "pass a mask aligned to the last key",
+            )
+
+
+def _is_of_equal_lengths(node: ast.AST, facts: ModuleFacts) -> bool:
+    """Whether a node is reached only where two sizes that its function has read are equal, as those of a prompt are."""
+    sizes = {
+        name
+        for one in ast.walk(function_around(node, facts) or node)
+        if isinstance(one, ast.Assign) and re.search(r"\.(size\(|shape\[)", ast.unparse(one.value))
+        for name in target_names(one)
+    }
+    compared = (
+        [one.left, *one.comparators]
+        for test in tests_around(node, facts)
+        for one in ast.walk(test)
+        if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.Eq)
+    )
+    return any(all(isinstance(side, ast.Name) and side.id in sizes for side in sides) for sides in compared)
+
+
+def _is_without_mask_of_caller(event: Event, facts: ModuleFacts) -> bool:
+    """Whether it depends on a parameter named as a mask whether a call is made."""
+    masks = {one.arg for one in parameters(function_around(event.term.node, facts)) if re.search("mask|bias", one.arg)}
+    return any(masks & names_below(test) for test in tests_around(event.term.node, facts))
 
 
 @rule("ATT212", Severity.HINT)
@@ -20,7 +71,7 @@ def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
     """The causal mask is left out whenever there is a cache, for several new tokens too."""
     for event in facts.operations("sdpa"):
         key, causal = event.term.get("key"), event.term.get("is_causal")
-        if key is None or causal is None or not is_judged(event, facts) or not is_none(event.term.get("attn_mask")):
+        if key is None or causal is None or not facts.is_judged(event) or not is_none(event.term.get("attn_mask")):
             continue
         if is_cached(key) and _is_without_cache(causal) and not _says_one_query(event.term.node, facts):
             yield Report(event.term.node, "with a cache nothing is masked: several new tokens see each other's future")
@@ -45,9 +96,7 @@ _ONE_QUERY = re.compile(
 
 def _says_one_query(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether the text of the function around says that there is one query with a cache."""
-    function = function_around(node, facts)
-    written = ast.get_source_segment(facts.source, function) if function is not None else None
-    return written is not None and _ONE_QUERY.search(written) is not None
+    return _ONE_QUERY.search(text_around(node, facts)) is not None
 
 
 def _is_without_cache(causal: Term) -> bool:
@@ -79,16 +128,13 @@ def _masks_scores(statement: ast.stmt) -> bool:
 def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
     """The triangle of a causal mask starts at the first key, and these keys begin with those of a cache."""
     for site in facts.sites:
-        if not is_judged(site.event, facts) or not is_cached(site.key):
-            continue
-        for mask, node in _masks_with_nodes(site):
+        for mask, node in site_masks(site) if is_cached(site.key) else ():
             for one in (part for made in resolved(mask) for part in _joined(made)):
                 if _starts_at_first_key(one) and not is_without_cache(one.node, facts):
                     yield Report(node.node, "this triangle starts at the first key, a cached one: align it to the last")
     for event in facts.operations("triu", "tril"):
-        if is_judged(event, facts) and _is_longer_by_a_cache(event.term):
-            function = function_around(event.term.node, facts)
-            one_query = function is not None and re.search(r"if [^\n]* == 1:", ast.unparse(function)) is not None
+        if facts.is_judged(event) and _is_longer_by_a_cache(event.term):
+            one_query = re.search(r"if [^\n]* == 1:", code_of(function_around(event.term.node, facts)))
             yield Report(
                 event.term.node,
                 "this triangle has the keys of a cache before its own, and starts at the first of them",
@@ -112,15 +158,6 @@ def _joined(mask: Term) -> Iterator[Term]:
     """A mask, or those that are joined by *and* to it."""
     for one in mask.operands() if mask.op == "and" else (mask,):
         yield from _joined(one) if one.op == "and" else (one,)
-
-
-def _masks_with_nodes(site: AttentionSite) -> Iterator[tuple[Term, Term]]:
-    if site.kind == "formula":
-        for step in site.before:
-            for use in formula_mask(step):
-                yield use.mask, use.node
-    elif (mask := site.output.get("attn_mask")) is not None:
-        yield mask, mask
 
 
 _MADE = frozenset({"ones", "full", "zeros", "size"})
@@ -173,11 +210,11 @@ def causal_on_one_path(facts: ModuleFacts) -> Iterator[Report]:
         stored = flag is not None and (
             flag.op == "attribute" or (flag.op == "parameter" and "causal" in str(flag.value))
         )
-        if (is_true(flag) or stored) and is_judged(site.event, facts):
+        if is_true(flag) or stored:
             causal.append(site)
     for site in facts.sites:
         fused = site.kind == "sdpa"
-        if site.kind not in ("formula", "sdpa") or not is_judged(site.event, facts):
+        if site.kind not in ("formula", "sdpa"):
             continue
         masked = _is_causal_by_itself(site) if fused else any(not _is_callers_mask(step) for step in site.masks())
         if (
@@ -226,24 +263,18 @@ def _has_one_query(node: ast.AST | None, facts: ModuleFacts) -> bool:
 
     `length == 1`, `length < 2`, the other branch of `length > 1`, and what follows where that one returns.
     """
-    while node is not None and not isinstance(node, Function):
-        above = facts.parents.get(node)
-        if isinstance(above, ast.If | ast.IfExp) and node is not above.test:
-            inside = above.body if isinstance(above.body, list) else [above.body]
-            wanted = "==" if node in inside else "!="
+    for inner in within_function(node, facts):
+        above = facts.parents.get(inner)
+        block = getattr(above, "body", None)
+        if isinstance(above, ast.If | ast.IfExp) and inner is not above.test:
+            wanted = "==" if inner in (block if isinstance(block, list) else [block]) else "!="
             parts = above.test.values if isinstance(above.test, ast.BoolOp) else [above.test]
             if any(_compared_with_one(part) == wanted for part in parts):
                 return True
-        block = getattr(above, "body", None)
-        before = block[: block.index(node)] if isinstance(block, list) and node in block else []
-        for one in before:
-            if (
-                isinstance(one, ast.If)
-                and isinstance(one.body[-1], ast.Return)
-                and _compared_with_one(one.test) == "!="
-            ):
-                return True
-        node = above
+        before = block[: block.index(inner)] if isinstance(block, list) and inner in block else []
+        returning = (one for one in before if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Return))
+        if any(_compared_with_one(one.test) == "!=" for one in returning):
+            return True
     return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 
@@ -10,8 +9,8 @@ from ..attention_sites import AttentionSite, names_in, source_of
 from ..finding import Severity
 from ..module_facts import ClassFacts, Function, ModuleFacts
 from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, text, walk
-from .base import Report, function_around, rule
-from .mask_rules import is_judged
+from .base import Report, code_of, function_around, parameters, rule
+from .mask_uses import may_be_masked
 
 
 @rule("ATT231", Severity.ERROR)
@@ -21,11 +20,10 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
         class_ = site.event.class_
         if class_ is None or not _is_causal_attention(class_.name):
             continue
-        function = function_around(site.output.node, facts)
-        optional = function is not None and any("mask" in one.arg for one in function.args.args)
+        optional = any("mask" in one.arg for one in parameters(function_around(site.output.node, facts)))
         if optional and "causal" not in class_.name.lower():
             continue  # masked by what it is given, on another path
-        if not _has_mask(site) and not _is_cross(site):
+        if not _is_masked(site) and not _is_cross(site):
             yield Report(
                 site.output.node, f"{class_.name} attends without a causal mask: every position sees the future"
             )
@@ -33,13 +31,13 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied("torch.nn.TransformerEncoder"):
         given = [event.term.get(name) for name in ("mask", "is_causal")]
         name = event.class_.name if event.class_ is not None else ""
-        if is_judged(event, facts) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
+        if facts.is_judged(event) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
             yield Report(
                 event.term.node, f"the encoder of {name} has no causal mask: every position sees the next ones"
             )
     for event in facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer"):
         term = event.term
-        if not is_judged(event, facts) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
+        if not facts.is_judged(event) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
             continue
         target = term.get("tgt")
         if target is not None and target is not term.get("src") and _is_embedded_text(target, event.class_):
@@ -66,7 +64,7 @@ def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
             continue
         for site, crosses in zip(sites, crossing, strict=True):
             names = {one for term in (site.query, site.key) for one in names_in(term)}
-            if crosses or _has_mask(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
+            if crosses or _is_masked(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
                 continue
             node = site.event.call or site.output.node
             yield Report(
@@ -87,17 +85,13 @@ def _is_causal_attention(name: str) -> bool:
     return bool(causal) and not re.search(r"non_?causal|acausal|unmasked|masked_?lm|masked_?image", name, re.I)
 
 
-def _has_mask(site: AttentionSite) -> bool:
-    if site.kind == "formula":
-        return any(site.masks()) or any(step.op in ("mul", "masked_fill", "tril") for step in site.after)
-    term = site.output
-    if "**" in term.arguments:
-        return True
-    names = ("attn_mask", "is_causal", "key_padding_mask", "score_mod", "block_mask")
-    given = [term.get(name) for name in names]
-    return any(
-        one is not None and not is_none(one) and not (one.op == "constant" and one.value is False) for one in given
-    )
+def _is_masked(site: AttentionSite) -> bool:
+    return may_be_masked(site) or not _is_off(site.output.get("is_causal"))
+
+
+def _is_off(option: Term | None) -> bool:
+    """Whether an option is left out, None or False."""
+    return option is None or (option.op == "constant" and not option.value)
 
 
 def _is_cross(site: AttentionSite) -> bool:
@@ -135,7 +129,7 @@ def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.applied("torch.nn.TransformerEncoder"):
         given = [event.term.get(name) for name in ("mask", "is_causal", "**")]
         source = event.term.get("src")
-        if source is None or not is_judged(event, facts) or not all(is_none(one) for one in given):
+        if source is None or not facts.is_judged(event) or not all(is_none(one) for one in given):
             continue
         if _scores_its_vocabulary(source, event.class_):
             yield Report(event.term.node, message)
@@ -173,7 +167,7 @@ def _scores_its_vocabulary(source: Term, class_: ClassFacts | None) -> bool:
 
 
 def _computes_shifted_loss(function: Function | None) -> bool:
-    written = ast.unparse(function) if function is not None else ""
+    written = code_of(function)
     return "cross_entropy" in written and bool(re.search(r":-1\]|:-1, :\]", written)) and ", 1:]" in written
 
 
@@ -183,13 +177,9 @@ def _has_padding_mask_alone(site: AttentionSite) -> bool:
         if any(step.op == "mul" and step.operand is not None and step.operand.op == "parameter" for step in site.after):
             return False
         return all(step.operand is not None and _is_of_keys(step.operand) for step in site.masks())
-    causal = site.output.get("is_causal")
-    if not is_none(causal) and not (causal is not None and causal.op == "constant" and causal.value is False):
-        return False
-    if not all(is_none(site.output.get(name)) for name in ("block_mask", "score_mod", "**")):
-        return False
-    mask = site.output.get("attn_mask")
-    return mask is None or is_none(mask) or _is_of_keys(mask)
+    mask, others = site.output.get("attn_mask"), ("is_causal", "block_mask", "score_mod", "**")
+    without = mask is None or is_none(mask) or _is_of_keys(mask)
+    return without and all(_is_off(site.output.get(name)) for name in others)
 
 
 def _is_of_keys(mask: Term) -> bool:

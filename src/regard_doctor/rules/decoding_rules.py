@@ -6,13 +6,23 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite
 from ..finding import Severity
 from ..module_facts import ClassFacts, ModuleFacts
-from ..term import Term, is_none, label, number, walk
-from .base import Report, bound_names, class_around, function_around, last_name, rule, target_names
+from ..term import Term, indices, is_none, label, number, through, walk
+from .base import (
+    Report,
+    bound_names,
+    class_around,
+    function_around,
+    last_name,
+    names_below,
+    rule,
+    target_names,
+    text_around,
+)
+from .cached_keys import is_cached, is_without_cache
 from .called_model import ModelText, model_text
-from .mask_rules import is_cached, is_judged, is_without_cache
+from .mask_uses import may_be_masked
 
 _CACHED = re.compile(r"past|cache|prev", re.I)
 _LAYERS = frozenset({"matmul", "softmax", "sdpa"})
@@ -46,7 +56,7 @@ def _moved_by_another_input(facts: ModuleFacts) -> Iterator[Report]:
             for call in ast.walk(loop)
             if isinstance(call, ast.Call) and last_name(call.func) == "arange" and len(call.args) == 2
         }
-        bound = {one.id for one in ast.walk(loop) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        bound = names_below(loop, ast.Store)
         for step in (one for one in ast.walk(loop) if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)):
             read = counted.get(ast.unparse(step.target), [])
             moved = re.findall(r"(\w+)\.(?:size|shape)", ast.unparse(step.value))
@@ -91,7 +101,7 @@ def _is_angle(term: Term, facts: ModuleFacts) -> bool:
 def unfilled_cells(facts: ModuleFacts) -> Iterator[Report]:
     """All of a preallocated cache takes part in attention, the cells too that nothing was written into yet."""
     for site in facts.sites:
-        if not is_judged(site.event, facts) or _may_be_masked(site) or not _is_whole_buffer(site.key):
+        if may_be_masked(site) or not _is_whole_buffer(site.key):
             continue
         yield Report(
             site.output.node,
@@ -99,40 +109,20 @@ def unfilled_cells(facts: ModuleFacts) -> Iterator[Report]:
         )
 
 
-def _may_be_masked(site: AttentionSite) -> bool:
-    if site.kind == "formula":
-        return any(site.masks()) or any(step.op in ("mul", "masked_fill") for step in site.after)
-    names = ("attn_mask", "key_padding_mask", "block_mask", "score_mod", "**")
-    return any(not is_none(site.output.get(name)) for name in names)
-
-
 def _is_whole_buffer(key: Term) -> bool:
     """Whether keys are a tensor of a fixed length, of which a slice was written just before."""
-    for _ in range(20):
-        if key.op in ("transpose", "cast", "permute", "carried"):
-            key = key.input
-        elif key.op == "setitem":
-            index, base = key.get("index"), key.get("input")
-            slices = [one for one in _parts(index) if one.op == "slice" and not is_none(one.items[1])]
-            written = key.get("value")
-            stored = base is not None and (base.op in ("zeros", "attribute") or _is_made(base))
-            return stored and written is not None and number(written) is None and any(map(_is_moving, slices))
-        else:
-            return False
-    return False
-
-
-def _parts(index: Term | None) -> tuple[Term, ...]:
-    return () if index is None else index.items if index.op == "tuple" else (index,)
+    key = through(key, "transpose", "cast", "permute", "carried")
+    if key.op != "setitem":
+        return False
+    base, value = key.input, key.get("value")
+    slices = [one for one in indices(key) if one.op == "slice" and not is_none(one.items[1])]
+    stored = base.op in ("zeros", "attribute") or base.value in ("torch.empty", "torch.zeros")
+    return stored and value is not None and number(value) is None and any(map(_is_moving, slices))
 
 
 def _is_moving(part: Term) -> bool:
     """Whether a slice has a beginning that is not fixed: the number of cells that are filled."""
     return not is_none(part.items[0]) and number(part.items[0]) is None
-
-
-def _is_made(base: Term) -> bool:
-    return base.op == "call" and str(base.value) in ("torch.empty", "torch.zeros")
 
 
 @rule("ATT514", Severity.ERROR)
@@ -164,8 +154,6 @@ def _added(statement: ast.stmt) -> str | None:
 def window_cut_before_attention(facts: ModuleFacts) -> Iterator[Report]:
     """Keys are cut to the last window before the new queries have read them."""
     for site in facts.sites:
-        if not is_judged(site.event, facts):
-            continue
         cut = _cut(site.key)
         if cut is not None and _is_kept(cut, facts):
             yield Report(
@@ -227,18 +215,14 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
 
 def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether the text of the function around says that it does without a cache."""
-    function = function_around(node, facts)
-    written = ast.get_source_segment(facts.source, function) if function is not None else None
-    return (
-        written is not None
-        and re.search(
-            r"\b(no|without( an?| any)?) (kv[- ]?|keys?([- /]| and )values? )?cach|uncached|no_?cache|without_cache"
-            r"|recomput|\binefficient|unoptimi[sz]ed",
-            written,
-            re.I,
-        )
-        is not None
-    )
+    return _WITHOUT_CACHE.search(text_around(node, facts)) is not None
+
+
+_WITHOUT_CACHE = re.compile(
+    r"\b(no|without( an?| any)?) (kv[- ]?|keys?([- /]| and )values? )?cach|uncached|no_?cache|without_cache"
+    r"|recomput|\binefficient|unoptimi[sz]ed",
+    re.I,
+)
 
 
 _TRANSFORMER = re.compile(
@@ -407,26 +391,17 @@ def _is_model_call(call: ast.Call, names: set[str], facts: ModuleFacts) -> bool:
     function, text = last_name(call.func), ast.unparse(call)
     passed = {name for argument in call.args[:3] for name in bound_names(argument)}
     passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
-    plain = function not in (
-        "cat",
-        "hstack",
-        "pad",
-        "len",
-        "print",
-        "append",
-        "softmax",
-        "argmax",
-        "generate",
-        "tuple",
-        "list",
-        "size",
-    )
-    plain = plain and not (function == "decode" and len(call.args) < 2)  # tokenizer.decode(tokens)
+    plain = function not in _NO_MODELS and not (function == "decode" and len(call.args) < 2)  # tokenizer.decode(tokens)
     return (
         plain
         and bool(passed & names)
         and not re.search(r"cache|past|state|hidden|memory_|\bmems?\b|start_pos", text, re.I)
     )
+
+
+_NO_MODELS = frozenset(
+    {"cat", "hstack", "pad", "len", "print", "append", "softmax", "argmax", "generate", "tuple", "list", "size"}
+)
 
 
 def _takes_last(index: ast.expr) -> bool:
@@ -479,15 +454,10 @@ def _chooses_left(facts: ModuleFacts) -> bool:
 def _is_padded(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether what is read was padded by a tokenizer, in the same function or one that it calls, and not one text."""
     read = [*call.args[:1], *(one.value for one in call.keywords if one.arg in ("input_ids", None))]
-    names = {node.id for one in read for node in ast.walk(one) if isinstance(node, ast.Name)}
-    for node in ast.walk(function_around(call, facts) or facts.tree):
-        if (
-            isinstance(node, ast.Assign)
-            and target_names(node) & names
-            and any(map(_pads, _with_helpers(node.value, facts)))
-        ):
-            return True
-    return False
+    names = {name for one in read for name in names_below(one)}
+    assigned = (one for one in ast.walk(function_around(call, facts) or facts.tree) if isinstance(one, ast.Assign))
+    made = (one.value for one in assigned if target_names(one) & names)
+    return any(_pads(one) for value in made for one in _with_helpers(value, facts))
 
 
 def _with_helpers(value: ast.expr, facts: ModuleFacts) -> Iterator[ast.AST]:

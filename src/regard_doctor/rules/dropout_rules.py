@@ -8,11 +8,9 @@ from collections.abc import Iterator
 
 from ..attention_sites import dtype_of_projection
 from ..finding import Severity
-from ..module_facts import Event, Function, ModuleFacts
-from ..term import Term, is_none, label, number, walk
+from ..module_facts import Event, ModuleFacts
+from ..term import HALF, Term, is_none, label, number, walk
 from .base import Report, default_of, formulas, function_around, last_name, rule, tests_around
-
-_HALF = ("torch.float16", "torch.half", "torch.bfloat16")
 
 
 @rule("ATT301", Severity.ERROR)
@@ -55,12 +53,7 @@ def _is_chosen_elsewhere(event: Event, facts: ModuleFacts) -> bool:
         return True
     if probability is not None and probability.op == "parameter" and _is_of_caller(probability, facts):
         return True
-    node: ast.AST | None = event.term.node
-    while node is not None and not isinstance(node, Function):
-        node = facts.parents.get(node)
-        if isinstance(node, ast.If | ast.IfExp) and _is_other_condition(node.test):
-            return True
-    return False
+    return any(map(_is_other_condition, tests_around(event.term.node, facts)))
 
 
 def _is_other_condition(test: ast.expr) -> bool:
@@ -195,7 +188,7 @@ def softmax_in_half(facts: ModuleFacts) -> Iterator[Report]:
             dtype = casts[-1] if casts else dtype_of_projection(site.query)
             around = [function_around(one.node, facts) for one in (site.softmax, dtype) if one is not None]
             far = not casts and len(set(map(id, around))) > 1
-        if dtype is not None and dtype.op == "name" and dtype.value in _HALF:
+        if dtype is not None and dtype.op == "name" and dtype.value in HALF:
             yield Report(
                 site.softmax.node,
                 f"softmax of scores in {str(dtype.value).removeprefix('torch.')}: pass dtype=torch.float32",

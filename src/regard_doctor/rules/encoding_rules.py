@@ -5,31 +5,22 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..attention_sites import names_in, product
+from ..attention_sites import names_in, product, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
 from ..module_facts import Function, ModuleFacts
-from ..term import Term, label, number, walk
-from .base import Report, function_around, last_name, rule
+from ..term import HALF, Term, exchanges_middle, is_none, label, number, sides, walk
+from .base import Report, around, code_of, function_around, last_name, rule, statement_around
 from .position_rules import counts_positions
 
 _SLOPES = re.compile(r"slope|alibi|^m$|^ratios?$", re.I)
 _DISTANCES = (
-    "sub",
-    "negative",
-    "abs",
-    "method",
-    "item",
-    "unsqueeze",
-    "cast",
-    "clamp",
-    "carried",
-    "expand",
-    "transpose",
+    *("sub", "negative", "abs", "method", "item", "unsqueeze", "cast", "clamp", "carried", "expand", "transpose"),
 )
 
 
@@ -92,10 +83,7 @@ def _biased(term: Term, depth: int = 12) -> NDArray | None:
     if values is not None or depth == 0:
         return values.astype(float) if values is not None else None
     if term.op == "mul":
-        left, right = term.get("input"), term.get("other")
-        if left is None or right is None:
-            return None
-        for slope, distance in ((left, right), (right, left)):
+        for slope, distance in sides(term):
             found, sign = _biased(distance, depth - 1), _slope_sign(slope)
             if found is not None and sign:
                 return sign * found
@@ -152,14 +140,12 @@ def wrong_slopes(facts: ModuleFacts) -> Iterator[Report]:
 
 
 def _is_about_slopes(node: ast.AST, facts: ModuleFacts) -> bool:
-    above: ast.AST | None = node
-    while above is not None and not isinstance(above, ast.ClassDef):
-        if isinstance(above, Function) and re.search(r"slope|alibi", above.name, re.I):
-            return True
-        if isinstance(above, ast.Assign) and re.search(r"slope|alibi", ast.unparse(above.targets[0]), re.I):
-            return True
-        above = facts.parents.get(above)
-    return False
+    within = takewhile(lambda one: not isinstance(one, ast.ClassDef), around(node, facts))
+    names = (
+        one.name if isinstance(one, Function) else code_of(one.targets[0]) if isinstance(one, ast.Assign) else ""
+        for one in within
+    )
+    return any(re.search(r"slope|alibi", name, re.I) for name in names)
 
 
 _ANGLES = re.compile(r"freq|angle|theta|rope|rotary", re.I)
@@ -232,17 +218,15 @@ def _rotations(unit: ast.AST, facts: ModuleFacts) -> tuple[bool, bool]:
 
 def _is_about_angles(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether an expression is about the angles of a table: by the names in its statement, not those of queries."""
-    above: ast.AST = node
-    while not isinstance(above, ast.stmt) and above in facts.parents:
-        above = facts.parents[above]
-    if isinstance(above, Function | ast.ClassDef | ast.For | ast.If):
-        return False
-    return bool(re.search(r"freq|angle|theta|\bcos\b|\bsin\b|\bemb\b", ast.unparse(above)))
+    above = statement_around(node, facts)
+    return not isinstance(above, Function | ast.ClassDef | ast.For | ast.If) and bool(
+        re.search(r"freq|angle|theta|\bcos\b|\bsin\b|\bemb\b", code_of(above))
+    )
 
 
 @rule("ATT508", Severity.ERROR)
 def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
-    """Positions are counted along the axis of the heads."""
+    """Positions are counted along the axis of the heads, or of the batch."""
     for event in facts.operations("arange"):
         for size in (*event.term.items, *event.term.arguments.values()):
             if size.op != "size" or not isinstance(size.value, int):
@@ -252,6 +236,27 @@ def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
                 yield Report(
                     event.term.node, f"axis {size.value} is that of the heads here: positions are another axis"
                 )
+
+    for site in facts.sites:
+        for counted in _counted_along_batch(site.query) if exchanges_middle(site.query) else ():
+            yield Report(counted.node, "positions are counted along axis 0, and attention runs over axis 1")
+
+
+def _counted_along_batch(query: Term) -> Iterator[Term]:
+    """Of a query split into heads, (batch, heads, length, dim): positions counted along axis 0 of embedded tokens, and
+    embedded as one for each row of them; no axes were moved on the way.
+    """
+    read = list(walk(source_of(query).input))
+    if any(one.op in ("transpose", "permute", "rearrange", "method") for one in read):
+        return
+    tokens = {id(one.input) for one in read if one.op == "apply" and one.value == "torch.nn.Embedding"}
+    for one in read:
+        column = one.op == "item" and len(one.items) == 2 and is_none(one.items[1])
+        column = column or (one.op == "unsqueeze" and number(one.get("dim")) == 1)
+        counted = one.input if column else one
+        length = counted.items[0] if counted.op == "arange" and len(counted.items) == 1 else counted
+        if counted is not one and length.op == "size" and length.value == 0 and id(length.input) in tokens:
+            yield counted
 
 
 def _axes(term: Term) -> list[str]:
@@ -292,7 +297,7 @@ def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
     """Linear attention is not divided by the sum of its weights."""
     for event in facts.operations("matmul", "einsum"):
         outer = product(event.term)
-        if outer is None or (event.depth == 0 and event.function in facts.followed):
+        if outer is None or not facts.is_judged(event):
             continue
         inner = _state(outer.right) or _state(outer.left)
         if inner is None or not _has_feature_map(outer.left if _state(outer.right) else outer.right):
@@ -304,9 +309,7 @@ def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
             continue
         if any(_is_learned(_plain(one)) for one in inner.operands()):  # x·W·yᵀ, a bilinear form
             continue
-        function = event.function
-        written = ast.unparse(function) if function is not None else ""
-        if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|softmax|divide|ones", written):
+        if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|softmax|divide|ones", code_of(event.function)):
             yield Report(event.term.node, "this linear attention is not divided by the sum of its weights")
 
 
@@ -352,15 +355,10 @@ def angles_in_half(facts: ModuleFacts) -> Iterator[Report]:
         angle = event.term.input if event.term.op == "method" else next(iter(event.term.items), None)
         about = angle is not None and any(_ANGLES.search(one) for one in names_in(angle))
         cast = about and angle is not None and _low_precision(angle)
-        if cast and not _disables_autocast(event.function):
+        if cast and "enabled=False" not in code_of(event.function):  # with autocast off it is float32
             yield Report(
                 event.term.node, "these angles are in the dtype of the activations: take cos and sin in float32"
             )
-
-
-def _disables_autocast(function: Function | None) -> bool:
-    """Whether a function switches autocast off, and so computes in float32."""
-    return function is not None and "enabled=False" in ast.unparse(function)
 
 
 def _low_precision(angle: Term, depth: int = 12) -> bool:
@@ -370,7 +368,7 @@ def _low_precision(angle: Term, depth: int = 12) -> bool:
         if dtype is None:
             return False
         if dtype.op == "name":
-            return dtype.value in ("torch.bfloat16", "torch.float16", "torch.half")
+            return dtype.value in HALF
         base = label(dtype.input) if dtype.op == "attribute" else ""
         return bool(re.match(r"^(x|q|k|query|key|hidden_states|inputs?|h|hidden|xq|xk)$", base))
     if depth == 0 or angle.op in ("apply", "parameter", "exp", "attribute", "size", "arange"):

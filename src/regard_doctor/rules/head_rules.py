@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from ..array_frameworks import KERAS_LAYERS
-from ..attention_sites import AttentionSite, einsum_axes
+from ..attention_sites import AttentionSite, equation_axes
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import Term, is_none, is_true, number, text, through, walk
+from ..term import Term, exchanges_middle, is_none, is_true, lineage, moved_axes, number, text, through, walk
 from .base import Report, rule
 
 _HEADS = re.compile(r"head|^h$|^H$|^nh$|^n_h$", re.I)
@@ -64,19 +64,16 @@ def _sites_with_heads(facts: ModuleFacts) -> Iterator[AttentionSite]:
 
 def _split(operand: Term) -> Term | None:
     """The reshape into four axes whose input comes from a linear projection with no axes moved between."""
-    for _ in range(20):
-        if operand.op == "reshape" and len(operand.items) == 4:
-            source = operand.input
-            source = through(source, "cast", "dropout", "carried", "element")
-            return operand if source.op == "apply" and source.value == "torch.nn.Linear" else None
-        if operand.op in (*("cast", "dropout", "carried", "mul", "div"), *_MOVED_OR_CUT):
-            operand = operand.items[0] if operand.op == "choice" else operand.input
-        else:
-            return None
-    return None
+    *_, reshape = lineage(operand, *_MOVED_OR_CUT)
+    if reshape.op != "reshape" or len(reshape.items) != 4:
+        return None
+    source = through(reshape.input, "cast", "dropout", "carried", "element")
+    return reshape if source.op == "apply" and source.value == "torch.nn.Linear" else None
 
 
-_MOVED_OR_CUT = ("transpose", "permute", "choice", "element", "chunk", "split")
+_MOVED_OR_CUT = (
+    *("cast", "dropout", "carried", "mul", "div", "transpose", "permute", "choice", "element", "chunk", "split"),
+)
 
 
 def _spelled_sizes(reshape: Term) -> list[str]:
@@ -141,18 +138,13 @@ def _folded_rows(query: Term) -> Term | None:
 def _is_transposed_from_positions(query: Term) -> bool:
     """Whether a query was viewed as (batch, length, heads, dim) and then transposed to (batch, heads, length, dim)."""
     query = through(query, "cast", "dropout", "mul", "div", "carried")
-    if query.op == "transpose":
-        pair = {number(query.get("dim0")), number(query.get("dim1"))}
-        return pair == {1.0, 2.0} and query.input.op == "reshape" and len(query.input.items) == 4
+    if exchanges_middle(query):
+        return query.input.op == "reshape" and len(query.input.items) == 4
     if query.op == "element" and query.input.op in ("chunk", "split") and number(query.input.get("dim")) == -1:
         return _is_transposed_from_positions(query.input.input)
     if query.op == "element":  # of q, k and v from one projection, heads before positions
         moved = query.input.input if query.input.op == "unbind" else query.input
-        order = [number(one) for one in moved.items] if moved.op == "permute" else []
-        return order == [2, 0, 3, 1, 4] and moved.input.op == "reshape" and len(moved.input.items) == 5
-    if query.op == "permute":
-        order = [number(one) for one in query.items]
-        return order == [0, 2, 1, 3] and query.input.op == "reshape" and len(query.input.items) == 4
+        return moved_axes(moved) == [2, 0, 3, 1, 4] and moved.input.op == "reshape" and len(moved.input.items) == 5
     return False
 
 
@@ -160,8 +152,7 @@ def _keeps_axes(site: AttentionSite) -> bool:
     """Whether the output has the order of axes of the query."""
     if site.output.op != "einsum":
         return True
-    equation = next((one.value for one in site.output.items if one.op == "constant" and isinstance(one.value, str)), "")
-    axes = einsum_axes(equation)
+    axes = equation_axes(site.output)
     return axes is not None and len(axes[2]) == 4 and axes[2][:3] == axes[0][:3]
 
 
@@ -286,15 +277,9 @@ def _may_be_batch_first(module: Term) -> bool:
 
 def _same_leading_axes(term: Term) -> Iterator[Term]:
     """Terms from which this one is computed without moving its first two axes."""
-    for _ in range(30):
-        yield term
-        if term.op in ("apply", "dropout", "cast", "carried", "add", "mul", "div", "sub", "element"):
-            if term.op == "apply" and str(term.value or "").startswith("torch.nn.Conv"):
-                return
-            term = term.input
-        elif term.op == "choice":
-            term = term.items[0]
-        else:
+    for one in lineage(term, "apply", "dropout", "cast", "carried", "add", "mul", "div", "sub", "element", "choice"):
+        yield one
+        if one.op == "apply" and str(one.value or "").startswith("torch.nn.Conv"):
             return
 
 
@@ -333,9 +318,7 @@ def _has_heads_first(operand: Term) -> bool:
     """Whether the axes (batch, length, heads, dim), by the names of their sizes, had the middle two exchanged."""
     moves = 0
     for _ in range(20):
-        if operand.op == "transpose" or (
-            operand.op == "permute" and [number(one) for one in operand.items] == [0, 2, 1, 3]
-        ):
+        if operand.op == "transpose" or exchanges_middle(operand):
             moves += 1
         elif operand.op == "reshape" and len(operand.items) == 4:
             sizes = [size.rpartition(".")[2] for size in _spelled_sizes(operand)]
@@ -351,7 +334,7 @@ def _has_heads_first(operand: Term) -> bool:
 def attention_over_one_key(facts: ModuleFacts) -> Iterator[Report]:
     """Attention runs over one key: every weight is 1, and the queries have no effect."""
     for site in facts.sites:
-        if not (site.event.depth == 0 and site.event.function in facts.followed) and _is_one_long(site.key):
+        if _is_one_long(site.key):
             yield Report(site.output.node, "attention over one key: every weight is 1, whatever the query is")
 
 
@@ -360,15 +343,14 @@ _PASSED_ON = ("cast", "dropout", "carried", "transpose", "contiguous")
 
 def _is_one_long(key: Term) -> bool:
     """Whether keys were averaged over their positions, or cut to one of them."""
-    for _ in range(20):
-        if key.op in ("mean", "max", "amax", "sum"):
-            return is_true(key.get("keepdim")) and number(key.get("dim")) in (1, -2)
-        if key.op == "item" and len(key.items) >= 2 and key.items[0].op == "slice":
-            return _is_one_position(key.items[1])
-        if key.op not in _PASSED_ON and not (key.op == "apply" and key.value == "torch.nn.Linear"):
-            return False
-        key = key.input
-    return False
+    *passed, made = lineage(key, "apply", *_PASSED_ON)
+    if any(one.op == "apply" and one.value != "torch.nn.Linear" for one in passed):
+        return False
+    if made.op in ("mean", "max", "amax", "sum"):
+        return is_true(made.get("keepdim")) and number(made.get("dim")) in (1, -2)
+    return (
+        made.op == "item" and len(made.items) >= 2 and made.items[0].op == "slice" and _is_one_position(made.items[1])
+    )
 
 
 def _is_one_position(index: Term) -> bool:

@@ -11,9 +11,9 @@ from ..attention_sites import AttentionSite, names_in, path
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..module_facts import Function, ModuleFacts
-from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, same, walk
-from .base import Report, formulas, function_around, last_name, rule
-from .mask_rules import fill_value, formula_mask, is_judged, resolved
+from ..term import Term, is_none, is_true, label, lineage, lowest_of_dtype, moved_axes, number, same, walk
+from .base import Report, code_of, formulas, function_around, last_name, names_below, parameters, rule
+from .mask_uses import fill_value, formula_mask, resolved, site_masks
 from .softmax_rules import scores_rank
 
 _PADDING = re.compile(
@@ -61,10 +61,6 @@ def _of_unsqueeze(mask: Term) -> str:
     return "keys" if dim in (-2, rank - 1) else ""
 
 
-def _is_of_tokens(mask: Term) -> bool:
-    return mask.op in ("equal", "not_equal") and any("pad" in name.lower() for name in names_in(mask))
-
-
 def _alternatives(mask: Term, combined: frozenset[str]) -> Iterator[Term]:
     """The masks that a mask is combined from, by these operations."""
     for one in resolved(mask):
@@ -77,8 +73,9 @@ def _alternatives(mask: Term, combined: frozenset[str]) -> Iterator[Term]:
             yield one
 
 
-def _has_pad(term: Term) -> bool:
-    return term.op in ("equal", "not_equal") and _is_of_tokens(term)
+def _has_pad(compared: Term) -> bool:
+    """Whether tokens are compared with that of padding."""
+    return any("pad" in name.lower() for name in names_in(compared))
 
 
 _COMBINED = frozenset({"and", "or", "mul"})
@@ -88,16 +85,11 @@ _COMBINED = frozenset({"and", "or", "mul"})
 def mask_of_queries(facts: ModuleFacts) -> Iterator[Report]:
     """A padding mask runs along the queries instead of the keys."""
     for site in facts.sites:
-        if site.kind == "formula":
-            if not _has_keys_last(site):
-                continue
-            masks = [(use.mask, use.node) for step in site.before for use in formula_mask(step)]
-        else:
-            mask = site.output.get("attn_mask") if site.kind == "sdpa" else None
-            masks = [(mask, mask)] if mask is not None else []
+        if site.kind not in ("formula", "sdpa") or not _has_keys_last(site):
+            continue
         found = [
             (_last_axis(part), node)
-            for mask, node in masks
+            for mask, node in site_masks(site)
             for part in _alternatives(mask, _COMBINED)
             if mask_values(part) is None
         ]
@@ -136,8 +128,7 @@ def _has_keys_last(site: AttentionSite) -> bool:
 def rows_without_keys(facts: ModuleFacts) -> Iterator[Report]:
     """Padded queries see no key at all, and the softmax of a row of -inf is NaN."""
     for site in formulas(facts):
-        function = site.event.function
-        if function is not None and re.search(r"nan_to_num|isnan|nansum|\.any\(|\.all\(", ast.unparse(function)):
+        if re.search(r"nan_to_num|isnan|nansum|\.any\(|\.all\(", code_of(site.event.function)):
             continue
         for step in site.before:
             value = step.term.get("value") if step.op in ("masked_fill", "setitem") else step.operand
@@ -167,22 +158,12 @@ def lowest_numbers_added(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_lowest_mask(term: Term) -> bool:
     """Whether a term has the lowest number of its dtype where it hides, and 0 elsewhere."""
-    for _ in range(12):
-        if term.op == "mul":
-            return any(lowest_of_dtype(one) is not None for one in term.operands())
-        if term.op == "masked_fill" and lowest_of_dtype(term.get("value")) is not None:
-            return True
-        if term.op in ("full", "full_like") and lowest_of_dtype(term.get("fill_value")) is not None:
-            return True
-        if term.op == "choice" and term.items:
-            term = term.items[0]
-        elif "input" in term.arguments and term.op in (
-            *("unsqueeze", "expand", "item", "cast", "triu", "tril", "reshape", "repeat", "carried"),
-        ):
-            term = term.input
-        else:
-            return False
-    return False
+    *_, made = lineage(
+        term, "unsqueeze", "expand", "item", "cast", "triu", "tril", "reshape", "repeat", "carried", "choice"
+    )
+    filled = {"masked_fill": made.get("value"), "full": made.get("fill_value"), "full_like": made.get("fill_value")}
+    numbers = made.operands() if made.op == "mul" else (filled.get(made.op),)
+    return any(lowest_of_dtype(one) is not None for one in numbers)
 
 
 @rule("ATT232", Severity.ERROR)
@@ -190,9 +171,7 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Cross-attention gets the mask of the target, or none, instead of that of the source."""
     found: dict[int, AttentionSite] = {}
     for site in facts.sites:
-        if site.event.depth == 0 and site.event.function in facts.followed:
-            continue
-        if _is_of_memory(site) and any(_is_of_target(mask) for mask in _site_masks(site)):
+        if _is_of_memory(site) and any(_is_of_target(mask) for mask, _ in site_masks(site)):
             known = found.get(id(site.output.node))
             if known is None or site.event.depth < known.event.depth:
                 found[id(site.output.node)] = site
@@ -205,13 +184,13 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
     ):
         for name in ("memory_mask", "memory_key_padding_mask"):
             mask = event.term.get(name)
-            if not is_judged(event, facts) or mask is None:
+            if not facts.is_judged(event) or mask is None:
                 continue
             if _is_of_target(mask) or (not is_none(mask) and same(mask, event.term.get(name.replace("memory", "tgt")))):
                 yield Report(event.term.node, f"{name} is the mask of the target: pass that of the source")
         memory = event.term.get("memory")
         given = [event.term.get(name) for name in ("memory_mask", "memory_key_padding_mask", "**")]
-        if memory is not None and is_judged(event, facts) and all(is_none(one) for one in given):
+        if memory is not None and facts.is_judged(event) and all(is_none(one) for one in given):
             encoded = memory.op == "apply" and memory.value == "torch.nn.TransformerEncoder"
             if encoded and not is_none(memory.get("src_key_padding_mask")):
                 yield Report(
@@ -221,7 +200,6 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
                 )
 
 
-_MEMORY = re.compile(r"^(memory|mem|context|encoder_\w+|enc_\w*|encoded\w*|source|src)$", re.I)
 _TARGET_MASK = re.compile(
     r"^(?!\w*_(enc|encoder|src|source|mem|memory|cross)(_|$))"
     r"(tgt|trg|target|dec|decoder|causal|look_?ahead|future|subsequent)_(\w+_)?(mask|padding\w*)$",
@@ -235,15 +213,6 @@ def _is_of_memory(site: AttentionSite) -> bool:
         return False
     keys, queries = names_in(site.key), names_in(site.query)
     return any(_MEMORY.match(name) for name in keys - queries)
-
-
-def _site_masks(site: AttentionSite) -> Iterator[Term]:
-    if site.kind == "formula":
-        for step in site.before:
-            for use in formula_mask(step):
-                yield use.mask
-    else:
-        yield from (one for name in ("attn_mask", "key_padding_mask") if (one := site.output.get(name)) is not None)
 
 
 def _is_of_target(mask: Term) -> bool:
@@ -263,17 +232,15 @@ def _is_of_target(mask: Term) -> bool:
 def documents_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Documents are packed into one sequence, and attention has a causal mask only."""
     for function, site in _causal_functions(facts):
-        parameters = [one.arg for one in (*function.args.args, *function.args.kwonlyargs) if _DOCUMENTS.match(one.arg)]
-        if not parameters or any(_is_tested(name, function) for name in parameters):
+        documents = [one.arg for one in parameters(function) if _DOCUMENTS.match(one.arg)]
+        if not documents or any(_is_tested(name, function) for name in documents):
             continue
-        if site.event.call is not None and any(
-            isinstance(node, ast.Name) and node.id in parameters for node in ast.walk(site.event.call)
-        ):
+        if site.event.call is not None and names_below(site.event.call) & set(documents):
             continue  # what is called has kernels of its own for them
-        if not any(name in names_in(mask) for mask in _site_masks(site) for name in parameters):
+        if not any(names_in(mask) & set(documents) for mask, _ in site_masks(site)):
             yield Report(
                 site.event.call or site.output.node,
-                f"documents (`{parameters[0]}`) are separated by no mask: each attends to those before it",
+                f"documents (`{documents[0]}`) are separated by no mask: each attends to those before it",
             )
 
 
@@ -288,7 +255,7 @@ def _causal_functions(facts: ModuleFacts) -> Iterator[tuple[Function, AttentionS
         node = function_around(site.event.call or site.output.node, facts)
         if node is None:
             continue
-        masks = [one for mask in _site_masks(site) for one in resolved(mask)]
+        masks = [one for mask, _ in site_masks(site) for one in resolved(mask)]
         causal = is_true(site.output.get("is_causal")) or bool(masks)
         if causal and all(
             (values := mask_values(one)) is not None
@@ -300,11 +267,8 @@ def _causal_functions(facts: ModuleFacts) -> Iterator[tuple[Function, AttentionS
 
 def _is_tested(name: str, function: Function) -> bool:
     """Whether a branch depends on that name: the packed case may be another's."""
-    return any(
-        isinstance(node, ast.If | ast.IfExp)
-        and any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node.test))
-        for node in ast.walk(function)
-    )
+    branches = (node for node in ast.walk(function) if isinstance(node, ast.If | ast.IfExp))
+    return any(name in names_below(node.test) for node in branches)
 
 
 @rule("ATT405", Severity.ERROR)
@@ -315,7 +279,7 @@ def mask_in_other_order(facts: ModuleFacts) -> Iterator[Report]:
         order = "batch" if site.kind == "module" else _row_order(site.query)
         if not order:
             continue
-        for mask in _site_masks(site):
+        for mask, _ in site_masks(site):
             for one in walk(mask, stop=frozenset({"apply", "call"})):
                 found = _repeated_order(one)
                 if found and found != order:
@@ -362,10 +326,9 @@ def _row_order(query: Term) -> str:
         joined = reshaped.get("tensors")
         split = joined is not None and joined.op in ("split", "chunk")
         return "heads" if split and number(reshaped.get("dim")) in (0, None) else ""
-    moved = reshaped.input
-    if moved.op == "transpose" and {number(moved.get("dim0")), number(moved.get("dim1"))} == {1.0, 2.0}:
-        return "batch"
-    order = [number(one) for one in moved.items] if moved.op == "permute" else []
+    order = moved_axes(reshaped.input)
+    if reshaped.input.op == "transpose":
+        return "batch" if order == [1, 2] else ""
     return "batch" if order[:2] == [0, 2] else "heads" if order[:2] == [2, 0] else ""
 
 

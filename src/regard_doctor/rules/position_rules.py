@@ -10,8 +10,20 @@ from ..attention_sites import AttentionSite, projection_name, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
 from ..module_facts import Event, Function, ModuleFacts
-from ..term import Term, is_none, number, walk
-from .base import Report, bound_names, default_of, function_around, last_name, rule, target_names
+from ..term import Term, is_none, number, sides, walk
+from .base import (
+    Report,
+    around,
+    bound_names,
+    default_of,
+    function_around,
+    last_name,
+    names_below,
+    parameters,
+    rule,
+    statement_around,
+    target_names,
+)
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -57,8 +69,8 @@ def _why_rotated(call: ast.Call, facts: ModuleFacts) -> str:
     """A reason why what is rotated may be no values, or may be: no keys are around, or they have other tables."""
     if _has_other_table_than_queries(call, facts):
         return "keys and values have positions in space"
-    named = (one for one in ast.walk(function_around(call, facts) or call) if isinstance(one, ast.Name | ast.arg))
-    names = {one.id if isinstance(one, ast.Name) else one.arg for one in named}
+    function = function_around(call, facts)
+    names = names_below(function or call) | {one.arg for one in parameters(function)}
     return "" if any(_KEYS.match(name) for name in names) else "these are no values, but any vectors"
 
 
@@ -152,7 +164,7 @@ def _is_kept_unrotated(function: Function, rotation: ast.Assign) -> bool:
     stores, rotations = [], [rotation.lineno]
     for node in _assignments(function):
         written = " ".join(ast.unparse(one) for one in node.targets)
-        read = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name) and _KEYS.match(one.id)}
+        read = any(map(_KEYS.match, names_below(node.value)))
         if read and re.search(r"past|cache|prev|present|state|layer_past", written):
             stores.append(node.lineno)
         if read and any(isinstance(one, ast.Call) and _is_rotary(one) for one in ast.walk(node.value)):
@@ -167,20 +179,13 @@ def _decays(call: ast.Call) -> bool:
 
 def _excludes(one: ast.stmt, other: ast.stmt, facts: ModuleFacts) -> bool:
     """Whether two statements are in different branches of one condition."""
-    branches: dict[ast.AST, list[ast.stmt]] = {}
-    node: ast.AST | None = one
-    while node is not None:
+    branches: dict[ast.AST | None, list[ast.stmt]] = {}
+    for node in around(one, facts):
         above = facts.parents.get(node)
         if isinstance(above, ast.If):
             branches[above] = above.body if node in above.body else above.orelse
-        node = above
-    node = other
-    while node is not None:
-        above = facts.parents.get(node)
-        if above in branches and node not in branches[above]:
-            return True
-        node = above
-    return False
+    pairs = ((node, branches.get(facts.parents.get(node))) for node in around(other, facts))
+    return any(branch is not None and node not in branch for node, branch in pairs)
 
 
 def _assignments(function: Function) -> Iterator[ast.Assign]:
@@ -217,9 +222,7 @@ _POSITION_NAMES = re.compile(
 def counts_positions(event: Event, facts: ModuleFacts) -> bool:
     """Whether what is counted are positions: by its name, that of the function or class, or its products."""
     names = [one.name for one in (event.function, event.class_) if one is not None]
-    assigned = facts.parents.get(event.term.node)
-    while isinstance(assigned, ast.expr):
-        assigned = facts.parents.get(assigned)
+    assigned = statement_around(event.term.node, facts)
     if isinstance(assigned, ast.Assign):
         names += [ast.unparse(one).removeprefix("self.") for one in assigned.targets]
     if any(_POSITION_NAMES.search(name) for name in names):
@@ -341,8 +344,8 @@ def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:
         r"causal masking internally|masks? (is|are) (ignored|unused)", ast.get_docstring(found) or ""
     ):
         return False
-    masks = {one.arg for one in (*found.args.args, *found.args.kwonlyargs) if "mask" in one.arg}
-    return not masks or any(isinstance(node, ast.Name) and node.id in masks for node in ast.walk(found))
+    masks = {one.arg for one in parameters(found) if "mask" in one.arg}
+    return not masks or bool(masks & names_below(found))
 
 
 @rule("ATT516", Severity.ERROR)
@@ -356,7 +359,7 @@ def table_without_offset(facts: ModuleFacts) -> Iterator[Report]:
         store = ast.unparse(compared.comparators[0])
         kept = [one for body in test.body for one in ast.walk(body) if isinstance(one, ast.Assign)]
         stores = [one for one in kept if any(ast.unparse(target).startswith(f"{store}[") for target in one.targets)]
-        arguments = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)}
+        arguments = {one.arg for one in parameters(function)}
         values = dict(_named_assignments(function))
         key = _read(compared.left, values)
         for one in stores:
@@ -377,7 +380,7 @@ def _named_assignments(function: Function) -> Iterator[tuple[str, ast.Assign]]:
 
 def _read(node: ast.AST, values: dict[str, ast.Assign], depth: int = 4) -> set[str]:
     """The names that an expression reads, and those that they were computed from."""
-    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    names = names_below(node)
     for name in list(names):
         if name in values and depth:
             names |= _read(values[name].value, {k: v for k, v in values.items() if k != name}, depth - 1)
@@ -388,12 +391,7 @@ def _read(node: ast.AST, values: dict[str, ast.Assign], depth: int = 4) -> set[s
 def one_row_of_the_table(facts: ModuleFacts) -> Iterator[Report]:
     """One row of the table of positions is added to all of them: it is indexed by the length, and not cut to it."""
     for event in facts.operations("add"):
-        left, right = event.term.get("input"), event.term.get("other")
-        for added, row in ((left, right), (right, left)):
-            if (
-                added is not None
-                and row is not None
-                and row.op == "item"
-                and any(one.op == "size" and one.input is added and one.value in (0, 1, -2) for one in row.items)
-            ):
+        for added, row in sides(event.term):
+            sizes = [one for one in row.items if one.op == "size" and one.input is added]
+            if row.op == "item" and any(one.value in (0, 1, -2) for one in sizes):
                 yield Report(row.node, "this is one row, added to every position: cut the table to the length, `:n`")

@@ -19,8 +19,8 @@ from ..attention_sites import (
 )
 from ..finding import Severity
 from ..module_facts import Function, ModuleFacts
-from ..term import Term, is_none, label, number, text, through, walk
-from .base import Report, formulas, function_around, is_used_as_value, last_name, rule
+from ..term import Term, exchanges_middle, is_none, label, number, sides, text, through, walk
+from .base import Report, around, formulas, function_around, is_used_as_value, last_name, rule
 
 _QUERY_NAMES = re.compile(
     r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
@@ -63,13 +63,9 @@ _ADAPTED = re.compile(
 
 def _if_adapted(node: ast.AST, facts: ModuleFacts) -> str:
     """The doubt about a scale where the text around says that the code is that of a published model."""
-    around: ast.AST | None = node
-    while around is not None:
-        written = (ast.get_docstring(around) or "") if isinstance(around, ast.Module | ast.ClassDef | Function) else ""
-        if _ADAPTED.search(written):
-            return "the published model that this is adapted from has that scale"
-        around = facts.parents.get(around)
-    return ""
+    documented = (one for one in around(node, facts) if isinstance(one, ast.Module | ast.ClassDef | Function))
+    adapted = any(_ADAPTED.search(ast.get_docstring(one) or "") for one in documented)
+    return "the published model that this is adapted from has that scale" if adapted else ""
 
 
 def _free_formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
@@ -106,11 +102,8 @@ def _looks_like_transformer(site: AttentionSite) -> bool:
 
 def _without_bias(term: Term) -> Term:
     """A query or key without the learned vector that is added to all of them: the q of q + u."""
-    if term.op == "add":
-        for one, other in ((term.get("input"), term.get("other")), (term.get("other"), term.get("input"))):
-            if one is not None and other is not None and other.op in ("attribute", "parameter", "call"):
-                return one
-    return term
+    learned = (one for one, other in sides(term) if other.op in ("attribute", "parameter", "call"))
+    return next(learned, term) if term.op == "add" else term
 
 
 def _may_be_scaled(site: AttentionSite, facts: ModuleFacts) -> bool:
@@ -144,13 +137,17 @@ def _is_bias(term: Term) -> bool:
 
 def _mentions_scale(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the function around has a name for a scale: what it does with it may not have been understood."""
-    function = site.event.function
-    if function is None:
-        return False
-    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-    names |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-    names |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
-    return any(re.search(r"scal|temper|norm|sqrt", name, re.I) for name in names if name not in ("LayerNorm",))
+    nodes = ast.walk(site.event.function) if site.event.function is not None else ()
+    named = (one for one in nodes if isinstance(one, ast.Name | ast.Attribute | ast.arg))
+    names = {one.arg if isinstance(one, ast.arg) else last_name(one) for one in named}
+    return any(re.search(r"scal|temper|norm|sqrt", name, re.I) for name in names - {"LayerNorm"})
+
+
+def _scales(site: AttentionSite) -> list[tuple[Term, DimensionPower]]:
+    """The factors of a site before its softmax that are powers of a dimension."""
+    return [
+        (term, power) for where, term, power in _factors(site) if where != "weights" and power.dimension is not None
+    ]
 
 
 def _factors(site: AttentionSite) -> Iterator[tuple[str, Term, DimensionPower]]:
@@ -172,21 +169,15 @@ def _step_power(step: Step) -> Iterator[DimensionPower]:
 def _leading_factors(term: Term) -> Iterator[tuple[Term, DimensionPower]]:
     """Factors on a query or key itself, through moves of its axes alone."""
     for _ in range(20):
-        if term.op in ("mul", "div"):
-            left, right = term.get("input"), term.get("other")
-            if left is None or right is None:
-                return
-            for inner, factor in ((left, right), (right, left)):
+        scaled, term = term, term.input
+        if scaled.op in ("mul", "div"):
+            for inner, factor in sides(scaled):
                 found = dimension_power(factor)
                 if found is not None and found.dimension is not None and found.power != 1.0:
-                    yield term, DimensionPower(found.power if term.op == "mul" else -found.power, found.dimension)
+                    yield scaled, DimensionPower(found.power if scaled.op == "mul" else -found.power, found.dimension)
                     term = inner
                     break
-            else:
-                term = left
-        elif term.op in ("transpose", "reshape", "permute", "unsqueeze", "cast", "rearrange"):
-            term = term.input
-        else:
+        elif scaled.op not in ("transpose", "reshape", "permute", "unsqueeze", "cast", "rearrange"):
             return
 
 
@@ -196,17 +187,19 @@ def doubled_scale(facts: ModuleFacts) -> Iterator[Report]:
     for site in facts.sites:
         if site.kind == "module":
             continue
-        factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
-        power = sum(one[2].power for one in factors)
+        factors = _scales(site)
+        power = sum(scale.power for _, scale in factors)
         if site.kind in ("sdpa", "flex"):
             if abs(power + 0.5) < 1e-6 and is_none(site.output.get("scale")):
                 yield Report(
-                    factors[0][1].node,
+                    factors[0][0].node,
                     "the query or key is scaled by 1/√d, and the attention function scales by 1/√d again: "
                     "drop this factor, or pass scale=1.0",
                 )
-        elif len(factors) > 1 and abs(power + 1.0) < 1e-6 and all(abs(one[2].power + 0.5) < 1e-6 for one in factors):
-            yield Report(factors[-1][1].node, _SCALED_TWICE)
+        elif (
+            len(factors) > 1 and abs(power + 1.0) < 1e-6 and all(abs(scale.power + 0.5) < 1e-6 for _, scale in factors)
+        ):
+            yield Report(factors[-1][0].node, _SCALED_TWICE)
     for event in facts.operations("matmul", "einsum"):  # scores that go through a layer before the softmax
         scores = product(event.term)
         if scores is not None and any(_is_root_scaled(one) for one in (scores.left, scores.right)):
@@ -236,14 +229,14 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
     for site in _free_formulas(facts):
         if all(any(one.op == "normalize" for one in walk(term, stop=_PROJECTIONS)) for term in (site.query, site.key)):
             continue  # cosines, which are scaled up
-        factors = [one for one in _factors(site) if one[0] != "weights" and one[2].dimension is not None]
-        power = sum(one[2].power for one in factors)
+        factors = _scales(site)
+        power = sum(scale.power for _, scale in factors)
         if len(factors) == 1 and any(abs(power - wrong) < 1e-6 for wrong in (-1.0, 0.5, 1.0)):
             done = {-1.0: "divided by d", 0.5: "multiplied by √d", 1.0: "multiplied by d"}[round(power, 1)]
             yield Report(
-                factors[0][1].node,
+                factors[0][0].node,
                 f"scores are {done}; they need to be divided by √d",
-                unless=_if_adapted(factors[0][1].node, facts),
+                unless=_if_adapted(factors[0][0].node, facts),
             )
 
 
@@ -297,10 +290,7 @@ def _is_number_of_heads(counted: Term, site: AttentionSite) -> bool:
     axes = sum(2 if one.op == "starred" else 1 for one in split.items)  # x.reshape(*leading, heads, dim)
     if split.op != "reshape" or axes < 4 or not moved:
         return False
-    pair = {number(query.get("dim0")), number(query.get("dim1"))}
-    order = [number(one) for one in query.items]
-    heads_second = pair == {1.0, 2.0} or (order == [0, 2, 1, 3] and query.op == "permute")
-    if not heads_second:
+    if not exchanges_middle(query):
         return False
     heads, dimension = split.items[-2:]
     if counted.op == "size":

@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite, WeightedAverage, einsum_axes, path, poolings, source_of
+from ..attention_sites import AttentionSite, WeightedAverage, equation_axes, path, poolings, source_of
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import Term, is_none, number, text, through, walk
+from ..term import Term, is_none, moved_axes, number, text, through, walk
 from .base import Report, formulas, function_around, rule
 
 
@@ -54,8 +54,7 @@ def _flattened_with_keys(softmax: Term) -> str:
     flat = softmax.input
     if flat.op != "flatten" or number(softmax.get("dim")) != -1 or flat.input.op != "einsum" or flat.get("end_dim"):
         return ""
-    equation = next((one.value for one in flat.input.items if isinstance(one.value, str)), "")
-    axes, first = einsum_axes(equation), number(flat.get("start_dim"))
+    axes, first = equation_axes(flat.input), number(flat.get("start_dim"))
     if axes is None or first is None or first < 0:
         return ""
     return next((one for one in axes[2][int(first) :] if one in axes[0] and one in axes[1]), "")
@@ -81,14 +80,13 @@ def _is_read_by_queries(state: Term, softmax: Term, facts: ModuleFacts) -> bool:
     """Whether a product of keys and values is the state of linear attention: queries with a softmax of their own read
     it, and no other softmax is in it.
     """
-    return not any(_leads_to_another(one, softmax) for one in state.items) and any(
-        consumer.op == "einsum" and any(_leads_to_another(one, softmax) for one in consumer.items)
-        for consumer in facts.consumers.get(id(state), [])
-    )
 
+    def has_another(product: Term) -> bool:
+        wanted = (path(one, lambda found: found.op == "softmax" and found is not softmax) for one in product.items)
+        return any(one is not None for one in wanted)
 
-def _leads_to_another(term: Term, softmax: Term) -> bool:
-    return path(term, lambda one: one.op == "softmax" and one is not softmax) is not None
+    readers = (one for one in facts.consumers.get(id(state), []) if one.op == "einsum")
+    return not has_another(state) and any(map(has_another, readers))
 
 
 def _is_sigmoid(term: Term) -> bool:
@@ -113,10 +111,10 @@ def _pooled_axes(pooled: WeightedAverage, facts: ModuleFacts) -> tuple[str | int
         if summed is None or dim < 0 or summed < 0 or not trailing or not moved or again:
             return None, None
         return int(dim), int(summed)
-    equation = next((one.value for one in pooled.output.items if isinstance(one.value, str)), "")
-    axes = einsum_axes(equation)
+    axes = equation_axes(pooled.output)
     operands = [one for one in pooled.output.items if one.op != "constant"]
-    weights = next((index for index, one in enumerate(operands) if _leads_to(one, pooled.softmax)), None)
+    led = (path(one, lambda found: found is pooled.softmax) for one in operands)
+    weights = next((index for index, one in enumerate(led) if one is not None), None)
     if (
         axes is None
         or weights is None
@@ -141,11 +139,6 @@ def _appends_axis(step: Term) -> bool:
     if step.op == "unsqueeze":
         return number(step.get("dim")) == -1
     return is_none(step.items[-1]) and not any(is_none(one) for one in step.items[:-1])
-
-
-def _leads_to(term: Term, goal: Term) -> bool:
-    found = path(term, lambda one: one is goal)
-    return found is not None
 
 
 def _is_matrix(site: AttentionSite) -> bool:
@@ -195,20 +188,14 @@ def scores_rank(site: AttentionSite) -> int | None:
             return None
     term = site.scores.term
     if term.op == "einsum":
-        equation = next((one.value for one in term.items if isinstance(one.value, str) and one.op == "constant"), "")
-        axes = einsum_axes(equation)
+        axes = equation_axes(term)
         return len(axes[2]) if axes and "..." not in axes[2] else None
     if str(term.value).endswith("bmm"):
         return 3
     if str(term.value).endswith(".mm") or term.value == "mm":
         return 2
-    for operand in (site.query, site.key):
-        for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
-            if one.op == "transpose" and operand is site.key and one is operand:
-                pair = {number(one.get("dim0")), number(one.get("dim1"))}
-                if pair in ({1.0, 2.0}, {2.0, 3.0}):
-                    return int(max(pair)) + 1  # type: ignore[type-var]
-    return None
+    exchanged = moved_axes(site.key) if site.key.op == "transpose" else []
+    return exchanged[1] + 1 if exchanged in ([1, 2], [2, 3]) else None
 
 
 @rule("ATT112", Severity.WARNING)

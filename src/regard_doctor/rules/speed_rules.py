@@ -12,8 +12,19 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..module_facts import Event, Function, Loop, ModuleFacts
 from ..rewriting import AddKeyword, Rewrite
 from ..term import Term, is_none, is_true, number, through, walk
-from .base import Report, function_around, last_name, rule, tests_around
-from .mask_rules import is_cached, resolved
+from .base import (
+    Report,
+    around,
+    code_of,
+    function_around,
+    last_name,
+    names_below,
+    rule,
+    statement_around,
+    tests_around,
+)
+from .cached_keys import is_cached
+from .mask_uses import resolved
 
 
 @rule("ATT601", Severity.WARNING)
@@ -200,17 +211,12 @@ def _sets_pair(node: ast.Assign, variables: set[str]) -> bool:
     target = node.targets[0]
     if not isinstance(target, ast.Subscript):
         return False
-    indices = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
-    used = {one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)}
     product = re.search(r"\bdot\(|@|matmul\(|\.sum\(|\bsum\(|inner\(|bmm\(", ast.unparse(node.value))
-    return variables <= indices and variables <= used and product is not None
+    return variables <= names_below(target) & names_below(node.value) and product is not None
 
 
 def _is_with_softmax(node: ast.AST, facts: ModuleFacts) -> bool:
-    above = facts.parents
-    while node in above and not isinstance(node, Function):
-        node = above[node]
-    return isinstance(node, Function) and "softmax" in ast.unparse(node)
+    return "softmax" in code_of(function_around(node, facts))
 
 
 @rule("ATT602", Severity.WARNING)
@@ -240,11 +246,7 @@ def _discards_weights(event: Event, facts: ModuleFacts) -> bool:
     targets = parent.targets[0].elts
     if len(parent.targets) != 1 or len(targets) != 2 or not isinstance(targets[1], ast.Name):
         return False
-    name = targets[1].id
-    return name == "_" or not any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-        for node in ast.walk(event.function or facts.tree)
-    )
+    return targets[1].id == "_" or targets[1].id not in names_below(event.function or facts.tree, ast.Load)
 
 
 def _is_indexed_by_zero_alone(name: str, event: Event, facts: ModuleFacts) -> bool:
@@ -253,14 +255,8 @@ def _is_indexed_by_zero_alone(name: str, event: Event, facts: ModuleFacts) -> bo
         return False
     used = [node for node in ast.walk(event.function) if isinstance(node, ast.Name) and node.id == name]
     loads = [facts.parents[node] for node in used if isinstance(node.ctx, ast.Load)]
-    return (
-        len(used) - len(loads) == 1
-        and bool(loads)
-        and all(
-            isinstance(above, ast.Subscript) and isinstance(above.slice, ast.Constant) and above.slice.value == 0
-            for above in loads
-        )
-    )
+    first = all(isinstance(one, ast.Subscript) and getattr(one.slice, "value", None) == 0 for one in loads)
+    return len(used) - len(loads) == 1 and bool(loads) and first
 
 
 @rule("ATT603", Severity.WARNING)
@@ -268,7 +264,7 @@ def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     """A causal mask, or one that hides nothing, is passed as a tensor."""
     for event in facts.operations("sdpa"):
         mask = event.term.get("attn_mask")
-        if mask is None or mask.op == "choice" or (event.depth == 0 and event.function in facts.followed):
+        if mask is None or mask.op == "choice" or not facts.is_judged(event):
             continue
         values = next((mask_values(one) for one in resolved(mask)), None)
         if values is not None and values.dtype != bool and not values.any():
@@ -292,21 +288,17 @@ def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
-        if _is_beside_compiled(event.function):
-            continue
-        decorators = [ast.unparse(one) for one in getattr(event.function, "decorator_list", [])]
-        if any("compile" in one for one in decorators):
-            continue
-        yield Report(
-            event.term.node, "flex_attention is not compiled and computes all scores: use torch.compile(flex_attention)"
-        )
+        if not _is_compiled(event.function):
+            yield Report(
+                event.term.node,
+                "flex_attention is not compiled and computes all scores: use torch.compile(flex_attention)",
+            )
 
 
-def _is_beside_compiled(function: Function | None) -> bool:
-    """Whether a function also calls what its name says is compiled: the call as it is serves other devices."""
-    return function is not None and any(
-        isinstance(node, ast.Call) and "compile" in ast.unparse(node.func) for node in ast.walk(function)
-    )
+def _is_compiled(function: Function | None) -> bool:
+    """Whether a function is compiled, or also calls what its name says is: the call as it is serves other devices."""
+    calls = (one.func for one in ast.walk(function) if isinstance(one, ast.Call)) if function is not None else ()
+    return any("compile" in ast.unparse(one) for one in (*calls, *getattr(function, "decorator_list", ())))
 
 
 def _compiles_a_model(call: ast.Call, facts: ModuleFacts) -> bool:
@@ -321,14 +313,10 @@ def _compiles_a_model(call: ast.Call, facts: ModuleFacts) -> bool:
 @rule("ATT605", Severity.WARNING)
 def block_mask_each_step(facts: ModuleFacts) -> Iterator[Report]:
     """A block mask is made in each call of `forward`."""
-    above = facts.parents
     for event in facts.operations("block_mask"):
         if event.function is None or event.function.name != "forward" or event.depth > 0:
             continue
-        node: ast.AST = event.term.node
-        while node in above and not isinstance(node, Function | ast.If | ast.IfExp):
-            node = above[node]
-        if node is event.function:
+        if function_around(event.term.node, facts) is event.function and not any(tests_around(event.term.node, facts)):
             yield Report(event.term.node, "this makes the block mask in every call: make it once for each length")
 
 
@@ -378,9 +366,7 @@ def _is_made_once(name: str, facts: ModuleFacts, depth: int = 4) -> bool:
     calls = [one for one in facts.nodes[ast.Call] if isinstance(one.func, ast.Name) and one.func.id == name]
     if not calls:
         return re.search(r"block|layer|att(entio)?n|head|encoder|decoder", name, re.I) is None
-    above: ast.AST | None = calls[0]
-    while above is not None and not isinstance(above, (ast.ClassDef, *_REPEATED)):
-        above = facts.parents.get(above)
+    above = next((one for one in around(calls[0], facts) if isinstance(one, (ast.ClassDef, *_REPEATED))), None)
     if len({_assigned_to(one, facts) for one in calls}) > 1 or depth == 0 or isinstance(above, _REPEATED):
         return False
     return above is None or (isinstance(above, ast.ClassDef) and _is_made_once(above.name, facts, depth - 1))
@@ -391,10 +377,8 @@ _REPEATED = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.DictComp, a
 
 def _assigned_to(call: ast.AST, facts: ModuleFacts) -> str:
     """What a call is assigned to, the same in two branches, as source code; its line where it is not assigned."""
+    node = statement_around(call, facts)
     line = str(getattr(call, "lineno", ""))
-    node: ast.AST | None = call
-    while node is not None and not isinstance(node, ast.stmt):
-        node = facts.parents.get(node)
     return " ".join(map(ast.unparse, node.targets)) if isinstance(node, ast.Assign) else line
 
 
@@ -416,7 +400,7 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
         return
     for event in facts.operations("sdpa"):
         key, value = event.term.get("key"), event.term.get("value")
-        if key is None or value is None or (event.depth == 0 and event.function in facts.followed):
+        if key is None or value is None or not facts.is_judged(event):
             continue
         if _groups_heads(function_around(event.term.node, facts)):
             continue
@@ -442,9 +426,7 @@ def _is_of_kernels(event: Event, facts: ModuleFacts) -> bool:
 
 def _groups_heads(function: Function | None) -> bool:
     """Whether a function calls with grouped heads in another branch, and copies as one of several ways."""
-    return function is not None and any(
-        isinstance(one, ast.keyword) and one.arg == "enable_gqa" for one in ast.walk(function)
-    )
+    return "enable_gqa=" in code_of(function)
 
 
 def _repeated(operand: Term) -> Term | None:

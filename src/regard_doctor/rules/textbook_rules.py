@@ -6,16 +6,28 @@ import ast
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import takewhile
 
-from ..attention_sites import AttentionSite, Step, dimension_power, einsum_axes
+from ..attention_sites import AttentionSite, Step, dimension_power, equation_axes
 from ..finding import Severity
 from ..mask_values import hidden_pairs, mask_values, triangle
 from ..module_facts import ModuleFacts
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
-from ..term import Term, is_none, number, walk
-from .base import Report, definitions_around, formulas, function_around, last_name, rule, target_names
-from .mask_rules import fill_value, is_mask_name
+from ..term import HALF, Term, is_none, number, walk
+from .base import (
+    Report,
+    around,
+    definitions_around,
+    formulas,
+    function_around,
+    last_name,
+    names_below,
+    rule,
+    statement_around,
+    target_names,
+)
+from .mask_uses import fill_value, is_mask_name
 from .softmax_rules import scores_rank, summed_axis
 
 
@@ -123,11 +135,10 @@ def _says_written_out(site: AttentionSite, facts: ModuleFacts) -> bool:
 def _is_detached(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the weights are constants for the gradients, which those of a fused function are not."""
     for term in [site.softmax, *(step.term for step in site.after)]:
-        node = facts.parents.get(term.node) if term is not None else None
-        while node is not None and node is not site.output.node and not isinstance(node, ast.stmt):
-            if isinstance(node, ast.Attribute) and node.attr == "detach":
-                return True
-            node = facts.parents.get(node)
+        above = around(facts.parents.get(term.node) if term is not None else None, facts)
+        within = takewhile(lambda one: one is not site.output.node and not isinstance(one, ast.stmt), above)
+        if any(isinstance(one, ast.Attribute) and one.attr == "detach" for one in within):
+            return True
     product = site.output.node
     operands = [product.left] if isinstance(product, ast.BinOp) else getattr(product, "args", [])
     return any(ast.unparse(one).endswith(".detach()") for one in operands[:1])
@@ -145,17 +156,18 @@ def _is_expressible(site: AttentionSite) -> bool:
         and site.softmax is not None
         and summed_axis(site) == -1
         and _is_last_axis(site)
-        and not any(step.op == "mul" and step.operand is not None and _is_mask(step.operand) for step in site.before)
-        and not any(step.op == "cast" and _is_half(step.term.get("dtype")) for step in site.before)
+        and not any(_multiplies_by_mask(step) or _halves(step) for step in site.before)
     )
 
 
-def _is_mask(factor: Term) -> bool:
-    return mask_values(factor) is not None or is_mask_name(factor)
+def _multiplies_by_mask(step: Step) -> bool:
+    factor = step.operand if step.op == "mul" else None
+    return factor is not None and (mask_values(factor) is not None or is_mask_name(factor))
 
 
-def _is_half(dtype: Term | None) -> bool:
-    return dtype is not None and str(dtype.value) in ("torch.float16", "torch.half", "torch.bfloat16")
+def _halves(step: Step) -> bool:
+    dtype = step.term.get("dtype") if step.op == "cast" else None
+    return dtype is not None and dtype.value in HALF
 
 
 def _is_last_axis(site: AttentionSite) -> bool:
@@ -301,11 +313,10 @@ class _Rewriter:
     # Statements
 
     def _statement(self, node: ast.AST) -> ast.stmt:
-        while not isinstance(node, ast.stmt):
-            if node not in self.above:
-                raise _NotProven
-            node = self.above[node]
-        return node
+        found = statement_around(node, self.facts)
+        if found is None:
+            raise _NotProven
+        return found
 
     def _collect_statements(self) -> None:
         """Find the assignments of scores and weights: of plain names, in one block, or under `if mask is not None`."""
@@ -362,47 +373,22 @@ class _Rewriter:
         """The names of scores and weights are used in what is removed or replaced alone."""
         inside = {id(node) for statement in self.removed for node in ast.walk(statement)}
         inside |= {id(node) for node in ast.walk(self.site.output.node)}
+        targets = self.final.targets if isinstance(self.final, ast.Assign) else []
+        rebound = {one.id for one in targets if isinstance(one, ast.Name)}
         for node in ast.walk(self.function or self.facts.tree):
             if isinstance(node, ast.Name) and node.id in names and id(node) not in inside:
-                rebound = isinstance(node.ctx, ast.Store) and self._statement(node) is self.final
-                if not rebound and getattr(node, "lineno", 0) <= (self.final.end_lineno or 0):
+                bound_by_final = isinstance(node.ctx, ast.Store) and self._statement(node) is self.final
+                is_later = node.lineno > (self.final.end_lineno or 0) and node.id in rebound  # of another value
+                if not bound_by_final and not is_later:
                     raise _NotProven
-                if not rebound and not self._is_rebound_by_final(node.id):
-                    raise _NotProven
-
-    def _is_rebound_by_final(self, name: str) -> bool:
-        """Whether the last statement binds a name anew, so that later uses are not of scores or weights."""
-        return isinstance(self.final, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == name for target in self.final.targets
-        )
 
     def _check_names(self, call: FusedCall) -> None:
         """No name in the new call is bound between where it was used and where the call stands."""
         first = min((statement.lineno for statement in self.removed), default=self.final.lineno)
-        used = {
-            node.id
-            for code in (
-                call.query,
-                call.key,
-                call.value,
-                call.keep,
-                call.bias,
-                call.optional,
-                call.dropout,
-                call.scale,
-            )
-            if code
-            for node in ast.walk(ast.parse(code, mode="eval"))
-            if isinstance(node, ast.Name)
-        }
+        codes = (one for one in astuple(call) if isinstance(one, str) and one)
+        used = {name for code in codes for name in names_below(ast.parse(code, mode="eval"))}
         inside = {id(node) for statement in self.removed for node in ast.walk(statement)}
-        bound_inside = {
-            node.id
-            for statement in self.removed
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        if used & bound_inside:
+        if any(used & names_below(statement, ast.Store) for statement in self.removed):
             raise _NotProven
         for node in ast.walk(self.function or self.facts.tree):
             if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Store) or node.id not in used:
@@ -450,8 +436,7 @@ class _Rewriter:
 
     def _check_einsum(self, term: Term, *, transposed: bool) -> None:
         """The equation is "... i d, ... j d -> ... i j", or "... i j, ... j d -> ... i d"."""
-        equation = next((one.value for one in term.items if one.op == "constant" and isinstance(one.value, str)), "")
-        axes = einsum_axes(equation)
+        axes = equation_axes(term)
         if axes is None or min(map(len, axes)) < 3:
             raise _NotProven
         left, right, out = axes

@@ -8,9 +8,18 @@ from collections.abc import Iterator
 
 from ..attention_sites import path, product
 from ..finding import Severity
-from ..module_facts import Function, ModuleFacts
+from ..module_facts import Function, ModuleFacts, defaults_of
 from ..term import is_none
-from .base import Report, class_around, function_around, is_used_as_value, last_name, rule
+from .base import (
+    Report,
+    class_around,
+    function_around,
+    is_used_as_value,
+    last_name,
+    names_below,
+    parameters,
+    rule,
+)
 
 _PURE = frozenset(
     {
@@ -57,15 +66,6 @@ def _attending_functions(facts: ModuleFacts) -> dict[Function, ast.AST]:
     return found
 
 
-def _read_names(function: ast.AST) -> dict[str, int]:
-    """How often each name is read in a function."""
-    found: dict[str, int] = {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
-            found[node.id] = found.get(node.id, 0) + 1
-    return found
-
-
 @rule("ATT251", Severity.ERROR)
 def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
     """A mask or a cap is computed, and the result is dropped."""
@@ -83,15 +83,12 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
         if not any(keyword.arg == "out" for keyword in call.keywords) and (call.args or call.func.attr == "tanh"):
             yield Report(call, f"the result of {call.func.attr} is dropped: assign it, or use the method in place")
     for function in _attending_functions(facts):
-        read = _read_names(function)
-        for node in ast.walk(function):
-            target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-            if not isinstance(node, ast.Assign) or not isinstance(target, ast.Name):
-                continue
-            if not _EFFECTS.search(target.id) or not _is_computed(node.value):
-                continue
-            if read.get(target.id, 0) == 0:
-                yield Report(node, f"`{target.id}` is computed, and nothing uses it")
+        read = names_below(function, ast.Load)
+        for node in (one for one in ast.walk(function) if isinstance(one, ast.Assign) and _is_computed(one.value)):
+            target = node.targets[0]
+            is_unread = len(node.targets) == 1 and isinstance(target, ast.Name) and target.id not in read
+            if is_unread and _EFFECTS.search(last_name(target)):
+                yield Report(node, f"`{last_name(target)}` is computed, and nothing uses it")
         yield from _replaced(function)
 
 
@@ -121,7 +118,7 @@ def _replaced(function: Function) -> Iterator[Report]:
     for block in (body for node in ast.walk(function) for body in _blocks(node)):
         waiting: dict[str, ast.Assign] = {}
         for statement in block:
-            read = _read_names(statement)
+            read = names_below(statement, ast.Load)
             waiting = {name: node for name, node in waiting.items() if name not in read}
             target = statement.targets[0] if isinstance(statement, ast.Assign) else None
             if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and _MASKS.match(target.id):
@@ -143,26 +140,25 @@ def ignored_mask(facts: ModuleFacts) -> Iterator[Report]:
     """A function that attends takes a mask, or an option of masks, and does not read it."""
     prescribed = _HUGGING_FACE.search(facts.source)
     for function in _weighing_functions(facts):
-        arguments = function.args
-        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        read = _read_names(function)
+        passed = parameters(function)
+        read = names_below(function, ast.Load)
         methods = isinstance(facts.parents.get(function), ast.ClassDef)
         private = function.name.startswith("_") and function.name != "__call__"
         if (prescribed and methods) or private or _only_raises(function):
             continue
-        replaces = not methods and bool(parameters) and parameters[0].arg == "self"  # a method of another file
+        replaces = not methods and bool(passed) and passed[0].arg == "self"  # a method of another file
         if (
             replaces
             or _is_handed_out(function, facts)
             or (methods and _has_unknown_base(facts.parents[function], facts))
         ):
             continue
-        unread = [one.arg for one in parameters if _MASKS.match(one.arg) and one.arg not in read]
-        if {"tgt_mask", "memory_mask"} <= set(unread) or {"src_mask", "src_key_padding_mask"} <= set(unread):
+        unread = [one for one in passed if _MASKS.match(one.arg) and one.arg not in read]
+        names = {one.arg for one in unread}
+        if {"tgt_mask", "memory_mask"} <= names or {"src_mask", "src_key_padding_mask"} <= names:
             continue  # a layer for nn.TransformerDecoder or nn.TransformerEncoder, which pass all of their masks
-        for one in parameters:
-            known = (prescribed and _is_prescribed(one, function)) or _is_said_unused(one, function)
-            if _MASKS.match(one.arg) and one.arg not in read and not known:
+        for one in unread:
+            if not (prescribed and _is_prescribed(one, function)) and not _is_said_unused(one, function):
                 yield Report(
                     one,
                     f"`{function.name}` takes `{one.arg}` and does not use it",
@@ -184,20 +180,16 @@ def _why_unused(name: str, function: Function, facts: ModuleFacts, *, shared: bo
 
 def _has_sibling(function: Function, facts: ModuleFacts) -> bool:
     """Whether another function of the file, which this one does not call, has nearly the same parameters."""
-    own = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
+    own = {one.arg for one in parameters(function)} - {"self"}
     written = ast.unparse(function)
     for other in facts.nodes[ast.FunctionDef]:
-        names = {one.arg for one in (*other.args.args, *other.args.kwonlyargs)} - {"self"}
+        names = {one.arg for one in parameters(other)} - {"self"}
         calls = other.name != function.name and (
             f"{function.name}(" in ast.unparse(other) or f"{other.name}(" in written
         )
         if other is not function and not calls and len(own & names) >= max(4, 0.7 * len(own | names)):
             return True
     return False
-
-
-_OF_TORCH = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal"]
-"""The parameters of `scaled_dot_product_attention`, which a function that replaces it has too."""
 
 
 def _has_unknown_base(class_: ast.AST, facts: ModuleFacts) -> bool:
@@ -223,14 +215,7 @@ def _is_handed_on(value: ast.expr, function: Function | None) -> bool:
         return value.value is None
     if function is None or not isinstance(value, ast.Name):
         return False
-    arguments = function.args
-    plain = [*arguments.posonlyargs, *arguments.args]
-    optional = {one.arg for one in plain[len(plain) - len(arguments.defaults) :]}
-    optional |= {
-        one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is not None
-    }
-    bound = (one for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
-    return value.id in optional and all(one.id != value.id for one in bound)
+    return value.id in defaults_of(function) and value.id not in names_below(function, ast.Store)
 
 
 def _is_handed_out(function: Function, facts: ModuleFacts) -> bool:
@@ -279,7 +264,8 @@ def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
             stored.pop(node.attr, None)
     for name, node in stored.items():
         constructor = function_around(node, facts)
-        if constructor is not None and _read_names(constructor).get(name, 0) > 1:
+        nodes = ast.walk(constructor) if constructor is not None else ()
+        if sum(isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load) for one in nodes) > 1:
             continue  # the constructor chooses by it what it makes
         if f'"{name}"' not in facts.source and f"'{name}'" not in facts.source:
             yield Report(node, f"`self.{name}` is stored, and nothing reads it: attention does not depend on it")

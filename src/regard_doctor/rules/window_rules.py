@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 
-from ..attention_sites import AttentionSite, names_in
+import numpy as np
+from numpy.typing import NDArray
+
+from ..attention_sites import names_in
+from ..expression_evaluation import OPERATORS
 from ..finding import Severity
-from ..mask_values import hidden_pairs, mask_values, triangle
-from ..module_facts import ModuleFacts
+from ..mask_values import NUMPY_OPERATORS, hidden_pairs, mask_values, triangle
+from ..module_facts import Function, ModuleFacts
 from ..term import Term, label, same, through, walk
-from .base import Report, function_around, last_name, rule
-from .mask_rules import is_judged, mask_uses, resolved
+from .base import Report, around, last_name, names_below, rule
+from .mask_uses import is_counted, mask_uses, resolved, site_masks
 
 _QUERY = re.compile(r"^(q|query|i|row|m)_?(idx|index|i|pos|position)?$", re.I)
 _KEY = re.compile(r"^(k|kv|key|j|col|n)_?(idx|index|i|pos|position)?$", re.I)
@@ -23,22 +26,7 @@ _LENGTH = 6
 """Positions for which the function of a mask is evaluated."""
 _FREE = 2
 """The value of a window or block: of names that are no position, and of numbers that a few positions do not reach."""
-
-_BINARY: dict[type, Callable] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
+_OPERATORS = {**NUMPY_OPERATORS, "floordiv": np.floor_divide, "mod": np.mod}
 
 
 class _Unknown(Exception):
@@ -47,13 +35,9 @@ class _Unknown(Exception):
 
 def _is_joined(result: ast.expr, facts: ModuleFacts) -> bool:
     """Whether the file joins the function that a result is of, or one that returns it, with others by `and_masks`."""
-    names = set()
     function = next((one for one in facts.nodes[ast.FunctionDef] if _spans(one, result)), None)
-    while function is not None:
-        names.add(function.name)
-        function = function_around(facts.parents.get(function), facts)
-    joined = (one for one in facts.nodes[ast.Call] if last_name(one.func) == "and_masks")
-    return any(isinstance(one, ast.Name) and one.id in names for call in joined for one in ast.walk(call))
+    names = {one.name for one in around(function, facts) if isinstance(one, Function)}
+    return any(names & names_below(one) for one in facts.nodes[ast.Call] if last_name(one.func) == "and_masks")
 
 
 def _spans(function: ast.FunctionDef, result: ast.expr) -> bool:
@@ -90,29 +74,35 @@ class _Substituted(ast.NodeTransformer):
         return deepcopy(self.values.get(node.id, node))
 
 
-def _evaluated(node: ast.expr, positions: dict[str, int]) -> int:
+def _evaluated(node: ast.expr, positions: dict[str, NDArray]) -> NDArray:
+    """The values of an expression for all positions of queries and keys."""
+
+    def of(part: ast.expr) -> NDArray:
+        return _evaluated(part, positions)
+
     match node:
         case ast.Constant(value=bool() | int() as value):
-            return int(value) if value < _LENGTH - 1 else _FREE
+            return np.array(value if value < _LENGTH - 1 else _FREE)
         case ast.Name(id=name):
-            return positions.get(name, _FREE)
+            return positions.get(name, np.array(_FREE))
         case ast.Attribute():
-            return _FREE
-        case ast.BinOp():
-            function = _BINARY.get(type(node.op))
+            return np.array(_FREE)
+        case (
+            ast.BinOp(left=left, op=operator, right=right) | ast.Compare(left=left, ops=[operator], comparators=[right])
+        ):
+            function = _OPERATORS.get(OPERATORS.get(type(operator), ""))
             if function is not None:
-                return function(_evaluated(node.left, positions), _evaluated(node.right, positions))
-        case ast.Compare(ops=[_], comparators=[right]):
-            return _BINARY[type(node.ops[0])](_evaluated(node.left, positions), _evaluated(right, positions))
+                return function(of(left), of(right))
+        case ast.BoolOp(op=ast.And()):
+            return np.logical_and.reduce(np.broadcast_arrays(*map(of, node.values)))
         case ast.BoolOp():
-            values = [bool(_evaluated(one, positions)) for one in node.values]
-            return all(values) if isinstance(node.op, ast.And) else any(values)
+            return np.logical_or.reduce(np.broadcast_arrays(*map(of, node.values)))
         case ast.UnaryOp(op=ast.USub()):
-            return -_evaluated(node.operand, positions)
+            return -of(node.operand)
         case ast.UnaryOp(op=ast.Not() | ast.Invert()):
-            return not _evaluated(node.operand, positions)
+            return np.logical_not(of(node.operand))
         case ast.Call(func=ast.Name(id="abs") | ast.Attribute(attr="abs"), args=[argument]):
-            return abs(_evaluated(argument, positions))
+            return np.abs(of(argument))
     raise _Unknown
 
 
@@ -120,14 +110,16 @@ def _evaluated(node: ast.expr, positions: dict[str, int]) -> int:
 def unbounded_window(facts: ModuleFacts) -> Iterator[Report]:
     """A window bounds how far back a query sees, and not that it sees the future."""
     for result, query, key in _mask_functions(facts):
+        index = np.arange(_LENGTH)
         try:
-            shown = [[bool(_evaluated(result, {query: i, key: j})) for j in range(_LENGTH)] for i in range(_LENGTH)]
-        except (_Unknown, ZeroDivisionError, KeyError):
+            with np.errstate(all="raise"):
+                shown = _evaluated(result, {query: index[:, None], key: index[None]}).astype(bool)
+        except (_Unknown, TypeError, FloatingPointError):
             continue
-        future = all(shown[i][j] for i in range(_LENGTH) for j in range(i + 1, _LENGTH))
-        past = [shown[i][j] for i in range(_LENGTH) for j in range(i)]
-        distances = [shown[i][0] for i in range(1, _LENGTH)]
-        falls = future and any(past) and not all(past) and sorted(distances, reverse=True) == distances
+        shown = np.broadcast_to(shown, (_LENGTH, _LENGTH))
+        future, past = shown[np.triu_indices(_LENGTH, 1)].all(), shown[np.tril_indices(_LENGTH, -1)]
+        distances = shown[1:, 0].tolist()
+        falls = future and past.any() and not past.all() and sorted(distances, reverse=True) == distances
         if falls and not _is_joined(result, facts):
             yield Report(result, "this window has no bound on the side of the future: add that the query is not before")
 
@@ -147,17 +139,10 @@ def joined_documents(facts: ModuleFacts) -> Iterator[Report]:
             ):
                 yield Report(result, message)
     for site in facts.sites:
-        for mask in _masks(site) if is_judged(site.event, facts) else ():
+        for mask, _ in site_masks(site):
             for one in walk(mask):
                 if one.op == "or" and _joins_documents(one):
                     yield Report(one.node, message)
-
-
-def _masks(site: AttentionSite) -> Iterator[Term]:
-    if site.kind == "formula":
-        yield from (step.operand for step in site.masks() if step.operand is not None)
-    elif (mask := site.output.get("attn_mask")) is not None:
-        yield mask
 
 
 def _is_same_document(node: ast.expr) -> bool:
@@ -188,16 +173,14 @@ def _joins_documents(term: Term) -> bool:
 def own_block_mean(facts: ModuleFacts) -> Iterator[Report]:
     """A query sees the mean of its own block, which has tokens that come later."""
     for site in facts.sites:
-        if not is_judged(site.event, facts) or not _has_block_means(site.key):
-            continue
-        for mask in _masks(site):
+        for mask, _ in site_masks(site) if _has_block_means(site.key) else ():
             for one in walk(mask):
                 left, right = one.get("input"), one.get("other")
                 if one.op == "less_equal":
                     left, right = right, left
                 elif one.op != "greater_equal":
                     continue
-                if left is not None and right is not None and left.op == "floordiv" and _is_counted(right):
+                if left is not None and right is not None and left.op == "floordiv" and is_counted(right):
                     yield Report(one.node, "the mean of a query's own block has later tokens: compare with > here")
 
 
@@ -208,17 +191,12 @@ def _has_block_means(key: Term) -> bool:
     )
 
 
-def _is_counted(term: Term) -> bool:
-    term = through(term, "unsqueeze", "item", "cast")
-    return term.op == "arange"
-
-
 @rule("ATT219", Severity.HINT)
 def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
     """A causal window of a stated size has one key more: the distances from 0 to the size."""
     unless = "it counts the keys before the query, without its own"
     for site in facts.sites:
-        for mask in _masks(site):
+        for mask, _ in site_masks(site):
             for one in walk(mask):
                 right = one.get("other")
                 if one.op == "less_equal" and right is not None and _states_size(right) and one.input.op == "sub":
@@ -264,7 +242,7 @@ def difference_of_infinities(facts: ModuleFacts) -> Iterator[Report]:
     """The log-sum-exp of a block that is hidden as a whole is -inf, and -inf - -inf is NaN."""
     for event in facts.operations("exp"):
         difference = event.term.input
-        if difference.op != "sub" or not is_judged(event, facts):
+        if difference.op != "sub" or not facts.is_judged(event):
             continue
         scores, total = difference.get("input"), difference.get("other")
         if scores is None or total is None or total.op not in ("call", "method"):
