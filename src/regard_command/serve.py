@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -32,6 +32,14 @@ def serve_model(
         int, typer.Option(min=1, help="Memory of a language model for keys and values, in pages of 64 tokens.")
     ] = 1024,
     lookup: Annotated[bool, typer.Option("--lookup", help="Draft next tokens by looking them up in the text.")] = False,
+    cache_format: Annotated[
+        Literal["int8", "int4", "float8_e4m3fn", "float8_e5m2"] | None,
+        typer.Option(
+            "--cache-format",
+            help="Codes that the pages store keys and values as. [default: numbers, in the model's dtype]",
+            show_default=False,
+        ),
+    ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Requests that are taken at once; more get 429.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of a request; a longer one gets 503.")] = 300.0,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens of an answer; more get 413.")] = 4096,
@@ -45,11 +53,13 @@ def serve_model(
     source, dash, target = languages.partition("-")
     if not (source and dash and target):
         raise CommandError(f"--languages is {languages!r}; it needs two codes with a hyphen, such as en-fr")
+    from regard.nn import CacheFormat, Packing
     from regard.serving import ModelServer, ServedModel, ServingLimits
 
     limits = ServingLimits(queue=queue, seconds=seconds, tokens=tokens)
     model = ServedModel.load(folder, name=name, languages=(source, target))
-    server = ModelServer(model, host, port, limits=limits, pages=pages, lookup=lookup)
+    format_ = CacheFormat(Packing(cache_format), Packing(cache_format)) if cache_format else None
+    server = ModelServer(model, host, port, limits=limits, pages=pages, lookup=lookup, cache_format=format_)
 
     def ready() -> None:
         emit([server.address])

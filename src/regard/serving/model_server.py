@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import require
 from ..explorer.server import HOST, BoundServer
+from ..nn import CacheFormat
 from .limits import ServingLimits
 from .served_model import ServedModel
 
@@ -32,9 +33,13 @@ class ModelServer(BoundServer):
         limits: what is taken at most.
         pages: of the memory of a language model.
         lookup: whether drafts of next tokens are looked up in each text.
+        cache_format: how the pages store keys and values, as `regard.nn.CacheFormat()` in 8 bits; without it as they
+            are.
 
     Raises:
-        ConfigurationError: the port is taken, or is none; the model cannot continue many texts in one batch.
+        ConfigurationError: the port is taken, or is none; the model cannot continue many texts in one batch; a format
+            with which tokens are not stored each by itself, or one for a translator.
+        ShapeError: heads that the format cannot store.
         MissingExtra: starlette or uvicorn is not installed.
     """
 
@@ -47,12 +52,15 @@ class ModelServer(BoundServer):
         limits: ServingLimits | None = None,
         pages: int = PAGES,
         lookup: bool = False,
+        cache_format: CacheFormat | None = None,
     ) -> None:
         require("starlette", extra="serve")
         from .serving_app import serving_application
 
         limits = limits or ServingLimits()
-        application, self.state = serving_application(model, limits, pages=pages, lookup=lookup, host=host)
+        application, self.state = serving_application(
+            model, limits, pages=pages, lookup=lookup, cache_format=cache_format, host=host
+        )
         most = limits.queue + SPARE
         settings: dict[str, Any] = {
             "limit_concurrency": 2 * most,

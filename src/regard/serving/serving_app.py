@@ -21,6 +21,7 @@ from ..errors import ConfigurationError
 from ..explorer.asgi_app import GONE
 from ..explorer.request_guard import json_response
 from ..models.language_model import ContinuousBatch, PromptLookup
+from ..nn import CacheFormat
 from .api_errors import RequestError
 from .batch_worker import BatchWorker
 from .limits import ServingLimits
@@ -66,12 +67,19 @@ class ServedState:
 
 
 def serving_application(
-    model: ServedModel, limits: ServingLimits, *, pages: int, lookup: bool = False, host: str | None = None
+    model: ServedModel,
+    limits: ServingLimits,
+    *,
+    pages: int,
+    lookup: bool = False,
+    cache_format: CacheFormat | None = None,
+    host: str | None = None,
 ) -> tuple[ASGIApp, ServedState]:
     """The application that serves a model, and its state, whose worker is started.
 
-    pages: of the memory of a language model. lookup: whether drafts are looked up in texts. host: what it is bound to;
-    of this machine alone, requests have to name it so.
+    pages: of the memory of a language model. lookup: whether drafts are looked up in texts. cache_format: how pages
+    store keys and values; without it as they are. host: what it is bound to; of this machine alone, requests have to
+    name it so.
     """
     state = ServedState(model, limits)
     routes = [
@@ -80,7 +88,7 @@ def serving_application(
     ]
     if model.language_model is not None and model.codec is not None:
         draft = PromptLookup() if lookup else None
-        worker = BatchWorker(ContinuousBatch(model.language_model, pages, draft=draft))
+        worker = BatchWorker(ContinuousBatch(model.language_model, pages, draft=draft, cache_format=cache_format))
         endpoints = GenerationEndpoints(model.name, model.language_model, model.codec, worker, limits)
         routes += [
             Route("/v1/models", endpoints.models),
@@ -88,6 +96,11 @@ def serving_application(
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
         ]
     elif model.translator is not None:
+        if cache_format is not None:
+            raise ConfigurationError(
+                "cache_format is how the pages of a language model store keys and values, and this is a translator, "
+                "which has none: leave it out"
+            )
         worker = TranslationWorker(model.translator)
         translate = TranslateEndpoints(model.languages, worker, limits)
         routes += [
