@@ -26,6 +26,8 @@ from pathlib import Path
 # oneDNN, and torch that calls it, keep code for the 1,024 shapes that came last, which takes minutes to fill.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
+# As the command `regard` has it: threads that wait for one another spin otherwise, on cores that the clients need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import _timing
 import torch

@@ -150,11 +150,8 @@ class LimitedHTTP(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_deadline()
-        others = [other for other in self.connections if isinstance(other, LimitedHTTP) and other is not self]
-        idle = sorted((other for other in others if other.waiting), key=lambda other: other._waiting_since)
-        for other in idle[: max(0, len(self.connections) - self.most_open)]:
-            self.connections.discard(other)
-            other.transport.abort()
+        if len(self.connections) > self.most_open:
+            self._close_idle(len(self.connections) - self.most_open)
 
     def data_received(self, data: bytes) -> None:
         if self.waiting and self._deadline is None:
@@ -173,6 +170,14 @@ class LimitedHTTP(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
         super().connection_lost(exc)
+
+    def _close_idle(self, count: int) -> None:
+        """Close as many other connections, of those without a request the ones that have waited longest."""
+        others = [other for other in self.connections if isinstance(other, LimitedHTTP) and other is not self]
+        idle = sorted((other for other in others if other.waiting), key=lambda other: other._waiting_since)
+        for other in idle[:count]:
+            self.connections.discard(other)
+            other.transport.abort()
 
     def _start_deadline(self) -> None:
         self._deadline = self.loop.call_later(REQUEST_SECONDS, self._close_if_waiting)
