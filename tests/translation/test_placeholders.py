@@ -127,6 +127,24 @@ def test_they_are_kept_with_the_model(tmp_path):
         Placeholders.read(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(
+    ("line", "text", "said"),
+    [
+        ("HELLO! IT IS THE DOG.", "Hello! It is the dog.", "① BONJOUR !"),
+        ("HELLO, NGOZI, 17", "Hello, ①, ②", "NGOZI BONJOUR !"),
+        ("OK!", "OK!", "① bonjour !"),
+        ("HELLO, dog", "HELLO, dog", "① bonjour !"),
+        ("NASA", "①", "NASA bonjour !"),
+    ],
+)
+def test_a_line_in_capitals_is_read_without_them(line, text, said):
+    known = Placeholders(frozenset([*WORDS.split(), "OK"]))
+    placed = known.as_read(line)
+    assert placed.text == text
+    assert placed.put_back("① bonjour !") == (said if placed.parts else said.replace("① ", ""))
+    assert known.pair(line, line)[0] == known.take_out(line).text  # what is trained on keeps its capitals
+
+
 def placing(lines: list[str], kind: str = "bpe") -> Translator:
     """A translator that says sources backwards, and knows the signs ① to ④."""
     made = reverser([*lines, "① ② ③ ④"], kind)
@@ -134,7 +152,7 @@ def placing(lines: list[str], kind: str = "bpe") -> Translator:
 
 
 def test_a_translator_copies_what_it_does_not_know():
-    translator = placing(["cats has he see a dog"], "words")
+    translator = placing(["cats has he see a dog Dog"], "words")
     assert translator.placeholders is not None
     assert translator.placeholders.most == 4
     found = translator.translate(
@@ -145,6 +163,7 @@ def test_a_translator_copies_what_it_does_not_know():
     assert found[0].candidates[0].tokens == ("cats", "17", "has", "he", "</s>")
     assert found[1].text == "dog Ngozi https://x.org/❤ <a href='http://y.org'>see</a>"
     assert not any(one.warnings for one in found)
+    assert [one.text for one in translator.translate(["DOG HAS 17", "he has 17"])] == ["17 HAS DOG", "17 has he"]
 
 
 def test_lines_without_parts_are_translated_as_before():

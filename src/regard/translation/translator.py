@@ -319,8 +319,8 @@ class Translator:
         ]
 
     def placed(self, line: str) -> PlacedLine:
-        """A line with placeholders, as the model reads it; the line itself of a model without."""
-        return PlacedLine(line) if self.placeholders is None else self.placeholders.take_out(line)
+        """A line as the model reads it, with placeholders; the line itself of a model without."""
+        return PlacedLine(line) if self.placeholders is None else self.placeholders.as_read(line)
 
     def placed_pairs(
         self, source_lines: Sequence[str], target_lines: Sequence[str]
@@ -659,7 +659,7 @@ class _ReadLine(NamedTuple):
 
 def _with_parts(candidate: Candidate, placed: PlacedLine) -> Candidate:
     """A candidate with the parts of its line in place of their signs."""
-    if not placed.parts:
+    if not placed.parts and not placed.capitals:
         return candidate
     return replace(candidate, text=placed.put_back(candidate.text), tokens=placed.named(candidate.tokens))
 
