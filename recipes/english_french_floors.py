@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import copying_challenge
@@ -36,30 +37,34 @@ def texts(data: Path) -> dict[str, ParallelText]:
     }
 
 
+def report(translator: Translator, data: Path) -> Iterator[str]:
+    """The lines of a translator's table, and those of what it copies."""
+    yield "| text | sentences | BLEU | length | within 0.9 to 1.1 |"
+    yield f"| --- |{' --- |' * 4}"
+    for name, text in texts(data).items():
+        said = [one.text for one in translator.translate(text.sources, observe=False)]
+        words = [(len(one.split()), len(line.split())) for one, line in zip(said, text.targets, strict=True)]
+        length = sum(one for one, _ in words) / sum(line for _, line in words)
+        near = sum(0.9 <= one / line <= 1.1 for one, line in words) / len(words)
+        scored = score(said, text.targets)
+        yield f"| {name} | {len(text):,} | {scored.bleu:.1f} | {length:.2f} | {100 * near:.0f} % |"
+    yield ""
+    yield from copying_challenge.report(translator)
+    yield ""
+    yield scored.bleu_signature
+
+
 def main() -> None:
     """Print a table for each translator."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, action="append", required=True)
-    parser.add_argument("--which", default="best", choices=("best", "last", "average"))
     arguments = parser.parse_args()
     for folder in arguments.checkpoint:
-        which = arguments.which if (folder / f"{arguments.which}.safetensors").exists() else "best"
-        translator = Translator.load(folder, which)
-        sys.stdout.write(
-            f"\n{folder.name}\n\n| text | sentences | BLEU | length | within 0.9 to 1.1 |\n| --- |{' --- |' * 4}\n"
-        )
-        for name, text in texts(arguments.data).items():
-            said = [one.text for one in translator.translate(text.sources, observe=False)]
-            scored = score(said, text.targets)
-            words = [(len(one.split()), len(line.split())) for one, line in zip(said, text.targets, strict=True)]
-            whole = sum(one for one, _ in words) / sum(line for _, line in words)
-            near = sum(0.9 <= one / line <= 1.1 for one, line in words) / len(words)
-            sys.stdout.write(f"| {name} | {len(text):,} | {scored.bleu:.1f} | {whole:.2f} | {100 * near:.0f} % |\n")
+        sys.stdout.write(f"\n{folder.name}\n\n")
+        for line in report(Translator.load(folder), arguments.data):
+            sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
-        sys.stdout.write("\n")
-        sys.stdout.writelines(f"{line}\n" for line in copying_challenge.report(translator))
-        sys.stdout.write(f"\n{scored.bleu_signature}\n")
 
 
 if __name__ == "__main__":
