@@ -161,7 +161,7 @@ def test_a_translator_copies_what_it_does_not_know():
     assert [one.text for one in found][::3] == ["cats 17 has he", "12"]
     assert found[0].source_tokens == ("he", "has", "17", "cats")
     assert found[0].candidates[0].tokens == ("cats", "17", "has", "he", "</s>")
-    assert found[1].text == "dog Ngozi https://x.org/❤ <a href='http://y.org'>see</a>"
+    assert found[1].text == "<a href='http://y.org'>dog</a> Ngozi https://x.org/❤ see"
     assert not any(one.warnings for one in found)
     assert [one.text for one in translator.translate(["DOG HAS 17", "he has 17"])] == ["17 HAS DOG", "17 has he"]
 
