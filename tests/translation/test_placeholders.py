@@ -12,6 +12,7 @@ from test_translator import Reverser, Rows, Step, reverser
 
 from regard.errors import CheckpointError, CorpusError
 from regard.translation.placeholders import SIGNS, PlacedLine, Placeholders
+from regard.translation.terminology import Terminology
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import END, Vocabulary, VocabularySettings
 
@@ -164,6 +165,17 @@ def test_a_translator_copies_what_it_does_not_know():
     assert found[1].text == "<a href='http://y.org'>dog</a> Ngozi https://x.org/❤ see"
     assert not any(one.warnings for one in found)
     assert [one.text for one in translator.translate(["DOG HAS 17", "he has 17"])] == ["17 HAS DOG", "17 has he"]
+
+
+def test_a_name_with_a_term_is_no_part():
+    assert KNOWN.but_for(["A4", "ngozi"]).take_out("Ngozi has A4, A3").text == "Ngozi has A4, ①"
+    translator = placing(["he has a dog Ngozi lui"], "words")
+    [plain] = translator.translate(["Ngozi has 17"])
+    [said] = translator.translate(["Ngozi has 17"], terms=Terminology({"Ngozi": "lui"}))
+    assert plain.text == "17 has Ngozi"
+    assert said.source_tokens == ("Ngozi", "has", "17")
+    assert "lui" in said.text.split()
+    assert "17" in said.text.split()
 
 
 def test_lines_without_parts_are_translated_as_before():

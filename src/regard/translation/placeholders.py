@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,12 @@ class Placeholders:
         unknown = vocabulary.unknown_characters(SIGNS)
         return replace(self, most=min(map(SIGNS.index, unknown), default=len(SIGNS)))
 
+    def but_for(self, words: Collection[str]) -> Placeholders:
+        """The same with words that are no names and no numbers; names with a capital letter are none either."""
+        if not words:
+            return self
+        return replace(self, words=self.words.union(words, (word.capitalize() for word in words)))
+
     def as_read(self, line: str) -> PlacedLine:
         """A line as a model reads it: with placeholders, and without capitals where all its letters are.
 
@@ -175,8 +181,8 @@ class Placeholders:
         at = 0
         for start, end in [*quoted, (len(line), len(line))]:
             for found in _FOUND.finditer(line, at, start):
-                copied = found["copied"] is not None or self._is_name(line, found, titled)
-                if copied and len(found[0]) <= LONGEST_PART:
+                known = found[0] in self.words or len(found[0]) > LONGEST_PART
+                if not known and (found["copied"] is not None or self._is_name(line, found, titled)):
                     yield found.span()
             yield from (word.span() for word in _PART_OF_QUOTE.finditer(line, start, end))
             at = end
@@ -184,7 +190,7 @@ class Placeholders:
     def _is_name(self, line: str, found: re.Match[str], titled: bool) -> bool:
         """Whether a word is a name: capitalised and unknown, or, within a sentence, unknown in this spelling."""
         word = found[0]
-        if not word[0].isupper() or word in self.words:
+        if not word[0].isupper():
             return False
         before = line[: found.start()].rstrip(", ")[-1:]
         return word.lower() not in self.words or (not titled and word[1:].islower() and before.islower())
