@@ -17,6 +17,7 @@ import random
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from regard.translation.run_folder import ENGLISH_FRENCH
@@ -154,18 +155,23 @@ def main() -> None:
     if arguments.checkpoint is None:
         sys.stdout.writelines(f"{kind}\t{line}\t{' | '.join(values)}\n" for kind, line, values in lines())
         return
+    sys.stdout.writelines(f"{line}\n" for line in report(Translator.load(arguments.checkpoint), show=arguments.show))
+
+
+def report(translator: Translator, *, show: bool = False) -> Iterator[str]:
+    """How many lines of each kind a translator copies; with `show` also those that it does not."""
     challenge = [line.split("\t") for line in SET.read_text("utf-8").splitlines()]
-    found = Translator.load(arguments.checkpoint).translate([line for _, line, _ in challenge], observe=False)
+    found = translator.translate([line for _, line, _ in challenge], observe=False)
     good, all_lines = Counter[str](), Counter[str]()
     for (kind, line, values), translation in zip(challenge, found, strict=True):
         held = holds(translation.text, line, values.split(" | "))
         for name in (kind, "all"):
             good[name] += held
             all_lines[name] += 1
-        if arguments.show and not held:
-            sys.stdout.write(f"{kind}: {line}  ->  {translation.text}\n")
+        if show and not held:
+            yield f"{kind}: {line}  ->  {translation.text}"
     for kind, count in all_lines.items():
-        sys.stdout.write(f"{kind}: {good[kind]} of {count} lines, {100 * good[kind] / count:.1f} %\n")
+        yield f"{kind}: {good[kind]} of {count} lines, {100 * good[kind] / count:.1f} %"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""How far the English-French translator that regard comes with can be trusted: calibrate it, and measure that.
+"""How far an English-French translator can be trusted, by default that which regard comes with: calibrate, and measure.
 
     python recipes/trust.py --data DIR
+    python recipes/trust.py --data DIR --checkpoint FOLDER
 
 DIR has `tatoeba-eng-fra/eng-fra.tsv.gz`, of which held-out pairs are taken, split as for the training, and Multi30k's
 captions as `multi30k/PART.LANGUAGE.gz`. Calibrated on the validation halves, which is kept in the model's folder;
@@ -31,18 +32,18 @@ def captions(folder: Path, part: str) -> tuple[list[str], list[str]]:
     return english.decode("utf-8").splitlines(), french.decode("utf-8").splitlines()
 
 
-def main(data: Path) -> None:
+def main(data: Path, folder: Path) -> None:
     """Calibrate, and print what the warnings find."""
     experiment = Experiment.load(
         RunFolder(ENGLISH_FRENCH).experiment, [f"data.train.tsv={data / 'tatoeba-eng-fra' / 'eng-fra.tsv.gz'}"]
     )
     assert experiment.data.split is not None
     held_out = split(ParallelText.read(experiment.data.train, experiment.data.folder), experiment.data.split)
-    translator = Translator.load(ENGLISH_FRENCH)
+    translator = Translator.load(folder)
     everyday, known = held_out["validation"], captions(data / "multi30k", "val")
     translations = translator.translate([*everyday.sources, *known[0]], observe=False)
     trust = translator.calibrate(translations, [*everyday.targets, *known[1]])
-    trust.save(ENGLISH_FRENCH)
+    trust.save(folder)
     sys.stdout.write(f"calibrated on {trust.pairs:,} pairs, correlation {trust.correlation:.3f}\n\n")
     sys.stdout.write(
         "| text | sentences | with a warning | cut short | of these with a warning |\n| --- |" + " --- |" * 4 + "\n"
@@ -63,4 +64,6 @@ def main(data: Path) -> None:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--data", type=Path, required=True)
-    main(arguments.parse_args().data)
+    arguments.add_argument("--checkpoint", type=Path, default=ENGLISH_FRENCH, help="folder of the translator")
+    given = arguments.parse_args()
+    main(given.data, given.checkpoint)

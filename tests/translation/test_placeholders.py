@@ -12,6 +12,7 @@ from test_translator import Reverser, Rows, Step, reverser
 
 from regard.errors import CheckpointError, CorpusError
 from regard.translation.placeholders import SIGNS, PlacedLine, Placeholders
+from regard.translation.terminology import Terminology
 from regard.translation.translator import Translator
 from regard.translation.vocabulary import END, Vocabulary, VocabularySettings
 
@@ -127,6 +128,24 @@ def test_they_are_kept_with_the_model(tmp_path):
         Placeholders.read(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(
+    ("line", "text", "said"),
+    [
+        ("HELLO! IT IS THE DOG.", "Hello! It is the dog.", "① BONJOUR !"),
+        ("HELLO, NGOZI, 17", "Hello, ①, ②", "NGOZI BONJOUR !"),
+        ("OK!", "OK!", "① bonjour !"),
+        ("HELLO, dog", "HELLO, dog", "① bonjour !"),
+        ("NASA", "①", "NASA bonjour !"),
+    ],
+)
+def test_a_line_in_capitals_is_read_without_them(line, text, said):
+    known = Placeholders(frozenset([*WORDS.split(), "OK"]))
+    placed = known.as_read(line)
+    assert placed.text == text
+    assert placed.put_back("① bonjour !") == (said if placed.parts else said.replace("① ", ""))
+    assert known.pair(line, line)[0] == known.take_out(line).text  # what is trained on keeps its capitals
+
+
 def placing(lines: list[str], kind: str = "bpe") -> Translator:
     """A translator that says sources backwards, and knows the signs ① to ④."""
     made = reverser([*lines, "① ② ③ ④"], kind)
@@ -134,7 +153,7 @@ def placing(lines: list[str], kind: str = "bpe") -> Translator:
 
 
 def test_a_translator_copies_what_it_does_not_know():
-    translator = placing(["cats has he see a dog"], "words")
+    translator = placing(["cats has he see a dog Dog"], "words")
     assert translator.placeholders is not None
     assert translator.placeholders.most == 4
     found = translator.translate(
@@ -145,6 +164,18 @@ def test_a_translator_copies_what_it_does_not_know():
     assert found[0].candidates[0].tokens == ("cats", "17", "has", "he", "</s>")
     assert found[1].text == "<a href='http://y.org'>dog</a> Ngozi https://x.org/❤ see"
     assert not any(one.warnings for one in found)
+    assert [one.text for one in translator.translate(["DOG HAS 17", "he has 17"])] == ["17 HAS DOG", "17 has he"]
+
+
+def test_a_name_with_a_term_is_no_part():
+    assert KNOWN.but_for(["A4", "ngozi"]).take_out("Ngozi has A4, A3").text == "Ngozi has A4, ①"
+    translator = placing(["he has a dog Ngozi lui"], "words")
+    [plain] = translator.translate(["Ngozi has 17"])
+    [said] = translator.translate(["Ngozi has 17"], terms=Terminology({"Ngozi": "lui"}))
+    assert plain.text == "17 has Ngozi"
+    assert said.source_tokens == ("Ngozi", "has", "17")
+    assert "lui" in said.text.split()
+    assert "17" in said.text.split()
 
 
 def test_lines_without_parts_are_translated_as_before():

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError, ConfigurationError, CorpusError
+from regard.explorer.record_translation import atlas_of_pair, atlas_of_translation
+from regard.steps.translation_steps import TranslatedSentence
 from regard.translation.checkpoint import load_weights
 from regard.translation.experiment import Experiment
 from regard.translation.pair_variations import PairVariations, clean, joined
@@ -209,6 +211,16 @@ def test_a_run_learns_signs_on_top_of_another_and_keeps_them(folder):
     torch.testing.assert_close(new[: len(old)], old, atol=1e-6, rtol=0)
     assert json.loads((exported / "placeholders.json").read_text())["words"].split()
     assert translator.translate(["Ngozi sees 17"])[0].candidates
+    # What looks into a translator reads the signs, and shows what they stand for.
+    pair = atlas_of_pair(translator, "Ngozi sees 17", "17 Ngozi")
+    cross = next(one for one in pair.maps if one.kind == "cross")
+    assert (cross.key_tokens[0], cross.key_tokens[-1]) == ("▁Ngozi", "▁17")
+    assert [token for token in cross.query_tokens if token != "</s>"] == ["▁17", "▁Ngozi"]
+    atlas = atlas_of_translation(translator, "Ngozi sees 17")
+    assert {one.key_tokens for one in atlas.maps if one.kind == "cross"} == {cross.key_tokens}
+    steps = TranslatedSentence.of(translator, "Ngozi sees 17")
+    assert steps.sentence == "Ngozi sees 17"
+    assert steps.warnings[-2:] == ("① stands for 'Ngozi'", "② stands for '17'")
 
 
 def test_new_characters_need_another_run(folder):

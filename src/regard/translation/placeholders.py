@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ SIGNS = "".join(map(chr, range(0x2460, 0x2474)))
 _MEND = "it needs to be what `regard prepare` wrote"
 FREQUENT = 20
 """A name of so many pairs is a word that the model learns to spell."""
+FEWEST_CAPITALS = 4
+"""A line of fewer letters is no sentence in capitals: "OK!"."""
 LONGEST_PART = 200
 """The most characters of a part, as of a word (see `kept_text`)."""
 
@@ -47,10 +49,14 @@ _PART_OF_QUOTE = re.compile(r"""[^\s"“”']+""")
 
 @dataclass(frozen=True)
 class PlacedLine:
-    """A line with placeholders: `parts[i]` is what the i-th of the signs stands for."""
+    """A line as a model reads it: `parts[i]` is what the i-th of the signs stands for.
+
+    capitals: whether the line is in capitals, which the text is not; its translation is put back in them.
+    """
 
     text: str
     parts: tuple[str, ...] = ()
+    capitals: bool = False
 
     @property
     def stand_for(self) -> dict[str, str]:
@@ -59,7 +65,7 @@ class PlacedLine:
 
     def named(self, tokens: Sequence[str]) -> tuple[str, ...]:
         """Tokens for display, with the parts in place of their signs."""
-        return tuple(self.put_back(token) or token for token in tokens) if self.parts else tuple(tokens)
+        return tuple(self._with_parts(token) or token for token in tokens) if self.parts else tuple(tokens)
 
     def missing(self, translation: str) -> list[str]:
         """The parts that a translation leaves out: whose sign is not in it."""
@@ -71,6 +77,9 @@ class PlacedLine:
         >>> PlacedLine("① has ② cats.", ("Ngozi", "17")).put_back("① a ② chats.")
         'Ngozi a 17 chats.'
         """
+        return self._with_parts(translation.upper() if self.capitals else translation)
+
+    def _with_parts(self, translation: str) -> str:
         if not re.search(_SIGNS, translation):
             return translation
         extra = "".join(sign for sign in SIGNS if sign not in self.stand_for)
@@ -95,8 +104,9 @@ class Placeholders:
     and entities so; there the classes have signs of their own, here one series serves all.
 
     >>> placeholders = Placeholders(frozenset(["has", "cats", "see"]))
-    >>> placeholders.take_out('Ngozi has 17 cats, see "cats.pdf".')
-    PlacedLine(text='① has ② cats, see "③".', parts=('Ngozi', '17', 'cats.pdf'))
+    >>> placed = placeholders.take_out('Ngozi has 17 cats, see "cats.pdf".')
+    >>> placed.text, placed.parts
+    ('① has ② cats, see "③".', ('Ngozi', '17', 'cats.pdf'))
     """
 
     words: frozenset[str]
@@ -106,6 +116,25 @@ class Placeholders:
         """The same with no more signs than a vocabulary knows."""
         unknown = vocabulary.unknown_characters(SIGNS)
         return replace(self, most=min(map(SIGNS.index, unknown), default=len(SIGNS)))
+
+    def but_for(self, words: Collection[str]) -> Placeholders:
+        """The same with words that are no names and no numbers; names with a capital letter are none either."""
+        if not words:
+            return self
+        return replace(self, words=self.words.union(words, (word.capitalize() for word in words)))
+
+    def as_read(self, line: str) -> PlacedLine:
+        """A line as a model reads it: with placeholders, and without capitals where all its letters are.
+
+        >>> Placeholders(frozenset(["stop", "at"])).as_read("STOP AT www.x.org!")
+        PlacedLine(text='Stop at ①!', parts=('www.x.org',), capitals=True)
+        """
+        placed = self.take_out(line)
+        letters = "".join(filter(str.isalpha, placed.text))
+        if len(letters) < FEWEST_CAPITALS or not letters.isupper():
+            return placed
+        lower = re.sub(r"(?:^|[.!?]\s)\W*\w", lambda start: start[0].upper(), placed.text.lower())
+        return replace(placed, text=lower, capitals=True)
 
     def take_out(self, line: str, first: int = 0) -> PlacedLine:
         """A line with placeholders for its parts, the first of them the sign with that number, from 0."""
@@ -152,8 +181,8 @@ class Placeholders:
         at = 0
         for start, end in [*quoted, (len(line), len(line))]:
             for found in _FOUND.finditer(line, at, start):
-                copied = found["copied"] is not None or self._is_name(line, found, titled)
-                if copied and len(found[0]) <= LONGEST_PART:
+                known = found[0] in self.words or len(found[0]) > LONGEST_PART
+                if not known and (found["copied"] is not None or self._is_name(line, found, titled)):
                     yield found.span()
             yield from (word.span() for word in _PART_OF_QUOTE.finditer(line, start, end))
             at = end
@@ -161,7 +190,7 @@ class Placeholders:
     def _is_name(self, line: str, found: re.Match[str], titled: bool) -> bool:
         """Whether a word is a name: capitalised and unknown, or, within a sentence, unknown in this spelling."""
         word = found[0]
-        if not word[0].isupper() or word in self.words:
+        if not word[0].isupper():
             return False
         before = line[: found.start()].rstrip(", ")[-1:]
         return word.lower() not in self.words or (not titled and word[1:].islower() and before.islower())

@@ -99,6 +99,11 @@ class Terminology:
         return len(self._targets) + len(self.always)
 
     @functools.cached_property
+    def source_words(self) -> frozenset[str]:
+        """The words of the phrases of the source."""
+        return frozenset(word for phrase in self._sources for word in phrase.split())
+
+    @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
         phrases = sorted(self._sources, key=len, reverse=True)
         return re.compile("|".join(map(_whole_words, phrases)) or r"(?!)", re.IGNORECASE)

@@ -305,22 +305,26 @@ class Translator:
             VocabularyError: the target vocabulary cannot write a phrase of a translation.
             ConfigurationError: the phrases of a line have more tokens than the model allows in a translation.
         """
-        read = [_ReadLine.of(self.placed(line), line, self.source_vocabulary) for line in _several(lines)]
+        terms = terms or Terminology()
+        placed = [self.placed(line, but=terms.source_words) for line in _several(lines)]
+        read = [_ReadLine.of(*one, self.source_vocabulary) for one in zip(placed, lines, strict=True)]
         parts = [self._parts(line.rest.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
         texts = [part for some in parts for part in some]
         sources = self._encode(texts, numbers)
         settings = search or self.search
-        phrases = self._phrases(parts, sources, terms or Terminology(), first_line)
+        phrases = self._phrases(parts, sources, terms, first_line)
         found = iter(zip(sources, self._search(texts, sources, phrases, settings, batch_size, observe), strict=True))
         return [
             self._translation(line, some, list(islice(found, len(some))), number, settings.n_best)
             for number, (line, some) in enumerate(zip(read, parts, strict=True), start=first_line)
         ]
 
-    def placed(self, line: str) -> PlacedLine:
-        """A line with placeholders, as the model reads it; the line itself of a model without."""
-        return PlacedLine(line) if self.placeholders is None else self.placeholders.take_out(line)
+    def placed(self, line: str, but: Collection[str] = ()) -> PlacedLine:
+        """A line as the model reads it, with placeholders, but for some words; the line itself of a model without."""
+        if self.placeholders is None:
+            return PlacedLine(line)
+        return self.placeholders.but_for(but).as_read(line)
 
     def placed_pairs(
         self, source_lines: Sequence[str], target_lines: Sequence[str]
@@ -659,7 +663,7 @@ class _ReadLine(NamedTuple):
 
 def _with_parts(candidate: Candidate, placed: PlacedLine) -> Candidate:
     """A candidate with the parts of its line in place of their signs."""
-    if not placed.parts:
+    if not placed.parts and not placed.capitals:
         return candidate
     return replace(candidate, text=placed.put_back(candidate.text), tokens=placed.named(candidate.tokens))
 
