@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.errors import ConfigurationError, CorpusError, DeviceError
 from regard.heads.word_alignment import Link, word_links, word_weights
+from regard.models.decoded_target import SourceHead
 from regard.plots import heatmap
 from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, best_choice, one_map
 from regard.translation.batches import EncodedText, IdSequences, collate
@@ -39,6 +40,7 @@ from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
+from regard.translation.taught_head import Teaching, linked_text, taught_model, teach_head
 from regard.translation.terminology import Terminology, phrases_of, word_edges
 from regard.translation.trust import LOW, TranslationNumbers, Trust
 from regard.translation.vocabulary import LineVocabulary
@@ -484,13 +486,45 @@ class Translator:
         Raises:
             CorpusError: the sides or the links differ in length, or a source has more tokens than the model allows.
         """
-        if len(links) != len(source_lines):
-            raise CorpusError(
-                f"there are {len(source_lines):,} pairs and links of {len(links):,}: each pair needs its own"
-            )
+        _check_links(links, source_lines)
         placed, targets = self.placed_pairs(source_lines, target_lines)
         observed = self._observed([line.text for line in placed], targets, batch_size, 1)
         self.alignment = best_choice((seen, frozenset(links[row])) for row, _, _, seen in observed)
+        return self.alignment
+
+    def teach_alignment(
+        self,
+        source_lines: Sequence[str],
+        target_lines: Sequence[str],
+        links: Sequence[Collection[Link]],
+        head: SourceHead | None = None,
+        teaching: Teaching | None = None,
+    ) -> AlignmentChoice:
+        """Teach one head of a Transformer to link words as the given links do, and keep it as `alignment`.
+
+        Links and lines are those of `choose_alignment`. Only queries and keys of the head's layer change, and the model
+        goes on learning to translate beside: see `teach_head`. Without a head it is the one of `alignment`, else head 0
+        of the last layer but one. `write_taught` writes the model.
+
+        Raises:
+            ConfigurationError: the model is no Transformer, or has no such head.
+            CorpusError: as `choose_alignment`, or there are no links.
+        """
+        _check_links(links, source_lines)
+        placed, known = self.placed_pairs(source_lines, target_lines)
+        chosen = self.alignment
+        if head is None and chosen is not None and chosen.layer is not None and chosen.head is not None:
+            head = SourceHead(chosen.layer, chosen.head)
+        sources = self._encode([line.text for line in placed], range(1, len(placed) + 1))
+        targets = self.target_vocabulary.encode_batch(known)
+        words = [
+            (self.source_vocabulary.words(source), self.target_vocabulary.words(target))
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        text, place = linked_text(sources, targets, words, links), head or SourceHead()
+        model = taught_model(self.model)
+        teach_head(model, text, place, self.target_vocabulary.special, teaching or Teaching())
+        self.alignment = AlignmentChoice(*model.checked_place(place), pairs=len(text))
         return self.alignment
 
     def calibrate(self, translations: Sequence[Translation], references: Sequence[str]) -> Trust:
@@ -670,6 +704,11 @@ def _check_pairs(source_lines: Sequence[str], target_lines: Sequence[str]) -> No
             f"the sides do not line up: there are {len(source_lines):,} source lines and {len(target_lines):,} target "
             "lines; line i of one needs to translate line i of the other"
         )
+
+
+def _check_links(links: Sequence[Collection[Link]], source_lines: Sequence[str]) -> None:
+    if len(links) != len(source_lines):
+        raise CorpusError(f"there are {len(source_lines):,} pairs and links of {len(links):,}: each pair needs its own")
 
 
 def _several(lines: Sequence[str]) -> Sequence[str]:
