@@ -2,9 +2,9 @@
 
     python recipes/taught_head.py --data DIR
 
-DIR has `tatoeba-eng-fra/eng-fra.tsv.gz`, everyday sentences, and `align-en-fr`, the Hansards with links by hand. Links are
-learned from 30,000 everyday sentences and taught on all of them but 500, on which the head is compared with the links of
-the text; on the Hansards with those by hand.
+DIR has `tatoeba-eng-fra/eng-fra.tsv.gz`, everyday sentences, and `align-en-fr`, the Hansards with links by hand. Links
+are learned from 30,000 everyday sentences and taught on all of them but 500; the head is compared on these with the links
+of the text, and on the Hansards with those by hand.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(data: Path) -> None:
     rows = [line.split("\t")[:2] for line in lines(data / "tatoeba-eng-fra" / "eng-fra.tsv.gz")]
     random.Random(0).shuffle(rows)
     english, french = ([row[side] for row in rows[:PAIRS]] for side in (0, 1))
-    hansards = tuple(lines(data / "align-en-fr" / f"test.{language}.gz") for language in ("en", "fr"))
+    hansards = lines(data / "align-en-fr" / "test.en.gz"), lines(data / "align-en-fr" / "test.fr.gz")
     gold = [parse_pharaoh(line, first=1) for line in lines(data / "align-en-fr" / "test.gold.gz")]
     links = align_words([line.split() for line in english], [line.split() for line in french])
     translator = Translator.load(ENGLISH_FRENCH)

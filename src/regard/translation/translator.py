@@ -32,6 +32,7 @@ from regard.translation.guessed_language import NAMES, other_language
 from regard.translation.input_lines import NormalizedLine, cut_line, named, normalize_line
 from regard.translation.kept_placement import diagonal_weights, put_back
 from regard.translation.kept_text import KeptLine, KeptPart, shared_out, take_out
+from regard.translation.native_marian import is_native_marian, read_native_marian
 from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages
@@ -162,7 +163,8 @@ class Translator:
     ) -> Self:
         """Load the translator of a run folder, or of an exported one; it computes in single precision.
 
-        The folder may also be one that transformers saved, which may need `languages`: see `from_huggingface`.
+        The folder may also be one that transformers saved, which may need `languages`, or Marian itself: see
+        `from_huggingface` and `from_marian`.
 
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
@@ -175,6 +177,8 @@ class Translator:
             if which != "best":
                 raise ConfigurationError(f"{folder} has one set of weights, that of transformers: leave {which!r} out")
             return cls.from_huggingface(folder, languages, device=device)
+        if is_native_marian(folder):
+            return cls.from_marian(folder, languages, device=device)
         if languages != UNCHOSEN:
             raise ConfigurationError(f"{folder} is a run of regard, which translates between two languages: name none")
         run = RunFolder(Path(folder))
@@ -239,6 +243,32 @@ class Translator:
             alignment=AlignmentChoice.load(Path(folder)),
             trust=Trust.load(Path(folder)),
         )
+
+    @classmethod
+    def from_marian(
+        cls, folder: str | Path, languages: Languages = UNCHOSEN, *, device: str | torch.device = "cpu"
+    ) -> Self:
+        """Load a Transformer that Marian itself saved: decoder.yml, and the .npz and vocabularies that it names.
+
+        Vocabularies are .spm files, whose ids are the model's, or YAML files of ids with source.spm and target.spm
+        beside them. Of decoder.yml `beam-size`, `normalize` and `max-length-factor` are read. It computes in single
+        precision, with Marian's own positions and layer normalisation: a folder of transformers made of the same
+        weights has slightly other ones.
+
+        Read are Transformers with norms behind each layer and self-attention in the decoder. Not read are SSRU
+        decoders, as students of Bergamot have, their .bin files of eight bits, and short lists.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, several models are named, or a setting changes a translation
+                in a way that is not known here; the message names it.
+            ConfigurationError: a language that the model is not told, or does not have.
+            DeviceError: there is no such device.
+            VocabularyError: a vocabulary is missing, damaged, or does not fit the model.
+        """
+        read = read_native_marian(Path(folder), languages)
+        vocabularies = read.source_vocabulary, read.target_vocabulary
+        choice = AlignmentChoice.load(Path(folder))
+        return cls(read.model.to(_device(device)), *vocabularies, read.search, alignment=choice)
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
         """Write the translator as the folder of a `MarianMTModel`, which transformers loads with equal logits.
