@@ -3,8 +3,8 @@
     python recipes/taught_head.py --data DIR
 
 DIR has `tatoeba-eng-fra/eng-fra.tsv.gz`, everyday sentences, and `align-en-fr`, the Hansards with links by hand. Links
-are learned from 30,000 everyday sentences and taught on all of them but 500; the head is compared on these with the links
-of the text, and on the Hansards with those by hand.
+are learned from 30,000 everyday sentences and taught on all of them but 500; on these the head is compared with the
+links of the text, and on the Hansards with those by hand.
 """
 
 from __future__ import annotations

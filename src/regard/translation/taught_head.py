@@ -171,8 +171,10 @@ def write_taught(origin: Path, which: Which, folder: Path, model: Transformer, l
                 (run.experiment, copy.experiment),
                 (run.source_vocabulary, copy.source_vocabulary),
                 (run.target_vocabulary, copy.target_vocabulary),
+                (run.placeholders, copy.placeholders),
             ):
-                shutil.copyfile(one, other)
+                if one.exists() or one != run.placeholders:
+                    shutil.copyfile(one, other)
             save_weights(model, partial / "best.safetensors", read_header(run.weights(which)))
 
 
