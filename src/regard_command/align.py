@@ -14,6 +14,7 @@ from regard_command.stdio import emit
 
 if TYPE_CHECKING:
     from regard.heads.word_alignment import Link
+    from regard.translation.alignment_choice import AlignmentChoice
     from regard.translation.translator import Translator
 
 PAIRS_AT_ONCE = 1024
@@ -50,6 +51,14 @@ def align(
             "--choose", help="Choose the heads of --checkpoint that link as the text alone does, and keep the choice."
         ),
     ] = False,
+    teach: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Teach a head of --checkpoint to link as the text alone does, and write the translator here.",
+        ),
+    ] = None,
+    updates: Annotated[int, typer.Option(min=1, help="Steps of --teach, of 64 pairs each.")] = 300,
     languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
@@ -69,10 +78,14 @@ def align(
     With it each word of the translation is linked with the source word that has the greatest attention weight: in the
     heads that --choose has found for this model, or of a Transformer in the mean over all layers and heads, or in
     --layer and --head. Heads are chosen once, by the links that are learned from the text, and nothing is printed.
+
+    --teach trains a head to link words, while the model goes on translating: the one that was chosen, --layer and
+    --head, or head 0 of the last layer but one. The translator that it writes aligns by that head.
     """
     from regard.heads.word_alignment import format_pharaoh
 
-    _check(checkpoint, also, choose, reverse=reverse, layer=layer, head=head)
+    _check(checkpoint, also, choose, teach, reverse=reverse, layer=layer, head=head)
+    from regard.translation.taught_head import taught_model, write_taught
     from regard.translation.translator import Translator
 
     translator = Translator.load(checkpoint, which, device, languages_of(languages)) if checkpoint else None
@@ -81,6 +94,12 @@ def align(
         found = _learned(sources, targets, also)
     elif choose:
         _choose(translator, checkpoint or Path(), sources, targets, _learned(sources, targets, also))
+        return
+    elif teach is not None:
+        place = None if layer is None and head is None else (layer, head or 0)
+        choice = _teach(translator, (sources, targets), _learned(sources, targets, also), place, updates)
+        write_taught(checkpoint or Path(), which, teach, taught_model(translator.model), choice.layer or 0)
+        choice.save(teach)
         return
     else:
         found = _seen(translator, sources, targets, batch_size, layer, head)
@@ -93,17 +112,33 @@ def align(
 
 
 def _check(
-    checkpoint: Path | None, also: tuple[Path, Path] | None, choose: bool, **of_models: Path | int | None
+    checkpoint: Path | None,
+    also: tuple[Path, Path] | None,
+    choose: bool,
+    teach: Path | None,
+    **of_models: Path | int | None,
 ) -> None:
-    """Refuse options without effect."""
+    """Refuse options without effect, and a folder that holds something."""
+    if teach is not None:
+        from regard.translation.pretrained_export import check_new_folder
+
+        check_new_folder(teach)
     if checkpoint is None:
-        for name in ["choose"] * choose + [name for name, value in of_models.items() if value is not None]:
+        for name in (
+            ["choose"] * choose
+            + ["teach"] * (teach is not None)
+            + [name for name, value in of_models.items() if value is not None]
+        ):
             raise CommandError(f"--{name} is about the attention of a translator: add --checkpoint FOLDER")
-    elif also is not None and not choose:
+    elif also is not None and not choose and teach is None:
         raise CommandError("--also is text to learn links from, and a translator has learned: leave it out")
     if choose:
         for name in [name for name, value in of_models.items() if value is not None]:
             raise CommandError(f"--choose finds the layer and head of --checkpoint by itself: leave --{name} out")
+    if teach is not None and (choose or of_models["reverse"] is not None):
+        raise CommandError(
+            f"--teach writes a translator and prints no links: leave --{'choose' if choose else 'reverse'} out"
+        )
 
 
 def _read_pair(source: Path, target: Path) -> tuple[Sequence[str], Sequence[str]]:
@@ -173,6 +208,31 @@ def _choose(
         f"that the text teaches, over {choice.pairs:,} pairs; kept in {folder}",
         err=True,
     )
+
+
+def _teach(
+    translator: Translator,
+    text: tuple[Sequence[str], Sequence[str]],
+    links: list[list[Link]],
+    place: tuple[int | None, int] | None,
+    updates: int,
+) -> AlignmentChoice:
+    """Teach a head of a translator by links, and say what it has learned."""
+    from regard.heads.word_alignment import alignment_error_rate
+    from regard.models.decoded_target import SourceHead
+    from regard.translation.taught_head import Teaching
+
+    head = None if place is None else SourceHead(*place)
+    choice = translator.teach_alignment(*text, links, head, Teaching(updates))
+    shown = slice(PAIRS_AT_ONCE)
+    pairs = translator.align(text[0][shown], text[1][shown])
+    rate = alignment_error_rate([pair.links for pair in pairs], links[shown], links[shown])
+    typer.echo(
+        f"layer {choice.layer}, head {choice.head}, taught by {choice.pairs:,} pairs: alignment error rate {rate:.1%} "
+        f"against the links that the text teaches, of the first {len(pairs):,}",
+        err=True,
+    )
+    return choice
 
 
 def _report(found: list[list[Link]], gold: Path, first: int, sources: Sequence[str], targets: Sequence[str]) -> None:

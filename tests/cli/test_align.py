@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from regard.translation.run_folder import ENGLISH_FRENCH
 from regard_command import align
 
 
@@ -111,6 +112,9 @@ def test_both_directions_are_joined(regard, run, corpus):
     ("options", "message"),
     [
         (["--choose"], "--choose is about the attention of a translator: add --checkpoint FOLDER"),
+        (["--teach", "x"], "--teach is about the attention of a translator"),
+        (["--checkpoint", "x", "--choose", "--teach", "y"], "prints no links: leave --choose out"),
+        (["--checkpoint", "x", "--reverse", "z", "--teach", "y"], "prints no links: leave --reverse out"),
         (["--layer", "0"], "--layer is about the attention of a translator"),
         (["--checkpoint", "x", "--also", "a", "b"], "a translator has learned: leave it out"),
         (["--checkpoint", "x", "--choose", "--head", "1"], "by itself: leave --head out"),
@@ -127,3 +131,27 @@ def test_gold_of_other_pairs_is_refused(regard, text):
     result = regard("align", "--source", text / "source", "--target", text / "target", "--gold", text / "gold")
     assert result.exit_code == 2
     assert "has the links of 1 pairs, and there are 400" in result.stderr
+
+
+def test_a_head_is_taught_and_the_translator_written(regard, run, text, tmp_path):
+    (tmp_path / "few.en").write_text("I am tired.\nThe house is old.\nMy dog is old.\n")
+    (tmp_path / "few.fr").write_text("Je suis fatigué.\nLa maison est vieille.\nMon chien est vieux.\n")
+    model, files = tmp_path / "taught", ("--source", tmp_path / "few.en", "--target", tmp_path / "few.fr")
+    options = "--checkpoint", ENGLISH_FRENCH, "--layer", "1", "--head", "2", "--updates", "2"
+    result = regard("align", *files, *options, "--teach", model)
+    assert (result.exit_code, result.stdout) == (0, ""), result.stderr
+    assert re.fullmatch(
+        r"layer 1, head 2, taught by 3 pairs: alignment error rate [\d.]+% against the links that the text teaches, of "
+        r"the first 3\n",
+        result.stderr,
+    )
+    kept = json.loads((model / "alignment.json").read_text())
+    assert (kept["layer"], kept["head"], kept["step"]) == (1, 2, "says")
+    assert regard("align", *files, "--checkpoint", model).exit_code == 0
+    again = regard("align", *files, *options, "--teach", model)
+    assert again.exit_code == 2
+    assert "is not empty, and what it holds would be mixed up: name another folder" in again.stderr
+    recurrent = regard("align", *files, "--checkpoint", run, "--teach", tmp_path / "other")
+    assert recurrent.exit_code == 2
+    assert "is no Transformer, and has no head that could be taught" in recurrent.stderr
+    assert not (tmp_path / "other").exists()

@@ -46,15 +46,15 @@ def read_marian(
     source, target = (SentencePieceModel.read(folder / f"{side}.spm") for side in ("source", "target"))
     return PretrainedTranslator(
         load_marian(folder, settings, search.max_target_length),
-        PieceVocabulary(source, source_ids, source_special, _source_marks(source_ids, source_special, languages[1])),
-        PieceVocabulary(target, target_ids, search.special, LineMarks(starts=_languages(target_ids))),
+        PieceVocabulary(source, source_ids, source_special, source_marks(source_ids, source_special, languages[1])),
+        PieceVocabulary(target, target_ids, search.special, LineMarks(starts=named_languages(target_ids))),
         search.settings,
     )
 
 
-def _source_marks(ids: dict[str, int], special: SpecialIds, target: str | None) -> LineMarks:
+def source_marks(ids: dict[str, int], special: SpecialIds, target: str | None) -> LineMarks:
     """END behind a line; the language that it is translated into before it, once for all or by each line."""
-    starts = _languages(ids)
+    starts = named_languages(ids)
     if target is None:
         return LineMarks((), (special.end,), starts, _LANGUAGE)
     names = {start[2:-2]: start for start in starts}
@@ -62,7 +62,8 @@ def _source_marks(ids: dict[str, int], special: SpecialIds, target: str | None) 
     return LineMarks(starts[start], (special.end,))
 
 
-def _languages(ids: dict[str, int]) -> dict[str, tuple[int, ...]]:
+def named_languages(ids: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The languages that a line may begin with, as >>fra<<, by their ids."""
     return {piece: (number,) for piece, number in ids.items() if _LANGUAGE.fullmatch(piece)}
 
 

@@ -68,6 +68,16 @@ def checked_vocabularies(vocabularies: tuple[LineVocabulary, LineVocabulary]) ->
     return source, target
 
 
+def check_new_folder(folder: Path) -> None:
+    """Check that a folder is not there, or is empty.
+
+    Raises:
+        CheckpointError: it holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} is not empty, and what it holds would be mixed up: name another folder")
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder that is there when the block has filled it, and not at all where it raises.
@@ -76,9 +86,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         CheckpointError: there is one that holds something, or it cannot be made.
     """
     try:
+        check_new_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists() and any(folder.iterdir()):
-            raise CheckpointError(f"{folder} is not empty, and what it holds would be mixed up: name another folder")
         partial = Path(mkdtemp(prefix=f".{folder.name[:40]}.", suffix=".partial", dir=folder.parent))
     except OSError as error:
         raise CheckpointError(f"cannot make the folder {folder} ({error.strerror})") from None

@@ -10,7 +10,7 @@ import functools
 import heapq
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -37,12 +37,18 @@ class SentencePieceModel:
     """Cuts text into the pieces of a SentencePiece model, of the unigram kind or of byte pair encoding.
 
     A text of several words is cut word by word, "▁" at the front of each; what no piece fits is an unknown piece, which
-    is in the result as it is written.
+    is in the result as it is written. `names` are all pieces by their ids, also those that are no text.
     """
 
     def __init__(
-        self, pieces: Mapping[str, float], rules: CharacterMap | None = None, *, kind: str = "unigram"
+        self,
+        pieces: Mapping[str, float],
+        rules: CharacterMap | None = None,
+        *,
+        kind: str = "unigram",
+        names: Sequence[str] = (),
     ) -> None:
+        self.names = tuple(names)
         self.characters = frozenset("".join(pieces))
         self.word_pieces = _CUTTERS[kind](pieces)
         self._normalised_word = functools.lru_cache(_REMEMBERED)(str if rules is None else rules.normalised)
@@ -67,7 +73,7 @@ class SentencePieceModel:
             raise VocabularyError(f"{path} has {', '.join(found.unread)}, and a model like that is not read here")
         if not found.pieces:
             raise VocabularyError(f"{path} is not a SentencePiece model: it has no pieces")
-        return cls(found.pieces, found.rules, kind=found.kind)
+        return cls(found.pieces, found.rules, kind=found.kind, names=found.names)
 
     def normalised(self, text: str) -> str:
         """The text in the form that is cut, its words separated by single spaces."""
@@ -185,22 +191,23 @@ class _Contents:
     """The pieces with their scores, what kind they are, the rules of the normaliser, and what is not read."""
 
     pieces: dict[str, float]
+    names: tuple[str, ...]
     kind: str
     rules: CharacterMap | None
     unread: tuple[str, ...]
 
 
 def _parsed(data: bytes) -> _Contents:
-    pieces: dict[str, float] = {}
+    pieces, texts = dict[str, float](), list[str]()
     rules, unread, kinds, method = None, [], set(), "unigram"
     for field, value in _fields(data):
         if field == _PIECES:
             piece = dict(_fields(_message(value)))
             kind = piece.get(_KIND, _NORMAL)
             kinds.add(kind)
+            texts.append(_message(piece[_TEXT]).decode("utf-8"))
             if kind == _NORMAL:
-                text = _message(piece[_TEXT]).decode("utf-8")
-                pieces[text] = struct.unpack("<f", _message(piece.get(_SCORE, bytes(4))))[0]
+                pieces[texts[-1]] = struct.unpack("<f", _message(piece.get(_SCORE, bytes(4))))[0]
         elif field == _TRAINER:
             trainer = dict(_fields(_message(value)))
             method = _MODEL_TYPES.get(trainer.get(_MODEL_TYPE, 1), "unknown")
@@ -224,7 +231,7 @@ def _parsed(data: bytes) -> _Contents:
         unread.append(f"pieces of an unknown kind, {min(beyond)}")
     if method == "bpe" and _UNUSED in kinds:
         unread.append("pieces that are made only to be cut again")
-    return _Contents(pieces, method, rules, tuple(unread))
+    return _Contents(pieces, tuple(texts), method, rules, tuple(unread))
 
 
 def _message(value: object) -> bytes:

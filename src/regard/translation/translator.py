@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.errors import ConfigurationError, CorpusError, DeviceError
 from regard.heads.word_alignment import Link, word_links, word_weights
+from regard.models.decoded_target import SourceHead
 from regard.plots import heatmap
 from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, best_choice, one_map
 from regard.translation.batches import EncodedText, IdSequences, collate
@@ -31,6 +32,7 @@ from regard.translation.guessed_language import NAMES, other_language
 from regard.translation.input_lines import NormalizedLine, cut_line, named, normalize_line
 from regard.translation.kept_placement import diagonal_weights, put_back
 from regard.translation.kept_text import KeptLine, KeptPart, shared_out, take_out
+from regard.translation.native_marian import is_native_marian, read_native_marian
 from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages
@@ -39,6 +41,7 @@ from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
+from regard.translation.taught_head import Teaching, linked_text, taught_model, teach_head
 from regard.translation.terminology import Terminology, phrases_of, word_edges
 from regard.translation.trust import LOW, TranslationNumbers, Trust
 from regard.translation.vocabulary import LineVocabulary
@@ -160,7 +163,8 @@ class Translator:
     ) -> Self:
         """Load the translator of a run folder, or of an exported one; it computes in single precision.
 
-        The folder may also be one that transformers saved, which may need `languages`: see `from_huggingface`.
+        The folder may also be one that transformers saved, which may need `languages`, or Marian itself: see
+        `from_huggingface` and `from_marian`.
 
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
@@ -173,6 +177,8 @@ class Translator:
             if which != "best":
                 raise ConfigurationError(f"{folder} has one set of weights, that of transformers: leave {which!r} out")
             return cls.from_huggingface(folder, languages, device=device)
+        if is_native_marian(folder):
+            return cls.from_marian(folder, languages, device=device)
         if languages != UNCHOSEN:
             raise ConfigurationError(f"{folder} is a run of regard, which translates between two languages: name none")
         run = RunFolder(Path(folder))
@@ -237,6 +243,32 @@ class Translator:
             alignment=AlignmentChoice.load(Path(folder)),
             trust=Trust.load(Path(folder)),
         )
+
+    @classmethod
+    def from_marian(
+        cls, folder: str | Path, languages: Languages = UNCHOSEN, *, device: str | torch.device = "cpu"
+    ) -> Self:
+        """Load a Transformer that Marian itself saved: decoder.yml, and the .npz and vocabularies that it names.
+
+        Vocabularies are .spm files, whose ids are the model's, or YAML files of ids with source.spm and target.spm
+        beside them. Of decoder.yml `beam-size`, `normalize` and `max-length-factor` are read. It computes in single
+        precision, with Marian's own positions and layer normalisation: a folder of transformers made of the same
+        weights has slightly other ones.
+
+        Read are Transformers with norms behind each layer and self-attention in the decoder. Not read are SSRU
+        decoders, as students of Bergamot have, their .bin files of eight bits, and short lists.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, several models are named, or a setting changes a translation
+                in a way that is not known here; the message names it.
+            ConfigurationError: a language that the model is not told, or does not have.
+            DeviceError: there is no such device.
+            VocabularyError: a vocabulary is missing, damaged, or does not fit the model.
+        """
+        read = read_native_marian(Path(folder), languages)
+        vocabularies = read.source_vocabulary, read.target_vocabulary
+        choice = AlignmentChoice.load(Path(folder))
+        return cls(read.model.to(_device(device)), *vocabularies, read.search, alignment=choice)
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
         """Write the translator as the folder of a `MarianMTModel`, which transformers loads with equal logits.
@@ -488,13 +520,45 @@ class Translator:
         Raises:
             CorpusError: the sides or the links differ in length, or a source has more tokens than the model allows.
         """
-        if len(links) != len(source_lines):
-            raise CorpusError(
-                f"there are {len(source_lines):,} pairs and links of {len(links):,}: each pair needs its own"
-            )
+        _check_links(links, source_lines)
         placed, targets = self.placed_pairs(source_lines, target_lines)
         observed = self._observed([line.text for line in placed], targets, batch_size, 1)
         self.alignment = best_choice((seen, frozenset(links[row])) for row, _, _, seen in observed)
+        return self.alignment
+
+    def teach_alignment(
+        self,
+        source_lines: Sequence[str],
+        target_lines: Sequence[str],
+        links: Sequence[Collection[Link]],
+        head: SourceHead | None = None,
+        teaching: Teaching | None = None,
+    ) -> AlignmentChoice:
+        """Teach one head of a Transformer to link words as the given links do, and keep it as `alignment`.
+
+        Links and lines are those of `choose_alignment`. Only queries and keys of the head's layer change, and the model
+        goes on learning to translate beside: see `teach_head`. Without a head it is the one of `alignment`, else head 0
+        of the last layer but one. `write_taught` writes the model.
+
+        Raises:
+            ConfigurationError: the model is no Transformer, or has no such head.
+            CorpusError: as `choose_alignment`, or there are no links.
+        """
+        _check_links(links, source_lines)
+        placed, known = self.placed_pairs(source_lines, target_lines)
+        chosen = self.alignment
+        if head is None and chosen is not None and chosen.layer is not None and chosen.head is not None:
+            head = SourceHead(chosen.layer, chosen.head)
+        sources = self._encode([line.text for line in placed], range(1, len(placed) + 1))
+        targets = self.target_vocabulary.encode_batch(known)
+        words = [
+            (self.source_vocabulary.words(source), self.target_vocabulary.words(target))
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        text, place = linked_text(sources, targets, words, links), head or SourceHead()
+        model = taught_model(self.model)
+        teach_head(model, text, place, self.target_vocabulary.special, teaching or Teaching())
+        self.alignment = AlignmentChoice(*model.checked_place(place), pairs=len(text))
         return self.alignment
 
     def calibrate(self, translations: Sequence[Translation], references: Sequence[str]) -> Trust:
@@ -674,6 +738,11 @@ def _check_pairs(source_lines: Sequence[str], target_lines: Sequence[str]) -> No
             f"the sides do not line up: there are {len(source_lines):,} source lines and {len(target_lines):,} target "
             "lines; line i of one needs to translate line i of the other"
         )
+
+
+def _check_links(links: Sequence[Collection[Link]], source_lines: Sequence[str]) -> None:
+    if len(links) != len(source_lines):
+        raise CorpusError(f"there are {len(source_lines):,} pairs and links of {len(links):,}: each pair needs its own")
 
 
 def _several(lines: Sequence[str]) -> Sequence[str]:

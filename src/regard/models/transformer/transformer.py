@@ -153,7 +153,7 @@ class Transformer(nn.Module):
         memory, x = self.encode(source, source_lengths), self.target_embedding(target)
         if observe is None:
             return DecodedTarget(self.decoder(x, memory.layers, memory.mask))
-        layer, head = self._checked_place(observe)
+        layer, head = self.checked_place(observe)
         features, seen = self.decoder.observe_layer(layer, x, memory.layers, WEIGHTS, mask=memory.mask)
         return DecodedTarget(features, seen[WEIGHTS][:, head])
 
@@ -173,8 +173,12 @@ class Transformer(nn.Module):
         _, decoder = self.decoder.observe(self.target_embedding(target), memory.layers, WEIGHTS, mask=memory.mask)
         return _cross(decoder).permute(0, 3, 1, 2, 4)
 
-    def _checked_place(self, observe: SourceHead) -> tuple[int, int]:
-        """Layer and head of the decoder's attention to the source."""
+    def checked_place(self, observe: SourceHead) -> tuple[int, int]:
+        """Layer and head of the decoder's attention to the source.
+
+        Raises:
+            ConfigurationError: a layer or head that is not there.
+        """
         layers = len(self.decoder.blocks)
         layer = max(layers - 2, 0) if observe.layer is None else observe.layer
         heads = self.decoder.num_heads
