@@ -142,6 +142,7 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	$(call printed,dependencies.txt,$(BIN)/python recipes/roles_of_heads.py --data $(DATA) --dependencies \
 	  --pictures $(PICTURES))
 	$(BIN)/python recipes/transformer_drawing.py $(PICTURES)/transformer.svg
+	$(call printed,additive_against_dot.txt,$(BIN)/python recipes/additive_against_dot.py)
 	$(BIN)/python benchmarks/textbook_claims.py --figure $(PICTURES)/score-variance.svg
 	$(call printed,parts_of_a_transformer.txt,$(BIN)/python recipes/parts_of_a_transformer.py --data $(DATA)/tatoeba-eng-fra)
 	$(call printed,demo.txt,$(BIN)/regard demo --folder build/demo)

@@ -135,6 +135,13 @@ def load_hook(name):
     return hook
 
 
+def test_a_pipe_in_the_code_of_a_table_is_shown_without_its_backslash():
+    hook = load_hook("table_pipes")
+    cell = r"<td><code>causal() \| window(1, 1)</code></td>"
+    assert hook.on_page_content(cell + r"<p>\|</p>") == cell.replace("\\", "") + r"<p>\|</p>"
+    assert "  - docs/hooks/table_pipes.py\n" in (DOCS.parent / "mkdocs.yml").read_text("utf-8")
+
+
 def pixels(path: Path) -> tuple[int, int]:
     """The width and the height of a PNG."""
     width, height = struct.unpack(">II", path.read_bytes()[16:24])

@@ -18,6 +18,7 @@ STYLE = """
 html { scroll-snap-type: y proximity }
 body { margin: 0; font: clamp(1rem, .6rem + 1.5vw, 1.9rem)/1.45 system-ui, "Noto Sans KR", "Apple SD Gothic Neo",
        "Malgun Gothic", sans-serif }
+:lang(ko) { word-break: keep-all; overflow-wrap: break-word }
 section { box-sizing: border-box; min-height: 100vh; padding: 5vh 7vw; display: flex; flex-direction: column;
           justify-content: center; scroll-snap-align: start; border-bottom: 1px solid var(--line) }
 h1 { font-size: 2em } h2, h3 { font-size: 1.4em } h1, h2, h3 { margin: 0 0 .6em; line-height: 1.2 }

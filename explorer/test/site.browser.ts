@@ -191,6 +191,37 @@ for (const [width, name] of [
     await page.close();
   });
 
+const lessons = pages.filter((name) => /^(ko\/)?course\/\d\d-.*(?<!-slides)\.html$/.test(name));
+
+for (const language of ["en", "ko"] as const)
+  test(`the figure of every lesson moves, and its slides have one idea each, ${language}`, { skip }, async () => {
+    const own = lessons.filter((name) => name.startsWith("ko/") === (language === "ko"));
+    assert.equal(own.length, 10);
+    for (const name of own) {
+      const page = await open(name, language === "ko" ? { width: 390, scheme: "dark" } : { width: 1366 });
+      const faults: string[] = [];
+      page.on("pageerror", (error) => faults.push(`${name}: ${error}`));
+      const frame = page.locator("figure.live iframe");
+      await frame.scrollIntoViewIfNeeded();
+      const inside = frame.contentFrame();
+      await inside.locator(".tables table").first().waitFor();
+      assert.equal(await inside.locator("html").getAttribute("lang"), language, name);
+      assert.equal(await inside.locator("mark").count(), 0, name);
+      await inside.locator('input[type="checkbox"]:checked:enabled').first().uncheck();
+      await inside.locator("mark").first().waitFor();
+      await page.getByRole("link", { name: language === "ko" ? "이 강의의 슬라이드" : "Slides of this lesson" }).click();
+      await page.waitForURL(/-slides\.html$/);
+      const slides = await page.locator("section").evaluateAll((all) =>
+        all.map((one) => one.querySelectorAll("h1, h2, h3").length),
+      );
+      assert.ok(slides.length >= 10, `${name}: ${slides.length} slides`);
+      assert.deepEqual([...new Set(slides)], [1], name);
+      assert.equal(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), true, name);
+      assert.deepEqual(faults, []);
+      await page.close();
+    }
+  });
+
 test("a page in Korean leads to the same page in English, and back", { skip }, async () => {
   const page = await open("ko/mechanisms/scaled-dot-product.html");
   assert.equal(await page.evaluate(() => document.documentElement.lang), "ko");

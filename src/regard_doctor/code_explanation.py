@@ -68,7 +68,7 @@ class CodeExplanation:
 
 
 def explanation(code: str, language: Language = "en") -> CodeExplanation:
-    """The explanation of a code, in upper or lower case, in English or in Korean.
+    """The explanation of a code, in upper or lower case, in English or in Korean; of a rule of your own in English.
 
     Raises:
         DoctorError: there is no such code.
@@ -79,9 +79,9 @@ def explanation(code: str, language: Language = "en") -> CodeExplanation:
     '내적에 1/√d를 두 번 곱합니다.'
     """
     explained = _in_english(code)
-    if language == "en":
+    korean = texts_in(Path(__file__).with_name("korean_explanations.md")).get(explained.code)
+    if language == "en" or korean is None:
         return explained
-    korean = texts_in(Path(__file__).with_name("korean_explanations.md"))[explained.code]
     return replace(explained, text=korean.reason, language=language)
 
 

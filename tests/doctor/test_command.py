@@ -317,3 +317,8 @@ def test_a_code_is_explained_in_korean(doctor):
     wrong = doctor("--explain", "ATT201", "--lang", "fr")
     assert wrong.exit_code == 2
     assert "'fr' is not one of" in wrong.stderr
+
+
+def test_a_rule_without_korean_is_explained_in_english(doctor, monkeypatch):
+    monkeypatch.setattr("regard_doctor.code_explanation.texts_in", lambda path: {})
+    assert doctor("--explain", "ATT201", "--lang", "ko").stdout == doctor("--explain", "ATT201").stdout

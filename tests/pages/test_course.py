@@ -1,4 +1,7 @@
-"""Lessons of the course have all their parts in both languages, their commands run, and slides have one idea each."""
+"""Lessons of the course in both languages: all parts, commands that run, exercises that are marked, slides.
+
+Their figures and slides in Chromium: explorer/test/site.browser.ts. Notebooks: tests/test_docs.py.
+"""
 
 import importlib.util
 import re
@@ -92,6 +95,35 @@ def test_every_command_of_a_lesson_runs_from_top_to_bottom(page, tmp_path, monke
     assert (tmp_path / "figure.html").stat().st_size > 10_000
     assert said[-1].startswith("ATT")
     assert ("올바른 예" in said[-1]) == (language == "ko")
+
+
+@pytest.mark.parametrize("language", ["en", "ko"])
+@pytest.mark.parametrize("name", CODING_EXERCISES)
+def test_an_exercise_is_written_filled_in_and_marked(name, language, tmp_path, monkeypatch):
+    """As a student does it: the empty file, one with a likely mistake in it, and the right one."""
+    monkeypatch.chdir(tmp_path)
+    exercise, file = CODING_EXERCISES[name], tmp_path / f"{name.replace('-', '_')}.py"
+
+    def said(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["exercise", *arguments, "--lang", language])
+        return done.exit_code, done.stdout
+
+    assert said("write", name) == (0, f"{file.name}\n")
+    assert said("check", file.name)[0] == 1
+    first, solution = (
+        f"# regard exercise {name}\n",
+        exercise.solution.replace("import Tensor", "import Tensor\nimport math, torch"),
+    )
+    mistake = exercise.mistakes[0]
+    wrong = solution
+    for before, after in mistake.changes:
+        wrong = wrong.replace(before, after)
+    file.write_text(first + wrong, encoding="utf-8")
+    code, marks = said("check", file.name)
+    assert code == 1
+    assert f"{mistake.said.text(language)}.\n" in marks
+    file.write_text(first + solution, encoding="utf-8")
+    assert said("check", file.name)[0] == 0
 
 
 def page_of(name: str) -> SimpleNamespace:

@@ -100,3 +100,18 @@ def test_each_page_names_its_next(page, suffix, word):
     assert last.startswith(word)
     following = PAGES[PAGES.index(page) + 1] if page != PAGES[-1] else "every-mechanism"
     assert f"]({following}.md)" in last
+
+
+def test_the_plain_dot_product_falls_behind_with_its_width():
+    """What the page's table of a hundred updates and three seeds shows, after fifty and with one."""
+    recipe = runpy.run_path(str(ROOT / "recipes" / "additive_against_dot.py"))
+    torch.manual_seed(0)
+    for width in (16, 256):
+        model = recipe["Recall"]("q·k", width)
+        asked = torch.arange(recipe["SYMBOLS"])
+        with torch.no_grad():
+            query, key = model.projections[0](model.asking(asked)), model.projections[1](model.asked(asked))
+            assert (query @ key.T).std() == pytest.approx(width**0.5, rel=0.2)
+    right = {score: recipe["trained"](score, 256, 3e-3, seed=0, updates=50) for score in recipe["SCORES"]}
+    assert right["q·k/√d"] > right["q·k"] + 20
+    assert right["additive"] > right["q·k"] + 20
