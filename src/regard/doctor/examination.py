@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from ..errors import ConfigurationError
 from .examination_report import Examination, ModelFinding, mended
 from .formula_checks import check_finite_masks, check_precision, check_rotary, check_scale, check_sums
-from .leaks import (
-    check_batch,
-    check_documents,
-    check_future,
-    check_padding,
-    check_positions,
-    check_source,
-)
+from .leaks import check_batch, check_documents, check_future, check_padding, check_positions, check_source
 from .path_checks import (
     check_backends,
     check_cache,
