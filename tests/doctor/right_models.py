@@ -1,4 +1,4 @@
-"""Thirty models that are right, each of another architecture, with a batch: what `examine` must not blame.
+"""Thirty-five models that are right, each of another architecture, with a batch: what `examine` must not blame.
 
 `python tests/doctor/right_models.py` prints the table of docs/doctor-evaluation.md.
 """
@@ -290,6 +290,16 @@ TOKENS: Callable[[], dict[str, Tensor]] = lambda: {"input_ids": ids()}  # noqa: 
 ENCODER = {"is_decoder": False, "type_vocab_size": 2}
 SPEECH = {"num_mel_bins": 20, "input_feat_per_channel": 20, "max_source_positions": 40, "decoder_start_token_id": 2}
 
+SOUND = {
+    "conv_dim": (16, 16),
+    "conv_kernel": (5, 3),
+    "conv_stride": (4, 2),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
+WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+
 RIGHT_MODELS = (
     RightModel("BERT, masked words", of_transformers("BertForMaskedLM", **ENCODER), TOKENS),
     RightModel("BERT, a class for a text", of_transformers("BertForSequenceClassification", **ENCODER), TOKENS),
@@ -305,6 +315,8 @@ RIGHT_MODELS = (
     RightModel("Llama", of_transformers("LlamaForCausalLM"), TOKENS),
     RightModel("Mistral, a window of 16", of_transformers("MistralForCausalLM"), TOKENS),
     RightModel("Gemma 3, windows and whole layers", of_transformers("Gemma3ForCausalLM"), TOKENS),
+    RightModel("XLNet, all tokens", of_transformers("XLNetLMHeadModel", d_head=8), TOKENS),
+    RightModel("Longformer", of_transformers("LongformerForMaskedLM", attention_window=8, is_decoder=False), TOKENS),
     RightModel("T5", of_transformers("T5ForConditionalGeneration"), two_sides("input_ids", "decoder_input_ids", 24)),
     RightModel("BART", of_transformers("BartForConditionalGeneration"), two_sides("input_ids", "decoder_input_ids")),
     RightModel("Marian", of_transformers("MarianMTModel"), two_sides("input_ids", "decoder_input_ids", 24)),
@@ -319,9 +331,26 @@ RIGHT_MODELS = (
         lambda: {"input_features": numbers(80, 20), "decoder_input_ids": ids()},
     ),
     RightModel(
+        "Wav2Vec 2.0, samples of a sound",
+        of_transformers("Wav2Vec2ForCTC", **SOUND),
+        lambda: {"input_values": numbers(400)},
+    ),
+    RightModel(
         "ViT",
         of_transformers("ViTForImageClassification", image_size=24, patch_size=8),
         lambda: {"pixel_values": numbers(3, 24, 24)},
+    ),
+    RightModel(
+        "Swin",
+        of_transformers("SwinForImageClassification", **WINDOWS),
+        lambda: {"pixel_values": numbers(3, 32, 32)},
+    ),
+    RightModel(
+        "Perceiver",
+        of_transformers(
+            "PerceiverForMaskedLM", d_latents=32, num_latents=8, num_blocks=1, max_position_embeddings=LENGTH
+        ),
+        lambda: {"inputs": ids()},
     ),
     RightModel("CLIP, texts", of_transformers("CLIPTextModel", eos_token_id=99), TOKENS),
     RightModel(

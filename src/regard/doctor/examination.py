@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from ..errors import ConfigurationError
 from .examination_report import Examination, ModelFinding, mended
 from .formula_checks import check_finite_masks, check_precision, check_rotary, check_scale, check_sums
-from .leaks import (
-    check_batch,
-    check_documents,
-    check_future,
-    check_padding,
-    check_positions,
-    check_source,
-)
+from .leaks import check_batch, check_documents, check_future, check_padding, check_positions, check_source
 from .path_checks import (
     check_backends,
     check_cache,
@@ -144,14 +137,17 @@ def examine(
 
 
 def _is_causal(model: nn.Module) -> bool | None:
-    """What transformers says of its own models, and None for others."""
+    """What transformers says of its own models; None for others, and where a configuration says that it is not."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "set_attn_implementation"):
         return None
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        return True
+    stated = (getattr(config, "is_decoder", None), getattr(config, "causal", None))
+    if False in stated or getattr(config, "attn_type", None) == "bi":  # BERT, XLM and XLNet, which may be either
+        return None
     words = ("ForCausalLM", "LMHead", "ForConditionalGeneration", "Decoder")
-    decodes = any(word in type(model).__name__ for word in words)
-    is_decoder = any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder"))
-    return True if decodes or is_decoder else None
+    return True if any(word in type(model).__name__ for word in words) else None
 
 
 def _run(

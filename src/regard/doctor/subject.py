@@ -229,6 +229,12 @@ class Subject:
             and not any(word in str(key) for word in ("mask", "position"))
             and key not in DOCUMENTS
         }
+        if not readable and output.ndim > 2:  # samples of a sound, (batch, length)
+            readable = {
+                key: value
+                for key, value in inputs.items()
+                if isinstance(value, Tensor) and value.is_floating_point() and value.shape[:1] == output.shape[:1]
+            }
         if not readable:
             raise ConfigurationError(
                 f"no input has the rows of the output {tuple(output.shape)}: {', '.join(self._shapes())}; needed are "

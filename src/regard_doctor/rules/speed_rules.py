@@ -12,17 +12,7 @@ from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..module_facts import Event, Function, Loop, ModuleFacts
 from ..rewriting import AddKeyword, Rewrite
 from ..term import Term, is_none, is_true, number, through, walk
-from .base import (
-    Report,
-    around,
-    code_of,
-    function_around,
-    last_name,
-    names_below,
-    rule,
-    statement_around,
-    tests_around,
-)
+from .base import Report, around, code_of, function_around, last_name, names_below, rule, statement_around, tests_around
 from .cached_keys import is_cached
 from .mask_uses import resolved
 

@@ -10,16 +10,7 @@ from ..attention_sites import path, product
 from ..finding import Severity
 from ..module_facts import Function, ModuleFacts, defaults_of
 from ..term import is_none
-from .base import (
-    Report,
-    class_around,
-    function_around,
-    is_used_as_value,
-    last_name,
-    names_below,
-    parameters,
-    rule,
-)
+from .base import Report, class_around, function_around, is_used_as_value, last_name, names_below, parameters, rule
 
 _PURE = frozenset(
     {
