@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 Work = Callable[[], object]
 
 
-def seconds(work: Work, calls: int) -> float:
+def seconds(work: Work, calls: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds per call, over a number of calls in a row."""
-    began = time.perf_counter()
+    began = clock()
     for _ in range(calls):
         work()
-    return (time.perf_counter() - began) / calls
+    return (clock() - began) / calls
 
 
 def cpu_seconds(work: Work) -> float:
@@ -53,15 +53,20 @@ def least(ours: Work, theirs: Work, *, calls: int = 8, batches: int = 600) -> tu
     return min(mine), min(other)
 
 
-def in_turn(works: Mapping[str, Work], *, rounds: int, calls: int = 1) -> dict[str, float]:
-    """Median seconds per call of each: one round after another over all of them, each round in the other direction."""
+def in_turn(
+    works: Mapping[str, Work], *, rounds: int, calls: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Median seconds per call of each: one round after another over all of them, each round in the other direction.
+
+    clock: `time.thread_time` where one thread does all, so that other programs count for less.
+    """
     for work in works.values():
         work()
     spent: dict[str, list[float]] = {name: [] for name in works}
     for round_ in range(rounds):
         names = list(works)[:: 1 if round_ % 2 else -1]
         for name in names:
-            spent[name].append(seconds(works[name], calls))
+            spent[name].append(seconds(works[name], calls, clock))
     return {name: statistics.median(each) for name, each in spent.items()}
 
 

@@ -72,6 +72,8 @@ CASES = {
     "DeBERTa, 512 buckets, causal": ContentCase(both, biases.deberta, CAUSAL, None),
     "Transformer-XL, causal": ContentCase(projected, biases.transformer_xl, CAUSAL, None),
     "PaTH, causal": ContentCase(reflections, biases.path, CAUSAL, None),
+    "PaTH, causal window of 256": ContentCase(reflections, biases.path, CAUSAL & masks.window(before=255), None),
+    "PaTH, causal, 3,072 tokens exist": ContentCase(reflections, biases.path, CAUSAL & masks.padding([3072]), None),
     "landmarks of blocks of 64, causal": ContentCase(lambda n: [], blocks, CAUSAL, None),
 }
 

@@ -93,6 +93,25 @@ def test_lists_of_all_heads_of_key_heads_and_of_each_head(by, heads, other, opti
     compare(mask, 131, 149, OPTIONS[option])
 
 
+# Dims of whole vectors and not, several tiles of queries, lists longer than a tile, more keys than buckets.
+@pytest.mark.parametrize(("queries", "keys", "length"), [(193, 211, 61), (37, 911, 700), (7, 20011, 997)])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 64), (64, 19), (3, 128)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lists_of_each_query_by_dims(queries, keys, length, dims, dtype):
+    generator = torch.Generator().manual_seed(queries)
+    shapes = (2, 2, queries, dims[0]), (2, 1, keys, dims[0]), (2, 1, keys, dims[1])
+    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    mask = masks.chosen(drawn(queries, keys, 2, length)) & masks.window(before=keys // 2, after=keys // 3)
+    exact = results("reference", [tensor.detach().double().requires_grad_() for tensor in tensors], mask)
+    budget = 2e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    for one, other in zip(results("gathered", tensors, mask), exact, strict=True):
+        finite = other.masked_fill(other.isinf(), 0.0)
+        assert one.isinf().equal(other.isinf())
+        assert (one.double().masked_fill(one.isinf(), 0.0) - finite).abs().max() < budget * finite.abs().max().clamp(
+            1.0
+        )
+
+
 @pytest.mark.parametrize("other", ["alone", "causal", "another"])
 @pytest.mark.parametrize("heads", [KEY_HEADS, HEADS])
 @pytest.mark.parametrize("size", [(5, 1), (1, 7), (16, 16), (131, 1)], ids=str)

@@ -1,5 +1,7 @@
 """The kernel of PaTH that halves blocks: against the formula with one reflection after another, in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from regard import biases, lenses, masks
 from regard.errors import KernelError
 from regard.nn import PathAttention, Projections
 
+CAUSAL = masks.causal()
 HEADS, KEY_HEADS, DIM, WIDTH = 4, 2, 8, 6
 LENGTHS = [65, 100, 128, 129, 191, 193, 331, 449]
 
@@ -25,8 +28,8 @@ def drawn(length: int, dtype=torch.float64) -> dict[str, Tensor]:
     return {name: each.to(dtype).requires_grad_() for name, each in found.items()}
 
 
-def formula(own: dict[str, Tensor], gated: bool, sinks: bool) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp row by row: each token turns all keys before it."""
+def formula(own: dict[str, Tensor], gated: bool, sinks: bool, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp row by row: each token turns all keys before it. keep: (batch or 1, 1, length, length)."""
     key, value, vectors = (own[name].repeat_interleave(2, 1) for name in ("key", "value", "vectors"))
     beta = own["beta"].repeat_interleave(2, 1).unsqueeze(-1)
     sums, turned, outputs, lses = own["gates"].cumsum(-1), key[:, :, :0], [], []
@@ -37,19 +40,25 @@ def formula(own: dict[str, Tensor], gated: bool, sinks: bool) -> tuple[Tensor, T
         scores = (turned @ own["query"][:, :, row, :, None]).squeeze(-1) / DIM**0.5
         if gated:
             scores = scores + sums[:, :, row, None] - sums[:, :, : row + 1]
+        if keep is not None:
+            scores = scores.masked_fill(~keep[:, :, row, : row + 1], -torch.inf)
         if sinks:
             scores = torch.cat([scores, own["sinks"][:, None].expand(2, -1, 1)], -1)
-        outputs.append((scores.softmax(-1)[..., None, : row + 1] @ value[:, :, : row + 1]).squeeze(-2))
+        outputs.append((scores.softmax(-1).nan_to_num(0.0)[..., None, : row + 1] @ value[:, :, : row + 1]).squeeze(-2))
         lses.append(scores.logsumexp(-1))
     return torch.stack(outputs, 2), torch.stack(lses, 2)
 
 
 def computed(
-    own: dict[str, Tensor], gated: bool, sinks: bool, kernel: str | None = "reflected"
+    own: dict[str, Tensor],
+    gated: bool,
+    sinks: bool,
+    kernel: str | None = "reflected",
+    mask: masks.Mask = CAUSAL,
 ) -> tuple[Tensor, Tensor]:
     bias = biases.path(own["vectors"], own["beta"])
     bias = bias + biases.forget_gates(own["gates"]) if gated else bias
-    given = {"mask": masks.causal(), "bias": bias, "sinks": own["sinks"] if sinks else None, "kernel": kernel}
+    given = {"mask": mask, "bias": bias, "sinks": own["sinks"] if sinks else None, "kernel": kernel}
     return regard.attention_with_lse(own["query"], own["key"], own["value"], **given)
 
 
@@ -67,6 +76,34 @@ def test_it_is_the_formula_with_all_gradients(length, sinks, gated):
         wanted += [own["gates"].grad] if gated else []
         wanted += [own["sinks"].grad] if sinks else []
         results.append([output, lse, *wanted])
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("length", [65, 193, 331])
+@pytest.mark.parametrize("others", ["window", "narrow window", "padding", "keys", "all"])
+def test_windows_and_masks_of_keys(others, length, gated):
+    i, j = torch.arange(length)[:, None], torch.arange(length)
+    exist = (j >= torch.tensor([[3], [length // 2]])) & (j % 7 != 5)
+    lengths = torch.tensor([length - 20, 41])
+    windows = {"window": 100, "narrow window": 5, "all": 90}
+    mask, keep = CAUSAL, torch.ones(2, 1, length, length, dtype=torch.bool)
+    if others in windows:
+        mask, keep = mask & masks.window(before=windows[others], after=3), keep & (i - j <= windows[others])
+    if others in ("padding", "all"):
+        mask, keep = masks.padding(lengths) & mask, keep & (j < lengths[:, None])[:, None, None]
+    if others in ("keys", "all"):
+        mask, keep = mask & masks.where(keep=exist[:, None, None]), keep & exist[:, None, None]
+    results = []
+    for compute in (partial(computed, mask=mask), partial(formula, keep=keep)):
+        own = drawn(length)
+        output, lse = compute(own, gated, sinks=False)
+        lse = lse.masked_fill(lse.isinf(), 0.0)
+        names = [name for name in own if name not in ("gates", "sinks")] + (["gates"] if gated else [])
+        total = output.square().sum() + (lse * torch.arange(length)).sum() / length
+        found = torch.autograd.grad(total, [own[name] for name in names])
+        results.append([output, lse, *found])
     for ours, exact in zip(*results, strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-11)
 
@@ -96,11 +133,22 @@ def test_nan_and_infinity_reach_the_rows_that_attend_to_them_alone():
     assert bool(found[bad].isnan().all())
 
 
+def test_nan_of_keys_that_do_not_exist_reaches_nothing():
+    own = {name: each.detach().clone() for name, each in drawn(200, torch.float32).items()}
+    mask = CAUSAL & masks.padding(torch.tensor([150, 200])) & masks.window(before=90)
+    clean, clean_lse = computed(own, gated=True, sinks=False, mask=mask)
+    own["key"][0, :, 150:], own["value"][0, :, 150:] = torch.nan, torch.inf
+    found, lse = computed(own, gated=True, sinks=False, mask=mask)
+    torch.testing.assert_close(found, clean)
+    torch.testing.assert_close(lse, clean_lse)
+
+
 def test_it_is_chosen_for_long_texts_and_lenses_read_its_weights():
     own = {name: each.detach() for name, each in drawn(1031, torch.float32).items()}
     options = {"mask": masks.causal(), "bias": biases.path(own["vectors"], own["beta"])}
     heads = own["query"], own["key"], own["value"]
-    assert regard.explain(*heads, **options).kernel.name == "reflected"
+    for mask in (CAUSAL, CAUSAL & masks.padding(torch.tensor([1031, 800])), CAUSAL & masks.window(before=300)):
+        assert regard.explain(*heads, mask=mask, bias=options["bias"]).kernel.name == "reflected"
     rows = lenses.Weights(rows=slice(1000, 1003))
     seen = regard.observe(*heads, rows, **options)
     values = own["value"].repeat_interleave(2, 1)
@@ -121,8 +169,12 @@ def test_a_layer_of_a_long_text_is_that_of_its_steps():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"mask": masks.causal() & masks.window(before=9)}, "it is for a causal mask over more than 64 tokens"),
-        ({"mask": None}, "it is for a causal mask over more than 64 tokens"),
+        (
+            {"mask": CAUSAL & masks.documents(torch.zeros(100).long())},
+            "its mask is causal, alone or joined by & to windows",
+        ),
+        ({"mask": masks.window(before=9)}, "its mask is causal, alone or joined"),
+        ({"mask": None}, "its mask is causal, alone or joined"),
         ({"softcap": 5.0}, "it has no softcap"),
         ({"dropout_p": 0.5}, "it has no dropout"),
         ({"bias": biases.alibi(HEADS)}, "its biases are path, once, and forget_gates"),

@@ -1,5 +1,7 @@
 """Parts of layers, each against its formula: convolution, gates, norms, grouped values, and rules that need them."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -12,8 +14,11 @@ from regard.linear import (
     BonusRule,
     DecoupledDeltaRule,
     DeltaRule,
+    FixedDecay,
+    GeneralizedDeltaRule,
     HeadDecay,
     Identity,
+    SigmoidFeatureDecay,
     SoftplusDecay,
     SoftplusFeatureDecay,
     StateSpaceRule,
@@ -99,6 +104,80 @@ def test_a_bonus_weighs_the_own_value(x):
         rows.append(q[:, :, t, None] @ read.repeat_interleave(2, 1))
         state = decay[:, :, t, None, None].exp() * state + added
     torch.testing.assert_close(layer(x), layer.projections.project_output(torch.cat(rows, 2)))
+
+
+def rows_of_rwkv7(layer, x, decay):
+    """S_t = (diag(w_t) - (a_t κ_t) κ_tᵀ) S_{t-1} + k_t v_tᵀ and o_t = S_tᵀ q_t, token by token; decay is log w."""
+    q, k, v = layer.projections.queries(x), *layer.projections.keys_and_values(x)
+    rate = logits(layer.beta_gate, x).sigmoid()
+    xi, alpha = given(layer.rule_constants)[:, :, None].unbind(1)
+    removed = k * xi / (k * xi).norm(dim=-1, keepdim=True)
+    written = k * (1 + (rate - 1) * alpha)
+    state, rows = torch.zeros(len(x), KEY_HEADS, 3, 3, dtype=torch.float64), []
+    for t in range(x.shape[1]):
+        kept = torch.diag_embed(decay[:, :, t].exp()) - (rate * removed)[:, :, t, :, None] * removed[:, :, t, None]
+        state = kept @ state + written[:, :, t, :, None] * v[:, :, t, None]
+        rows.append(q[:, :, t, None] @ state.repeat_interleave(2, 1))
+    return layer.projections.project_output(torch.cat(rows, 2))
+
+
+def rwkv7(decay):
+    layer = layer_of(GeneralizedDeltaRule(), decay=decay)
+    given(layer.rule_constants).copy_(torch.randn(KEY_HEADS, 2, 3))
+    return layer
+
+
+def test_the_generalised_delta_rule_is_the_formula_of_rwkv7(x):
+    layer = rwkv7(SigmoidFeatureDecay(rank=5))
+    decay = -math.exp(-0.5) * logits(layer.decay_gate, x).sigmoid()
+    expected = rows_of_rwkv7(layer, x, decay)
+    torch.testing.assert_close(layer(x), expected)
+    cache, rows = layer.make_cache(), []
+    for part in x.split([1, 5, 1, 10], 1):
+        row, cache = layer.step(part, cache)
+        rows.append(row)
+    torch.testing.assert_close(torch.cat(rows, 1), expected)
+    assert cache.next_position == LENGTH
+    short = layer.float()(x.float())
+    assert (short.double() - expected).abs().max() < 40 * torch.finfo(torch.float32).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("decay", [None, FixedDecay(torch.tensor([-0.25, -0.125])), HeadDecay()], ids=str)
+def test_the_generalised_delta_rule_with_other_decays_and_padding(x, decay):
+    layer = rwkv7(decay)
+    own = torch.zeros(2, KEY_HEADS, LENGTH, 1, dtype=torch.float64)
+    if isinstance(decay, FixedDecay):
+        own = own + decay.logarithms.double()[:, None, None]
+    if isinstance(decay, HeadDecay):
+        own = functional.logsigmoid(logits(layer.decay_gate, x)) / 16
+    keep = torch.arange(LENGTH) >= torch.tensor([0, 4])[:, None, None, None]
+    found = layer(x, mask=masks.where(keep=keep))
+    expected = rows_of_rwkv7(layer, x[1:, 4:], own[1:, :, 4:].expand(-1, -1, -1, 3))
+    torch.testing.assert_close(found[1:, 4:], expected)
+    torch.testing.assert_close(found[:1], rows_of_rwkv7(layer, x[:1], own[:1].expand(-1, -1, -1, 3)))
+
+
+def test_gradients_of_the_generalised_delta_rule(x):
+    layer = rwkv7(SigmoidFeatureDecay())
+    with torch.enable_grad():
+        decay = -math.exp(-0.5) * logits(layer.decay_gate, x).sigmoid()
+        parameters = list(layer.parameters())
+        found, expected = (
+            torch.autograd.grad(output.sin().sum(), parameters) for output in (layer(x), rows_of_rwkv7(layer, x, decay))
+        )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_the_generalised_delta_rule_refuses(x):
+    own = projections()
+    layer = LinearAttention(own, causal=True, feature_map=regard.linear.Elu(), rule=GeneralizedDeltaRule()).double()
+    with pytest.raises(
+        ConfigurationError, match=r"feature_map is Elu\(\); the keys of GeneralizedDeltaRule\(\) are norms"
+    ):
+        layer(x)
+    with pytest.raises(ConfigurationError, match="takes 2 steps, so that no pair of tokens has one weight"):
+        rwkv7(None).observe(x, regard.lenses.Received())
 
 
 def test_a_state_space_adds_steps_of_values_and_skips(x):
@@ -293,6 +372,7 @@ def test_values_of_more_heads_than_keys(x):
         ),
         (lambda: L2Norm(3, eps=-1.0), ConfigurationError, "eps is -1.0; it needs a number of at least 0"),
         (lambda: DeltaRule(largest=2.5), ConfigurationError, "largest is 2.5; it needs a number above 0 and at most 2"),
+        (lambda: SigmoidFeatureDecay(most=0.0), ConfigurationError, "most is 0.0; it needs a finite number above 0"),
         (lambda: DecoupledDeltaRule(largest=0.0), ConfigurationError, "largest is 0.0; it needs a number above 0"),
     ],
 )

@@ -117,7 +117,8 @@ def path(vectors: Tensor, beta: Tensor) -> Bias:
 
     In the paper w is a projection of the token, convolved over the last tokens and divided by its norm, and β is twice
     the sigmoid of another one. Products of reflections are taken for chunks of 64 keys, by a triangular system. Under a
-    causal mask alone the kernel `reflected` makes plain attention of the rest. With other masks the products are
+    causal mask, alone or with windows and masks of keys, the kernel `reflected` makes plain attention of the rest. With
+    other masks the products are
     applied to a few rows of queries at a time from their own chunk backwards: memory is linear in the lengths, and the
     work is that of the scores plus D² numbers for each query and chunk.
 

@@ -20,13 +20,12 @@ from ..biases.householder_products import CHUNK, ChunkedPath, ReflectedScores
 from ..core.log_sum_exp import merge_softmax
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
-from ..masks import causal
-from ..masks.causal import Causal
 from .base import Cost, Kernel, Result
 from .nan_safety import run_nan_safe
 from .planning.rates import predicted_seconds
 from .planning.signature import exact_signature, memoize_choice
 from .planning.unit_costs import RESULT
+from .reflected_mask import ReflectedMask
 
 CALLS_OF_CHUNKS, CALLS_OF_LEVEL = 60.0, 60.0
 
@@ -37,7 +36,7 @@ def has_reflections(problem: Problem) -> bool:
 
 
 class ReflectedKernel:
-    """Scores with reflections of the tokens in between, under a causal mask; O(n log n) memory."""
+    """Scores with reflections of the tokens in between, under causal masks, windows and padding; O(n log n) memory."""
 
     name = "reflected"
 
@@ -45,15 +44,17 @@ class ReflectedKernel:
         self.kernels = kernels
 
     def why_not(self, problem: Problem) -> list[str]:
-        """All but reflections and forget gates of whole sequences under a causal mask."""
+        """All but reflections and forget gates of whole sequences under a causal mask, windows and masks of keys."""
         reasons = []
         others = [bias for bias in bias_parts(problem.bias) if not isinstance(bias, ReflectedScores)]
         gates = [bias for bias in others if isinstance(bias, GateSums) and bias.side != "after"]
         if len(bias_parts(problem.bias)) != 1 + len(others) or others != gates or len(gates) > 1:
             reasons.append("its biases are path, once, and forget_gates of the tokens before")
-        square = isinstance(problem.mask, Causal) and problem.queries == problem.keys and problem.shift == 0
+        if not ReflectedMask.fits(problem.mask):
+            reasons.append("its mask is causal, alone or joined by & to windows and masks of keys")
+        square = problem.queries == problem.keys and problem.shift == 0
         if not square or problem.queries <= CHUNK or not problem.heads or len(problem.batch) != 1:
-            reasons.append(f"it is for a causal mask over more than {CHUNK} tokens, (batch, heads, length, dim)")
+            reasons.append(f"it is for more than {CHUNK} tokens that attend to themselves, (batch, heads, length, dim)")
         for name, feature in (("softcap", problem.softcap), ("dropout", problem.dropout)):
             if feature is not None:
                 reasons.append(f"it has no {name}")
@@ -173,7 +174,7 @@ class _CarriedBlocks:
 
 
 def _parts(problem: Problem, reflections: ReflectedScores) -> Iterator[_ReflectedPart]:
-    """The pairs of a causal mask: those within chunks, and of blocks of 1, 2, 4, ... chunks those of two neighbours."""
+    """The pairs of the mask: those within chunks, and of blocks of 1, 2, 4, ... chunks those of two neighbours."""
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `path` refuses other forms
     gates = next((bias for bias in bias_parts(problem.bias) if isinstance(bias, GateSums)), None)
     heads, length, dtype = pairs.query.shape[1], problem.queries, reflections.vectors.dtype
@@ -183,7 +184,7 @@ def _parts(problem: Problem, reflections: ReflectedScores) -> Iterator[_Reflecte
     path = ChunkedPath.of_tokens(query, key, vectors, beta)
     filled = path.queries.shape[2] * CHUNK - length
     query, key, value = (pad(each, (0, 0, 0, filled)) for each in (query, key, value))
-    sums = None
+    mask, sums = ReflectedMask.of_problem(problem).filled(problem.batch[0], filled), None
     if gates is not None:
         sums = tuple(pad(each.expand(*every, 1), (0, 0, 0, filled)) for each in (gates.rows, gates.columns))
 
@@ -193,9 +194,10 @@ def _parts(problem: Problem, reflections: ReflectedScores) -> Iterator[_Reflecte
         if sums is not None and gates is not None:
             of_gates = GateSums(rows.select(sums[0]), columns.select(sums[1]), gates.exact)
             bias = of_gates if bias is None else bias + of_gates
-        mask = causal() if before == 0 else None
+        kept = None if mask.keys is None else columns.select(mask.keys)
+        own_mask = mask.of_part(rows.start - columns.start, (rows.size, columns.size), kept)
         own_pairs = DotPairs(own[0], own[1], pairs.scale)
-        return _ReflectedPart(Problem(own_pairs, own[2], mask, bias, wants_lse=True), rows.blocks, before, length)
+        return _ReflectedPart(Problem(own_pairs, own[2], own_mask, bias, wants_lse=True), rows.blocks, before, length)
 
     chunks = _RowBlocks(0, CHUNK, CHUNK, path.queries.shape[2])
     near = TensorBias(path.near.transpose(1, 2).flatten(0, 1) * pairs.scale)

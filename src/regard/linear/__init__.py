@@ -4,6 +4,7 @@ from .decays import Decay as Decay
 from .decays import FeatureDecay as FeatureDecay
 from .decays import FixedDecay as FixedDecay
 from .decays import HeadDecay as HeadDecay
+from .decays import SigmoidFeatureDecay as SigmoidFeatureDecay
 from .decays import SoftplusDecay as SoftplusDecay
 from .decays import SoftplusFeatureDecay as SoftplusFeatureDecay
 from .delta_product import delta_product as delta_product
@@ -15,6 +16,7 @@ from .feature_maps import Identity as Identity
 from .feature_maps import Relu as Relu
 from .feature_maps import Softmax as Softmax
 from .feature_maps import UnitNorm as UnitNorm
+from .generalized_delta_rule import GeneralizedDeltaRule as GeneralizedDeltaRule
 from .linear_attention import linear_attention as linear_attention
 from .linear_attention import linear_attention_with_state as linear_attention_with_state
 from .linear_state import LinearState as LinearState
@@ -37,10 +39,12 @@ __all__ = [
     "FeatureDecay",
     "FeatureMap",
     "FixedDecay",
+    "GeneralizedDeltaRule",
     "HeadDecay",
     "Identity",
     "LinearState",
     "Relu",
+    "SigmoidFeatureDecay",
     "Softmax",
     "SoftplusDecay",
     "SoftplusFeatureDecay",

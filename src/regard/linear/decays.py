@@ -171,7 +171,41 @@ class SoftplusFeatureDecay:
         return -at_least_float32(log_rates).exp()[:, None, None] * functional.softplus(at_least_float32(logits))
 
 
-LearnedDecay: TypeAlias = HeadDecay | FeatureDecay | SoftplusDecay | SoftplusFeatureDecay
+@dataclass(frozen=True)
+class SigmoidFeatureDecay:
+    """A learned decay between bounds, one number for each key head, feature of φ and token x: g = -most · σ(W x + b).
+
+    Args:
+        most: of -g; by default e^{-1/2}, so that a token keeps 0.545 of the state at least.
+        rank: of W, which is then a product of two matrices; None for one matrix.
+
+    Raises:
+        ConfigurationError: a number `most` that is not above 0.
+
+    Source: Peng et al. 2025, RWKV-7 (arXiv 2503.14456), section 4.1, whose W x has a tanh between its two matrices.
+
+    >>> import torch, regard
+    >>> regard.linear.SigmoidFeatureDecay(most=0.5)(torch.zeros(1, 1, 1, 2))
+    tensor([[[[-0.2500, -0.2500]]]])
+    """
+
+    most: float = math.exp(-0.5)
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if not lies_between(0, self.most, math.inf):
+            raise ConfigurationError(f"most is {self.most!r}; it needs a finite number above 0")
+
+    def gates_per_head(self, features: int) -> int:
+        """Logits of a token and a key head."""
+        return features
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The decay (batch, key heads, N, features) of logits of the same shape, in float32 at least."""
+        return -self.most * at_least_float32(logits).sigmoid()
+
+
+LearnedDecay: TypeAlias = HeadDecay | FeatureDecay | SigmoidFeatureDecay | SoftplusDecay | SoftplusFeatureDecay
 Decay: TypeAlias = FixedDecay | LearnedDecay
 """What `regard.nn.LinearAttention` takes as `decay`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import and_
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast
 
 from torch import Tensor
 from torch.nn import functional
@@ -89,6 +89,26 @@ def delta_product_with_state(
     return _last_of_each(rows, steps), state
 
 
+def attend_by_steps(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> Tensor:
+    """`regard.linear_attention`, or, of keys with an axis of steps, `delta_product` with those of its options."""
+    if key.ndim == query.ndim:
+        return linear_attention(query, key, value, **options)
+    return delta_product(query, key, value, **_given_to_steps(options))
+
+
+def attend_by_steps_with_state(
+    query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]
+) -> tuple[Tensor, LinearState]:
+    """The same, and the state after the last token."""
+    if key.ndim == query.ndim:
+        return linear_attention_with_state(query, key, value, **options)
+    return delta_product_with_state(query, key, value, **_given_to_steps(options))
+
+
+def _given_to_steps(options: LinearOptions) -> StepOptions:
+    return cast(StepOptions, {name: given for name, given in options.items() if name in StepOptions.__annotations__})
+
+
 def _in_one_axis(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries after the last step of each token, zeros after the others, and keys and values of all steps."""
     queries = functional.pad(query.unsqueeze(-2), (0, 0, key.shape[-2] - 1, 0))
@@ -141,9 +161,11 @@ def _decay_of_steps(decay: Tensor | None, key: Tensor) -> Tensor | None:
     """The decay of each step, (..., N · steps) or (..., N · steps, features): that of the token at its first one."""
     if decay is None:
         return None
-    others = key.shape[-2] - 1
+    length, others = key.shape[-3], key.shape[-2] - 1
     if decay.ndim == key.ndim - 1:  # for each feature
+        decay = decay.expand(*decay.shape[:-2], length, decay.shape[-1])
         return functional.pad(decay.unsqueeze(-2), (0, 0, 0, others)).flatten(-3, -2)
+    decay = decay.expand(*decay.shape[:-1], length)
     return functional.pad(decay.unsqueeze(-1), (0, others)).flatten(-2)
 
 

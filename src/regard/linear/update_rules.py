@@ -24,6 +24,8 @@ class RuleTokens(NamedTuple):
         logits: of its gates, (batch, key heads, N, `gates_per_head`); None where it has none.
         constants: what it learns for each key head, in the shape of `initial_constants` after (key heads,), or None.
         step: Δ of a decay that has one, (batch, key heads, N).
+        decay: g, (batch, key heads, N) or (batch, key heads, N, features), or broadcasting to one of these; None
+            without.
     """
 
     key: Tensor
@@ -32,6 +34,7 @@ class RuleTokens(NamedTuple):
     logits: Tensor | None = None
     constants: Tensor | None = None
     step: Tensor | None = None
+    decay: Tensor | None = None
 
 
 class UpdateRule:
@@ -46,6 +49,9 @@ class UpdateRule:
     """Whether the keys need an order."""
     needs_step: ClassVar[bool] = False
     """Whether it reads the step Δ of a `SoftplusDecay`."""
+    steps: ClassVar[int] = 1
+    """The steps of the state for each token. If there are several, keys, values and removals have an axis of them after
+    the tokens, and `regard.linear.delta_product` computes them."""
 
     @property
     def default_map(self) -> FeatureMap:
@@ -59,6 +65,10 @@ class UpdateRule:
     def initial_constants(self, features: int) -> Tensor | None:
         """The first value, for each key head, of what it learns that is no function of a token; None for nothing."""
         return None
+
+    def keys(self, tokens: RuleTokens) -> Tensor:
+        """The keys that values are written to, before φ."""
+        return tokens.key
 
     def write(self, tokens: RuleTokens) -> tuple[Tensor, LinearOptions]:
         """The values that are written, and the options of `regard.linear_attention` that write them."""

@@ -50,7 +50,7 @@ class LearnedGates(nn.Module):
         """The decay of the source's tokens as an option, and what the rule reads of them."""
         options, step = self._decay(mixed.decay)
         logits = None if self.beta_gate is None else self._per_head(self.beta_gate(mixed.rule))
-        return options, RuleTokens(keys, values, feature_map, logits, self.rule_constants, step)
+        return options, RuleTokens(keys, values, feature_map, logits, self.rule_constants, step, options.get("decay"))
 
     def _decay(self, source: Tensor) -> tuple[LinearOptions, Tensor | None]:
         """The decay of the source's tokens as an option, and its step Δ where the rule reads it."""

@@ -13,7 +13,8 @@ from ..biases import Bias
 from ..errors import ConfigurationError, ShapeError
 from ..kernels.hooks import refuse_convolutions
 from ..lenses import Lens
-from ..linear import Decay, FeatureMap, UpdateRule, linear_attention, observe_linear_attention
+from ..linear import Decay, FeatureMap, UpdateRule, observe_linear_attention
+from ..linear.delta_product import attend_by_steps
 from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_mask import mask_at_positions
 from ..linear.update_rules import RuleTokens
@@ -62,10 +63,11 @@ class LinearAttention(LearnedGates):
         decay: of a causal layer, what the state is multiplied by before each token, from `regard.linear`:
             `FixedDecay(logarithms)` as in RetNet; `HeadDecay()`, learned, or `FeatureDecay()`, learned for each feature
             as in gated linear attention; `SoftplusDecay()` of Mamba-2 and Gated DeltaNet, `SoftplusFeatureDecay()` of
-            Kimi Linear; none by default.
+            Kimi Linear, `SigmoidFeatureDecay()` of RWKV-7; none by default.
         rule: how a value is written into the state, from `regard.linear`: `SumRule()` by default,
             `SumRule(normalize=False)` for weights that are not divided by their sum; of a causal layer `DeltaRule()`,
-            with a decay the gated delta rule, `DecoupledDeltaRule()`, `BonusRule()`, `StateSpaceRule()`.
+            with a decay the gated delta rule, `DecoupledDeltaRule()`, `BonusRule()`, `StateSpaceRule()`,
+            `GeneralizedDeltaRule()` of RWKV-7.
         rotary: rotary position embedding of queries and keys, before φ. Weights depend on relative positions alone
             where φ is `Identity()`.
         convolution: of a causal layer, a `ShortConvolution` of what is projected, before heads are normed and rotated.
@@ -177,7 +179,7 @@ class LinearAttention(LearnedGates):
             ConfigurationError: a bias; a memory for a causal layer.
         """
         inputs = self._sequence_inputs(query, memory, mask=mask, bias=bias, positions=positions, rotation=rotation)
-        return self._output(linear_attention(*inputs.heads, **inputs.options), inputs)
+        return self._output(attend_by_steps(*inputs.heads, **inputs.options), inputs)
 
     def make_cache(self, max_length: int | None = None) -> LinearCache:
         """An empty cache for decoding; its size depends on no `max_length`.
@@ -240,7 +242,8 @@ class LinearAttention(LearnedGates):
         """`forward` with lenses from `regard.lenses` on its weights: `seen.output`, `seen[lens]`.
 
         Raises:
-            ConfigurationError: weights that may be negative, or do not sum to 1, as those of the delta rule.
+            ConfigurationError: weights that may be negative, or do not sum to 1, as those of the delta rule; a rule of
+                several steps a token.
 
         >>> import torch, regard
         >>> received = regard.lenses.Received()
@@ -249,6 +252,11 @@ class LinearAttention(LearnedGates):
         tensor([[[1.8333, 0.8333, 0.3333],
                  [1.8333, 0.8333, 0.3333]]])
         """
+        if self.rule.steps > 1:
+            raise ConfigurationError(
+                f"a token of rule={self.rule!r} takes {self.rule.steps} steps, so that no pair of tokens has one "
+                "weight for lenses to read: call forward"
+            )
         inputs = self._sequence_inputs(query, memory, **call)
         seen = observe_linear_attention(*inputs.heads, *lenses, **inputs.options)
         return replace(seen, output=self._output(seen.output, inputs))
@@ -317,7 +325,9 @@ class LinearAttention(LearnedGates):
             keys = (rotation if source is query else self._rotation(source, None)).rotate(keys)
         options, tokens = self._gates(mixed, keys, values, self.feature_map)
         written, of_rule = self.rule.write(tokens)
-        return LinearInputs((queries, keys, written), options | of_rule, tokens, mixed.gate, tail, last)
+        return LinearInputs(
+            (queries, self.rule.keys(tokens), written), options | of_rule, tokens, mixed.gate, tail, last
+        )
 
     def _mixed(
         self, query: Tensor, source: Tensor, token_mask: TokenMask, last: Tensor | None

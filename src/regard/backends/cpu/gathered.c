@@ -1,6 +1,6 @@
 /* Attention to listed keys: output and log-sum-exp, and the gradients. Both passes are here, as they have the products with
  * listed keys and the sums over them in common. */
-#include "listed_rows.h"
+#include "pair_gradients.h"
 
 /* Scores become weights, e^(score - maximum); returns their sum. */
 APART float exponentials(float *scores, int64_t count, float *maximum) {
@@ -159,13 +159,22 @@ static void add_gradients(const struct gathered *problem, struct gather_scratch 
            problem->grad_value + number * problem->keys * problem->grad_value_row, problem->grad_value_row);
 }
 
+/* The gradients of a head whose lists several rows share. */
+INLINE void gradients_of_lists(const struct gathered *problem, struct gather_scratch *scratch, int64_t head) {
+    const int64_t pieces = (problem->rows + problem->height - 1) / problem->height;
+    for (int64_t at = 0; at < problem->lists * pieces; at++)
+        work_on_piece(problem, scratch, head / problem->list_heads, head % problem->list_heads, at / pieces, at % pieces,
+                      add_gradients);
+}
+
 /* Takes one key head after another while any is left; any number of threads may call it at once. One thread computes the
  * gradients of a key head, in the order of the queries, so that they do not depend on the number of threads. */
 void EXPORTED(regard_gathered_backward)(struct gathered *problem) {
-    const int64_t pieces = (problem->rows + problem->height - 1) / problem->height;
     const int64_t heads = problem->list_heads / problem->key_heads; /* those of a key head that have lists */
-    struct gather_scratch scratch;
-    char *memory = new_gather_scratch(problem, &scratch);
+    const int alone = problem->list_heads == problem->heads && problem->rows == 1;
+    struct gather_scratch of_lists;
+    struct pair_gradients of_pairs = {0};
+    char *memory = alone ? new_pair_gradients(problem, &of_pairs) : new_gather_scratch(problem, &of_lists);
     if (!memory) {
         problem->failed = 1;
         return;
@@ -173,8 +182,9 @@ void EXPORTED(regard_gathered_backward)(struct gathered *problem) {
     int64_t unit;
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)
         for (int64_t head = unit * heads; head < (unit + 1) * heads; head++)
-            for (int64_t at = 0; at < problem->lists * pieces; at++)
-                work_on_piece(problem, &scratch, head / problem->list_heads, head % problem->list_heads, at / pieces,
-                              at % pieces, add_gradients);
+            if (alone)
+                pair_gradients_of_head(problem, &of_pairs, head / problem->heads, head % problem->heads);
+            else
+                gradients_of_lists(problem, &of_lists, head);
     free_aligned(memory);
 }

@@ -28,7 +28,8 @@ struct kind {
 
 /* The memory of a thread. `width`: the keys of a list, rounded up to whole vectors. */
 struct gather_scratch {
-    int64_t width, count, ahead;
+    int64_t width, count;
+    int is_far; /* whether keys are fetched before they are read */
     int32_t *key, *place; /* the keys of a list, and their places in it */
     uint8_t *seen;        /* whether a block has been listed, for each; and 1, for all that is none */
     float *query, *above; /* (ROWS, dim) and (ROWS, value_dim), padded */
@@ -43,23 +44,24 @@ struct row_place {
 
 INLINE int64_t in_vectors(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+#define MEMORY_OF(name, type, number) \
+    scratch->name = (type *)(memory + bytes), bytes += in_vectors((number) * (int64_t)sizeof(type))
+
 /* Lays out the memory of a thread, or tells with null how many bytes it needs. */
 INLINE int64_t gather_scratch(const struct gathered *problem, char *memory, struct gather_scratch *scratch) {
-    int64_t width = round_up_to_lanes(problem->length * problem->columns) + LANES, at = 0;
+    int64_t width = round_up_to_lanes(problem->length * problem->columns) + LANES + AHEAD, bytes = 0;
     int64_t dim = round_up_to_lanes(problem->dim), value_dim = round_up_to_lanes(problem->value_dim);
     scratch->width = width;
-#define PART(name, type, number) scratch->name = (type *)(memory + at), at += in_vectors((number) * (int64_t)sizeof(type))
-    PART(key, int32_t, width);
-    PART(place, int32_t, width);
-    PART(seen, uint8_t, problem->blocks + 1);
-    PART(query, float, ROWS * dim);
-    PART(above, float, ROWS * value_dim);
-    PART(weights, float, ROWS * width);
-    PART(slopes, float, ROWS * width);
-    PART(bends, float, ROWS * width);
-    PART(sums, float, ROWS * (dim > value_dim ? dim : value_dim));
-#undef PART
-    return at;
+    MEMORY_OF(key, int32_t, width);
+    MEMORY_OF(place, int32_t, width);
+    MEMORY_OF(seen, uint8_t, problem->blocks + 1);
+    MEMORY_OF(query, float, ROWS * dim);
+    MEMORY_OF(above, float, ROWS * value_dim);
+    MEMORY_OF(weights, float, ROWS * width);
+    MEMORY_OF(slopes, float, ROWS * width);
+    MEMORY_OF(bends, float, ROWS * width);
+    MEMORY_OF(sums, float, ROWS * (dim > value_dim ? dim : value_dim));
+    return bytes;
 }
 
 INLINE char *new_gather_scratch(const struct gathered *problem, struct gather_scratch *scratch) {
@@ -70,44 +72,82 @@ INLINE char *new_gather_scratch(const struct gathered *problem, struct gather_sc
     memset(scratch->seen, 0, (size_t)problem->blocks);
     scratch->seen[problem->blocks] = 1;
     const int64_t bytes_of_keys = problem->keys * (problem->dim + problem->value_dim) * entry_bytes((int)problem->dtype);
-    scratch->ahead = bytes_of_keys > NEAR ? AHEAD : problem->length * problem->columns;
+    scratch->is_far = bytes_of_keys > NEAR;
     return memory;
 }
 
-/* The keys of a list from `start` to `stop` - 1, each once, with their places. No branch depends on what is listed. */
+INLINE int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
+INLINE int64_t most(int64_t one, int64_t other) { return one > other ? one : other; }
+
+/* number / divisor, rounded down. */
+INLINE int64_t floor_of(int64_t number, int64_t divisor) { return number / divisor - (number % divisor < 0); }
+
+/* Blocks from `first` on, as many as `count`, by their numbers in a table of all blocks. */
+struct blocks {
+    int64_t first;
+    uint64_t count;
+};
+
+/* The blocks of which a row that sees the keys from `start` to `stop` - 1 sees some. */
+INLINE struct blocks blocks_of_span(const struct gathered *problem, int64_t start, int64_t stop) {
+    const int64_t columns = problem->columns, low = problem->block;
+    const int64_t begin = most(floor_of(start + problem->first, columns) - low, most(0, -low));
+    const int64_t end = least(floor_of(stop - 1 + problem->first, columns) + 1 - low, problem->blocks);
+    return (struct blocks){begin, stop > start && end > begin ? (uint64_t)(end - begin) : 0};
+}
+
+/* The number of a block that is listed in the table of blocks; that after the last for one that is not seen. */
+INLINE int64_t table_number(const struct gathered *problem, struct blocks seen, int32_t listed) {
+    const int64_t own = listed - problem->block;
+    return (uint64_t)(own - seen.first) < seen.count ? own : problem->blocks;
+}
+
+/* The keys of a list from `start` to `stop` - 1, each once, with their places; after them the last of them again. No
+ * branch depends on what is listed. */
 INLINE void take_list(const struct gathered *problem, struct gather_scratch *scratch, const int32_t *indices, int64_t start,
                       int64_t stop) {
-    const int64_t length = problem->length, columns = problem->columns, first = problem->first, low = problem->block;
-    const uint64_t blocks = (uint64_t)problem->blocks, inside = (uint64_t)(stop > start ? stop - start : 0);
+    const int64_t length = problem->length, columns = problem->columns, first = problem->first, blocks = problem->blocks;
+    const uint64_t inside = (uint64_t)(stop > start ? stop - start : 0);
+    const struct blocks in_span = blocks_of_span(problem, start, stop);
     int32_t *key = scratch->key, *place = scratch->place;
     uint8_t *seen = scratch->seen;
     int64_t count = 0;
-    for (int64_t t = 0; t < length; t++) {
-        const uint64_t block = (uint64_t)(indices[t] - low), at = block < blocks && indices[t] >= 0 ? block : blocks;
-        const int64_t is_new = !seen[at];
-        int64_t number = indices[t] * columns - first;
-        seen[at] = 1;
-        for (int64_t c = 0; c < columns; c++, number++) {
-            key[count] = (int32_t)number;
-            place[count] = (int32_t)(t * columns + c);
-            count += is_new & ((uint64_t)(number - start) < inside);
+    if (columns == 1)
+        for (int64_t t = 0; t < length; t++) {
+            const int64_t at = table_number(problem, in_span, indices[t]);
+            key[count] = (int32_t)(indices[t] - first);
+            place[count] = (int32_t)t;
+            count += !seen[at];
+            seen[at] = 1;
         }
-    }
-    if (blocks < (uint64_t)length * LINE)
-        memset(seen, 0, blocks);
     else
         for (int64_t t = 0; t < length; t++) {
-            const uint64_t block = (uint64_t)(indices[t] - low);
-            if (block < blocks) seen[block] = 0;
+            const int64_t at = table_number(problem, in_span, indices[t]), is_new = !seen[at];
+            int64_t number = indices[t] * columns - first;
+            seen[at] = 1;
+            for (int64_t c = 0; c < columns; c++, number++) {
+                key[count] = (int32_t)number;
+                place[count] = (int32_t)(t * columns + c);
+                count += is_new & ((uint64_t)(number - start) < inside);
+            }
+        }
+    if (blocks < length * LINE)
+        memset(seen, 0, (size_t)blocks);
+    else
+        for (int64_t t = 0; t < length; t++) {
+            const int64_t at = table_number(problem, in_span, indices[t]);
+            if (at < blocks) seen[at] = 0;
         }
     scratch->count = count;
+    for (int64_t t = count; count && t < count + LANES + AHEAD; t++) key[t] = key[count - 1];
 }
 
 /* Fetches the entries of a listed row from one column to another, long before they are read. */
 INLINE void fetch_listed(const struct gather_scratch *scratch, int64_t t, const void *rows, int64_t stride, int64_t column,
                          int64_t end, const int dtype) {
-    if (t + scratch->ahead >= scratch->count) return;
-    const char *next = row_at(rows, scratch->key[t + scratch->ahead], stride, dtype);
+    if (!scratch->is_far) return;
+    const char *next = row_at(rows, scratch->key[t + AHEAD], stride, dtype);
     int64_t byte = column * entry_bytes(dtype);
     const int64_t stop = end * entry_bytes(dtype);
     for (; byte + 4 * LINE <= stop; byte += 4 * LINE)
@@ -129,7 +169,7 @@ INLINE void products_of(const struct gather_scratch *scratch, const float *rows,
             UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < part; v++)
                 if (a + v * LANES < padded) own[r * part + v] = load(rows + r * padded + a + v * LANES);
             FOR_ALL_LANES for (int i = 0; i < at_once; i++) {
-                const void *row = row_at(keys, key[t + i < count ? t + i : count - 1], stride, kind.dtype);
+                const void *row = row_at(keys, key[t + i], stride, kind.dtype);
                 UNROLL for (int v = 0; v < part; v++) {
                     if (a + v * LANES >= padded) break;
                     lanes entry = load_entries(row, a + v * LANES, dim, kind.dtype, kind.whole);

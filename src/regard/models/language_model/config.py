@@ -19,9 +19,11 @@ from ...linear import (
     Elu,
     FeatureDecay,
     FeatureMap,
+    GeneralizedDeltaRule,
     HeadDecay,
     Identity,
     Relu,
+    SigmoidFeatureDecay,
     Softmax,
     SoftplusDecay,
     SoftplusFeatureDecay,
@@ -477,6 +479,7 @@ LINEAR_FEATURE_MAPS: dict[str, FeatureMap] = {
 LINEAR_DECAYS: dict[str, LearnedDecay] = {
     "head": HeadDecay(),
     "feature": FeatureDecay(),
+    "sigmoid_feature": SigmoidFeatureDecay(),
     "softplus": SoftplusDecay(),
     "softplus_feature": SoftplusFeatureDecay(),
 }
@@ -491,7 +494,8 @@ class LinearAttentionConfig:
     attention alone.
 
     - `feature_map`: "elu", "relu", "identity", "softmax" or "unit"; by default "unit" for the delta rule, else "elu".
-    - `decay`: learned gates per "head" or per "feature", "softplus" or "softplus_feature", or a decay of
+    - `decay`: learned gates per "head" or per "feature", "sigmoid_feature", "softplus" or
+      "softplus_feature", or a decay of
       `regard.linear` with settings of its own; None for none.
     - `delta_rule`: whether a value replaces what the state has for its key.
     - `normalize`: whether weights are divided by their sum; by default all but the delta rule are.
@@ -822,6 +826,7 @@ CONFIG_JSON = DataclassJSON(
             GatedFeedForwardConfig,
             IndexerConfig,
             GatedInputStreamConfig,
+            GeneralizedDeltaRule,
             HeadDecay,
             InterleavedSections,
             LanguageModelConfig,
@@ -845,6 +850,7 @@ CONFIG_JSON = DataclassJSON(
             RouterConfig,
             Sections,
             ShortConvolutionConfig,
+            SigmoidFeatureDecay,
             SoftplusDecay,
             SoftplusFeatureDecay,
             StateSpaceRule,

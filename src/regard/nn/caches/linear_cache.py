@@ -7,7 +7,8 @@ from typing import Unpack
 
 from torch import Tensor
 
-from ...linear import Elu, FeatureMap, LinearState, linear_attention_with_state
+from ...linear import Elu, FeatureMap, LinearState
+from ...linear.delta_product import attend_by_steps_with_state
 from ...linear.linear_arguments import LinearOptions
 from ..input_checks import check_positions
 from .base import Cache, check_rows
@@ -72,7 +73,8 @@ class LinearCache(Cache):
     ) -> tuple[Tensor, LinearCache]:
         """Causal linear attention of M more tokens to themselves and all before, and the cache after them.
 
-        Shapes: as `append`, and queries (batch, heads, M, key dim); the output is (batch, heads, M, value dim).
+        Shapes: as `append`, and queries (batch, heads, M, key dim); the output is (batch, heads, M, value dim). Keys
+        and values may have an axis of steps after M, as those of `regard.linear.delta_product`.
         tail, last: of the cache after them. `options` are those of `regard.linear_attention` for these tokens, such as
         decay, beta and mask.
         """
@@ -84,7 +86,7 @@ class LinearCache(Cache):
             positions = positions.expand(batch, added) if positions.ndim == 2 else positions
             next_position = positions.amax(-1) + 1 if added else self.next_position
         options.update(feature_map=self.feature_map, normalize=self.normalize, causal=True, state=self.state)
-        output, state = linear_attention_with_state(queries, keys, values, **options)
+        output, state = attend_by_steps_with_state(queries, keys, values, **options)
         after = object.__new__(LinearCache)  # the __init__ of a frozen dataclass takes three times as long
         vars(after).update(
             feature_map=self.feature_map,
