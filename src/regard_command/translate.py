@@ -75,6 +75,12 @@ def translate(
             "[default: the longest sentence of the training]",
         ),
     ] = None,
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8", help="Round the weights of a Transformer's decoder to int8: faster on a CPU, nearly as accurate."
+        ),
+    ] = False,
     errors: Annotated[
         Literal["strict", "replace", "skip"],
         typer.Option(
@@ -109,6 +115,9 @@ def translate(
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
 
+    --int8 is for Transformers on a CPU: a few translations change. It is faster where the processor has instructions
+    for products of bytes (AVX-512 VNNI).
+
     Of a Transformer the pictures are of --layer and --head, or of the mean over all; the arrays have all of them,
     1.weights as [target, layer, head, source], and 1.self_weights for the attention to its own words.
     """
@@ -130,6 +139,8 @@ def translate(
             f"{folder} was not calibrated, so nothing is known of how far it can be trusted: regard test --checkpoint "
             f"{folder} --calibrate, with text that it was not trained on"
         )
+    if int8:
+        translator.quantize()
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
     search = _search(folder, translator, {key: value for key, value in told.items() if value is not None})
     if checkpoint is None:

@@ -226,3 +226,11 @@ def test_a_term_that_cannot_be_written_ends_it_at_once(regard, run, tmp_path):
     empty = regard("translate", "--force", "", "4")
     assert empty.exit_code == 2
     assert "words that are forced are empty" in empty.stderr
+
+
+def test_weights_in_bytes_say_the_same_and_are_for_transformers(regard, run):
+    plain, rounded = (regard("translate", *option, "I am very tired.") for option in ([], ["--int8"]))
+    assert (rounded.exit_code, rounded.stdout) == (0, plain.stdout)
+    refused = regard("translate", "--checkpoint", run, "--int8", "1")
+    assert refused.exit_code == 2
+    assert "a RecurrentTranslator, and only a Transformer's decoder has steps in int8" in refused.stderr

@@ -232,3 +232,23 @@ def test_modules_run_where_something_watches_or_native_code_has_no_such_step(cas
     with torch.no_grad(), context:
         decoded(model, batch())
     assert not calls
+
+
+@torch.no_grad()
+def test_weights_in_bytes(calls):
+    model, example = model_of(PreNorm), batch()
+    before = [step.logits for step in decoded(model, example)]
+    encoder = [parameter.clone() for parameter in model.encoder.parameters()]
+    model.quantize_decoder()
+    assert all(map(torch.equal, encoder, model.encoder.parameters()))
+    weight = model.decoder.get_parameter("blocks.0.feed_forward.up.weight")
+    whole = weight / (weight.abs().amax(1, keepdim=True) / 127)
+    torch.testing.assert_close(whole, whole.round(), rtol=0.0, atol=1e-4)
+    made = len(calls)
+    after = [step.logits for step in decoded(model, example)]
+    assert len(calls) == made + TARGET
+    exact = model(*example)
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        assert not torch.equal(one, other)
+        close = exact[:, number]  # of the modules, with rounded weights and inputs as they are
+        assert (other - close).norm() <= 0.1 * close.norm()

@@ -31,6 +31,7 @@ SHARED = (
     "gemv.h",
     "gru_decoder.h",
     "mixed_heads.h",
+    "packed_matrix.h",
     "paged.h",
     "packed_decode.h",
     "recurrence.h",
@@ -110,6 +111,7 @@ def test_constants():
         "flash.h": {"BLOCK": flash_tiles.BLOCK, "MOST_BLOCKS": flash_tiles.MOST_BLOCKS},
         "packed_decode.h": {"TOKENS": packed_queries.BLOCK},
         "panels.h": {"PANEL_COLUMNS": panels.PANEL_COLUMNS},
+        "byte_panels.h": {"TERMS_OF_WORD": panels.TERMS_OF_WORD, "LARGEST_BYTE": panels.LARGEST_BYTE},
         "short.h": {"LONGEST": short_rows.LONGEST},
     }.items():
         for name, value in constants.items():

@@ -85,8 +85,11 @@ PAIRED_SOURCES = (
     "flash_weights.c",
     "paged.c",
     "pair_products.c",
+    "panels.c",
+    "top_products.c",
+    "transformer_step.c",
 )
-"""The sources that do so, compiled for nothing else: all other work such a variant leaves to the variant without."""
+"""The sources that do so, or multiply bytes: all other work such a variant leaves to the variant without."""
 
 # -fwrapv: whole numbers are bits here. contract: x * y + z may be one instruction, rounded once.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=fast", "-Wall", "-Wextra")

@@ -2,6 +2,7 @@
 #ifndef REGARD_CODE_PRODUCTS_H
 #define REGARD_CODE_PRODUCTS_H
 
+#include "byte_products.h"
 #include "packed_decode.h"
 #include "prefetch.h"
 #include "simd.h"
@@ -105,41 +106,35 @@ INLINE void multiply_numbers(const struct left_rows *left, int64_t row, const in
 }
 
 #if defined(__AVX512VNNI__)
-/* sum + four products of bytes in each lane, those of `codes` unsigned. By intrinsics GCC would copy each sum to another
- * register and back. */
-INLINE void add_bytes(__m512i *sum, __m512i codes, __m512i own) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(codes), "v"(own));
-}
-
 /* The same of bytes, where codes are whole numbers: exactly. */
 INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int32_t *codes, int64_t groups,
                            int64_t stride, int64_t filled, const char *ahead, lanes *sum, const int rows,
                            const int vectors, const int code) {
     const int halves = code == INT4 ? 2 : 1;
     const int8_t *high = left->high + row * left->count, *low = left->low + row * left->count;
-    __m512i upper[ROW_TILE * 4], lower[ROW_TILE * 4];
+    bits upper[ROW_TILE * 4], lower[ROW_TILE * 4];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++)
-        upper[r * vectors + v] = lower[r * vectors + v] = _mm512_setzero_si512();
+        upper[r * vectors + v] = lower[r * vectors + v] = (bits){0};
     for (int64_t g = 0; g < groups; g++) {
         bits word[4];
         read_words(word, codes + g * stride, filled, ahead, g * vectors, vectors);
         UNROLL for (int h = 0; h < halves; h++) {
-            __m512i entry[4];
+            bits entry[4];
             UNROLL for (int v = 0; v < vectors; v++) entry[v] =
-                (__m512i)(code == INT8 ? word[v] : (word[v] >> (4 * h)) & 0x0f0f0f0f);
+                code == INT8 ? word[v] : (word[v] >> (4 * h)) & 0x0f0f0f0f;
             UNROLL for (int r = 0; r < rows; r++) {
                 int64_t at = r * left->count + (g * halves + h) * 4;
-                __m512i of_high = (__m512i)broadcast_word(high + at), of_low = (__m512i)broadcast_word(low + at);
+                bits of_high = broadcast_word(high + at), of_low = broadcast_word(low + at);
                 UNROLL for (int v = 0; v < vectors; v++) {
-                    add_bytes(upper + r * vectors + v, entry[v], of_high);
-                    add_bytes(lower + r * vectors + v, entry[v], of_low);
+                    add_byte_products(upper + r * vectors + v, entry[v], of_high);
+                    add_byte_products(lower + r * vectors + v, entry[v], of_low);
                 }
             }
         }
     }
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
-        lanes whole = (lanes)_mm512_cvtepi32_ps(upper[r * vectors + v]) * 128.0f +
-                      (lanes)_mm512_cvtepi32_ps(lower[r * vectors + v]);
+        lanes whole = __builtin_convertvector(upper[r * vectors + v], lanes) * 128.0f +
+                      __builtin_convertvector(lower[r * vectors + v], lanes);
         sum[r * vectors + v] = whole * left->factor[row + r];
     }
 }

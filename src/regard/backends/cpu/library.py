@@ -69,6 +69,8 @@ class Library:
         self.mixed_heads_backward = function("mixed_heads_backward", c_void_p)
         self.paged = function("paged", c_void_p)
         self.packed_decode = function("packed_decode", c_void_p)
+        self.multiplies_bytes = function("multiplies_bytes", returns=c_int64)
+        self.pack_bytes = function("pack_bytes", c_void_p, *(c_int64,) * 3, c_void_p, c_void_p)
         self.pack_panels = function("pack_panels", c_void_p, *(c_int64,) * 3, c_void_p)
         self.pair_speed = function("pair_speed", returns=c_double)
         self.recurrence = function("recurrence", c_void_p)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import library
 from .gru_decoder import unit_rows
-from .panels import pack
+from .panels import PackedMatrix, PackedMatrixStruct
 from .threads import run_units, thread_count
 
 LEAST_WORK = 2**20
@@ -23,40 +22,24 @@ class TopProductsStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "unit")),
-        *((name, c_int64) for name in ("rows", "terms", "columns", "count")),
-        *((name, c_void_p) for name in ("left", "panels", "bias", "values", "indices", "lse")),
+        *(("rows", c_int64), ("count", c_int64), ("left", c_void_p), ("matrix", PackedMatrixStruct)),
+        *((name, c_void_p) for name in ("values", "indices", "lse")),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class PackedOutput:
-    """The weight (columns, terms) of an output layer in panels, and its bias (columns,) or None: float32 on the CPU."""
+def top_products(left: Tensor, matrix: PackedMatrix, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `count` largest of x Wᵀ + b for each row, their columns, and the log-sum-exp (R, 1), as `top_entries`.
 
-    panels: Tensor
-    bias: Tensor | None
-    terms: int
-    columns: int
-
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None) -> PackedOutput:
-        """Pack a weight."""
-        columns, terms = weight.shape
-        return cls(pack(weight.T), None if bias is None else bias.detach().contiguous(), terms, columns)
-
-    def top_products(self, left: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The `count` largest of x Wᵀ + b for each row, their columns, and the log-sum-exp (R, 1), as `top_entries`.
-
-        left (R, terms), count at most the columns; autograd sees nothing of it.
-        """
-        left, rows = left.detach().contiguous(), len(left)
-        values, lse = left.new_empty(rows, count), left.new_empty(rows, 1)
-        indices = torch.empty(rows, count, dtype=torch.int64)
-        threads = thread_count(rows * self.terms * self.columns, LEAST_WORK)
-        unit = unit_rows(rows, threads)
-        work = TopProductsStruct(
-            *(0, -(-rows // unit), 0, unit, rows, self.terms, self.columns, count, left.data_ptr()),
-            *(self.panels.data_ptr(), None if self.bias is None else self.bias.data_ptr()),
-            *(values.data_ptr(), indices.data_ptr(), lse.data_ptr()),
-        )
-        run_units(library.current().top_products, work, threads)
-        return values, indices, lse
+    left (R, terms), count at most the columns; autograd sees nothing of it.
+    """
+    left, rows = left.detach().contiguous(), len(left)
+    values, lse = left.new_empty(rows, count), left.new_empty(rows, 1)
+    indices = torch.empty(rows, count, dtype=torch.int64)
+    threads = thread_count(rows * matrix.terms * matrix.columns, LEAST_WORK)
+    unit = unit_rows(rows, threads)
+    work = TopProductsStruct(
+        *(0, -(-rows // unit), 0, unit, rows, count, left.data_ptr(), matrix.struct()),
+        *(values.data_ptr(), indices.data_ptr(), lse.data_ptr()),
+    )
+    run_units(library.current().top_products, work, threads)
+    return values, indices, lse

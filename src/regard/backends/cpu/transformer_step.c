@@ -1,11 +1,12 @@
 /* A step of a Transformer's decoder. A thread takes some rows through all layers: they need no others. */
 #include "transformer_step.h"
-#include "panels.h"
+#include "byte_panels.h"
 
 /* The rows at which a thread is, from `first` on. */
 struct step_rows {
     int64_t first, count, groups; /* groups: the rows in whole groups */
     struct scratch_rows x, normed, projected, context, branch, hidden;
+    struct byte_rows bytes;
     float *scores;                     /* [keys of a row], whole vectors */
     const float **key, **value; /* [keys of a row] */
 };
@@ -20,7 +21,7 @@ INLINE lanes activated(lanes x, int64_t activation) {
 }
 
 /* Adds the bias to the columns of a panel, and applies an activation; below 0 there is none. */
-static void finish_panel(const struct step_matrix *matrix, int64_t first, const struct scratch_rows into, int64_t rows,
+static void finish_panel(const struct packed_matrix *matrix, int64_t first, const struct scratch_rows into, int64_t rows,
                          int64_t activation) {
     for (int64_t column = first; column < min_int(first + PANEL_COLUMNS, matrix->columns); column += LANES) {
         lanes bias = matrix->bias ? load_partial(matrix->bias + column, matrix->columns - column) : (lanes){0};
@@ -32,12 +33,12 @@ static void finish_panel(const struct step_matrix *matrix, int64_t first, const 
     }
 }
 
-APART void multiply(const struct scratch_rows left, const struct step_matrix *matrix, const struct scratch_rows into,
-                     int64_t rows, int64_t activation) {
+APART void multiply(const struct step_rows *state, const struct scratch_rows rows, const struct packed_matrix *matrix,
+                    const struct scratch_rows into, int64_t activation) {
+    struct left_factor left = left_factor(rows, state->bytes, matrix, state->groups);
     for (int64_t first = 0; first < panel_columns(matrix->columns); first += PANEL_COLUMNS) {
-        multiply_panel(left, matrix->panels + first * matrix->terms, matrix->terms, into.data + first, into.stride, rows,
-                       0);
-        if (matrix->bias || activation >= 0) finish_panel(matrix, first, into, rows, activation);
+        multiply_columns(&left, matrix, first, into.data + first, into.stride, state->groups);
+        if (matrix->bias || activation >= 0) finish_panel(matrix, first, into, state->groups, activation);
     }
 }
 
@@ -201,20 +202,19 @@ static void attend_to_source(const struct transformer_step *problem, const struc
 
 static void run_layer(const struct transformer_step *problem, const struct step_rows *state, int64_t number) {
     const struct step_layer *layer = problem->layers + number;
-    int64_t rows = state->groups;
-    multiply(before_sublayer(problem, state, &layer->own_norm), &layer->own, state->projected, rows, -1);
+    multiply(state, before_sublayer(problem, state, &layer->own_norm), &layer->own, state->projected, -1);
     attend_to_target(problem, state, number);
-    multiply(state->context, &layer->own_output, state->branch, rows, -1);
+    multiply(state, state->context, &layer->own_output, state->branch, -1);
     after_sublayer(problem, state, &layer->own_norm);
 
-    multiply(before_sublayer(problem, state, &layer->norm), &layer->query, state->projected, rows, -1);
+    multiply(state, before_sublayer(problem, state, &layer->norm), &layer->query, state->projected, -1);
     attend_to_source(problem, state, number);
-    multiply(state->context, &layer->output, state->branch, rows, -1);
+    multiply(state, state->context, &layer->output, state->branch, -1);
     after_sublayer(problem, state, &layer->norm);
 
-    multiply(before_sublayer(problem, state, &layer->feed_forward_norm), &layer->up, state->hidden, rows,
+    multiply(state, before_sublayer(problem, state, &layer->feed_forward_norm), &layer->up, state->hidden,
              problem->activation);
-    multiply(state->hidden, &layer->down, state->branch, rows, -1);
+    multiply(state, state->hidden, &layer->down, state->branch, -1);
     after_sublayer(problem, state, &layer->feed_forward_norm);
 }
 
@@ -237,9 +237,10 @@ static void run_rows(const struct transformer_step *problem, const struct step_r
 void EXPORTED(regard_transformer_step)(struct transformer_step *problem) {
     int64_t rows = problem->unit, dim = panel_columns(problem->dim), inner = problem->heads * problem->head_dim,
             projected = inner + 2 * problem->key_heads * problem->head_dim, unit,
-            keys = round_up_to_lanes(problem->keys > problem->before ? problem->keys : problem->before + 1);
+            keys = round_up_to_lanes(problem->keys > problem->before ? problem->keys : problem->before + 1),
+            most = dim + inner + problem->hidden_dim; /* terms of a matrix, and more */
     int64_t floats = rows * (3 * dim + panel_columns(projected) + panel_columns(inner) +
-                             panel_columns(problem->hidden_dim)) + 5 * (keys + 16);
+                             panel_columns(problem->hidden_dim)) + byte_rows_floats(rows, most) + 5 * (keys + 16);
     float *room = aligned_memory(floats * 4), *left = room;
     if (!room) {
         problem->failed = 1;
@@ -249,7 +250,7 @@ void EXPORTED(regard_transformer_step)(struct transformer_step *problem) {
     struct step_rows state = {
         .x = take_rows(&left, rows, dim), .normed = take_rows(&left, rows, dim), .branch = take_rows(&left, rows, dim),
         .projected = take_rows(&left, rows, projected), .context = take_rows(&left, rows, inner),
-        .hidden = take_rows(&left, rows, problem->hidden_dim), .scores = take_floats(&left, keys),
+        .hidden = take_rows(&left, rows, problem->hidden_dim), .bytes = take_byte_rows(&left, rows, most), .scores = take_floats(&left, keys),
         .key = (const float **)take_floats(&left, 2 * keys), .value = (const float **)take_floats(&left, 2 * keys)};
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
         state.first = unit * rows, state.count = min_int(rows, problem->rows - state.first);

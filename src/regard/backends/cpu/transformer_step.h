@@ -6,18 +6,13 @@
 #ifndef REGARD_TRANSFORMER_STEP_H
 #define REGARD_TRANSFORMER_STEP_H
 
+#include "packed_matrix.h"
 #include "variants.h"
 
 #include <stdint.h>
 
 /* Activations of the feed-forward network. */
 enum { RECTIFIED, SILU };
-
-/* x . matrix + bias: the matrix (terms, columns) packed in panels (panels.h), the bias (columns) or null. */
-struct step_matrix {
-    const float *panels, *bias;
-    int64_t terms, columns;
-};
 
 /* gain (x - mean) / sqrt(variance + epsilon) + shift; a null gain: no norm at all, a null shift: 0. */
 struct step_norm {
@@ -26,8 +21,8 @@ struct step_norm {
 };
 
 struct step_layer {
-    struct step_matrix own; /* queries, keys and values of the target's tokens, side by side */
-    struct step_matrix own_output, query, output, up, down;
+    struct packed_matrix own; /* queries, keys and values of the target's tokens, side by side */
+    struct packed_matrix own_output, query, output, up, down;
     struct step_norm own_norm, norm, feed_forward_norm;
 };
 

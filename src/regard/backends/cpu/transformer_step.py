@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import library
 from .gru_decoder import unit_rows
-from .panels import pack
+from .panels import PackedMatrix, PackedMatrixStruct
 from .threads import run_units, thread_count
 
 LEAST_WORK = 2**20
@@ -28,12 +28,6 @@ class Activation(IntEnum):
     SILU = 1
 
 
-class StepMatrixStruct(ctypes.Structure):
-    """The structure `step_matrix` of transformer_step.h."""
-
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("terms", c_int64), ("columns", c_int64))
-
-
 class StepNormStruct(ctypes.Structure):
     """The structure `step_norm` of transformer_step.h."""
 
@@ -44,7 +38,7 @@ class StepLayerStruct(ctypes.Structure):
     """The structure `step_layer` of transformer_step.h."""
 
     _fields_ = (
-        *((name, StepMatrixStruct) for name in ("own", "own_output", "query", "output", "up", "down")),
+        *((name, PackedMatrixStruct) for name in ("own", "own_output", "query", "output", "up", "down")),
         *((name, StepNormStruct) for name in ("own_norm", "norm", "feed_forward_norm")),
     )
 
@@ -151,15 +145,20 @@ class TransformerDecoder:
     hidden_dim: int
     layers: ctypes.Array[StepLayerStruct]
     last_norm: StepNormStruct
-    kept: tuple[Tensor, ...]
+    kept: tuple[PackedMatrix | Tensor, ...]
 
     @classmethod
     def pack_weights(
-        cls, shape: DecoderShape, layers: Sequence[LayerWeights], last_norm: LayerNormWeights | None
+        cls,
+        shape: DecoderShape,
+        layers: Sequence[LayerWeights],
+        last_norm: LayerNormWeights | None,
+        *,
+        in_bytes: bool = False,
     ) -> TransformerDecoder:
-        """Pack the weights of all layers, float32 on the CPU."""
-        kept: list[Tensor] = []
-        structs = (StepLayerStruct * len(layers))(*(_layer(layer, kept) for layer in layers))
+        """Pack the weights of all layers, float32 on the CPU; in bytes: the matrices are rounded."""
+        kept: list[PackedMatrix | Tensor] = []
+        structs = (StepLayerStruct * len(layers))(*(_layer(layer, in_bytes, kept) for layer in layers))
         last = StepNormStruct() if last_norm is None else _norm(last_norm, kept)
         up = layers[0].up.weight
         return cls(shape, up.shape[1], len(up), structs, last, tuple(kept))
@@ -196,18 +195,13 @@ class TransformerDecoder:
         return result
 
 
-def _layer(layer: LayerWeights, kept: list[Tensor]) -> StepLayerStruct:
-    return StepLayerStruct(*(_matrix(part, kept) for part in layer[:6]), *(_norm(part, kept) for part in layer[6:]))
+def _layer(layer: LayerWeights, in_bytes: bool, kept: list[PackedMatrix | Tensor]) -> StepLayerStruct:
+    maps = [PackedMatrix.of(part.weight, part.bias, in_bytes=in_bytes) for part in layer[:6]]
+    kept += maps
+    return StepLayerStruct(*(one.struct() for one in maps), *(_norm(part, kept) for part in layer[6:]))
 
 
-def _matrix(affine: Affine, kept: list[Tensor]) -> StepMatrixStruct:
-    columns, terms = affine.weight.shape
-    panels, bias = pack(affine.weight.T), None if affine.bias is None else affine.bias.detach().contiguous()
-    kept += [panels] if bias is None else [panels, bias]
-    return StepMatrixStruct(panels.data_ptr(), _address(bias), terms, columns)
-
-
-def _norm(norm: LayerNormWeights, kept: list[Tensor]) -> StepNormStruct:
+def _norm(norm: LayerNormWeights, kept: list[PackedMatrix | Tensor]) -> StepNormStruct:
     gain, shift = norm.gain.detach().contiguous(), None if norm.shift is None else norm.shift.detach().contiguous()
     kept += [gain] if shift is None else [gain, shift]
     return StepNormStruct(gain.data_ptr(), _address(shift), norm.epsilon)

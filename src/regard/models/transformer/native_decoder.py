@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from ... import native
 from ...backends.cpu.library import last_contiguous
-from ...backends.cpu.top_products import PackedOutput
+from ...backends.cpu.panels import PackedMatrix
+from ...backends.cpu.top_products import top_products
 from ...backends.cpu.transformer_step import (
     Activation,
     Affine,
@@ -44,12 +45,12 @@ class NativeDecoder:
     """A decoder and its output layer, packed for native steps, and their modules, which may be watched."""
 
     packed: TransformerDecoder
-    output: PackedOutput
+    output: PackedMatrix
     output_module: nn.Linear | TiedOutput
     modules: tuple[nn.Module, ...]
 
     @classmethod
-    def of(cls, decoder: Decoder, output: nn.Linear | TiedOutput) -> NativeDecoder | None:
+    def of(cls, decoder: Decoder, output: nn.Linear | TiedOutput, *, in_bytes: bool = False) -> NativeDecoder | None:
         """The native steps of a decoder as it is now; None where its modules are to run.
 
         Native code has softmax attention by scaled dot products under a causal mask, layer norms before or after each
@@ -71,8 +72,8 @@ class NativeDecoder:
         weights = [layer.weights for layer in layers]
         if not all(map(_is_plain, (*decoder.parameters(), *output.parameters()))):
             return None
-        packed = TransformerDecoder.pack_weights(layers[0].shape, weights, last)
-        return cls(packed, PackedOutput.of(output.weight, output.bias), output, modules)
+        packed = TransformerDecoder.pack_weights(layers[0].shape, weights, last, in_bytes=in_bytes)
+        return cls(packed, PackedMatrix.of(output.weight, output.bias, in_bytes=in_bytes), output, modules)
 
     def source(self, memory: TransformerMemory) -> Source | None:
         """The keys and values of a memory as C reads them; None of one that it does not read."""
@@ -170,7 +171,7 @@ class NativeStep:
     def best_tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp [B, 1]."""
         output = self.state.decoder.output
-        return output.top_products(self.result.features, min(count, output.columns))
+        return top_products(self.result.features, output, min(count, output.columns))
 
 
 class _Block(NamedTuple):

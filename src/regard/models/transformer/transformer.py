@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...backends.cpu.panels import bytes_are_faster, rounded_to_bytes
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens, Weights
 from ...masks import padding
@@ -120,6 +121,8 @@ class Transformer(nn.Module):
         self.output = output
         self.max_source_length = max_source_length
         self._max_target_length = max_target_length
+        self.multiplies_bytes = False
+        """Whether native steps round their inputs, too: see `quantize_decoder`."""
 
     @property
     def max_target_length(self) -> int | None:
@@ -193,9 +196,23 @@ class Transformer(nn.Module):
         encoded = self.encoder(self.source_embedding(source), mask)
         return TransformerMemory(self.decoder.project_memory(encoded), source_lengths, mask)
 
+    @torch.no_grad()
+    def quantize_decoder(self) -> None:
+        """Round the weights of the decoder and of the output layer to int8: each w to s · round(w / s), in place.
+
+        s is max |w| / 127 over the weights of one output feature. From then on the native steps of a search round their
+        inputs likewise, for each row, and multiply bytes, on processors that have instructions for it (AVX-512 VNNI):
+        in less time and with other roundings than the modules, which have the rounded weights, too. A table of
+        embeddings that is the output layer's is rounded for both.
+        """
+        for module in (self.output, *self.decoder.modules()):
+            if isinstance(module, TiedOutput | nn.Linear):
+                module.weight.copy_(rounded_to_bytes(module.weight))
+        self.multiplies_bytes = True
+
     def start(self, memory: TransformerMemory) -> TransformerState | NativeState:
         """The state before the first token; it has the weights as they are now where native code computes the steps."""
-        decoder = NativeDecoder.of(self.decoder, self.output)
+        decoder = NativeDecoder.of(self.decoder, self.output, in_bytes=self.multiplies_bytes and bytes_are_faster())
         if decoder is None or decoder.source(memory) is None:
             return TransformerState(self.decoder.make_caches())
         return NativeState(decoder)
