@@ -51,7 +51,7 @@ MEANINGS = {
 LEGEND = """\
 Each class has two layers, a dim of 32 and random weights. ✗: a finding that `regard.huggingface.swap` does not remove,
 or that it cannot be tried on; "swap mends": one that it removes; –: not checked, the model takes no such argument, or
-its configuration is that of an encoder. A finding is a fact about a call, not always a fault: the model may be made so."""
+its configuration is that of an encoder. A finding is a fact about a call, not always a fault: it may be made so."""
 LEFT = """\
 Attention modules that `regard.huggingface.swap` leaves as they are, and why. A class with no others is compared by
 eager attention and SDPA alone."""
