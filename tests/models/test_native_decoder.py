@@ -94,7 +94,9 @@ def decoded(model: Transformer, example: tuple[Tensor, Tensor, Tensor], name: st
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("activation", [functional.relu, functional.silu, nn.ReLU(), nn.SiLU()], ids=str)
+@pytest.mark.parametrize(
+    "activation", [functional.relu, functional.silu, nn.ReLU(), nn.SiLU()], ids=["relu", "silu", "ReLU()", "SiLU()"]
+)
 @torch.no_grad()
 def test_steps_are_the_model_in_double_precision(form, activation, calls):
     model, example = model_of(FORMS[form], feed_forward=FeedForward(DIM, HIDDEN, activation=activation)), batch()
