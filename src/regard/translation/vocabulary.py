@@ -298,7 +298,7 @@ class Vocabulary:
         Of a vocabulary of subwords each is two pieces, alone and at the beginning of a word. `settings.size` is that of
         the text that it was learned from.
 
-        >>> vocabulary = Vocabulary.train(["ab ba"], VocabularySettings(kind="bpe", size=8))
+        >>> vocabulary = Vocabulary.train(["ab b b"], VocabularySettings(kind="bpe", size=8))
         >>> grown = vocabulary.with_characters("①a")
         >>> len(vocabulary), len(grown), grown.tokens(grown.encode("b ①."))
         (8, 10, ['▁b', '▁①', '<unk>'])
