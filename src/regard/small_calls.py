@@ -165,13 +165,13 @@ def _attend_one_head(
 ) -> Tensor | None:
     """`attend_repeatedly` for tensors without an axis of heads, (batch, length, dim) or (length, dim).
 
-    The long way takes masks with tensors, whose axes are those of the weights, and refuses what does not fit, in words
-    of the axes that the tensors have.
+    The long way takes masks with tensors, whose axes are those of the weights, and single queries, for which it may
+    choose another kernel; and it refuses what does not fit, in words of the axes that the tensors have.
     """
     if not (mask is None or (isinstance(mask, Mask) and is_constant(mask))):
         return None
     try:
-        if not query.ndim == key.ndim == value.ndim:
+        if not query.ndim == key.ndim == value.ndim or query.shape[-2] == 1:
             return None
         batched = query.ndim == 3
         four = [tensor.unsqueeze(1) if batched else tensor[None, None] for tensor in (query, key, value)]

@@ -155,9 +155,10 @@ def test_compiled_where_inductor_refuses_decompositions(monkeypatch):
     layer, x = Attention(Projections(DIM, HEADS), mask=masks.causal()), torch.randn(2, 5, DIM)
     q, k, v = torch.randn(3, 1, 2, 9, 8)
     expected = regard.linear_attention(q, k, v, causal=True)
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)  # what was compiled before would be taken
-    torch.compile(layer)(x).sum().backward()
-    assert torch.allclose(torch.compile(regard.linear_attention)(q, k, v, causal=True), expected, atol=1e-5)
+    config: Any = torch.compiler.config  # setting an attribute and deleting it again would hide it from torch
+    with config.patch(force_disable_caches=True):  # what was compiled before would be taken as it is
+        torch.compile(layer)(x).sum().backward()
+        assert torch.allclose(torch.compile(regard.linear_attention)(q, k, v, causal=True), expected, atol=1e-5)
 
 
 @pytest.mark.slow

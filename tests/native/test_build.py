@@ -189,8 +189,10 @@ def test_the_sources_that_multiply_in_pairs_are_those_compiled_for_it(variant):
         done = subprocess.run([*command, str(build.SOURCES / source)], capture_output=True, text=True, check=True)
         is_paired = own.search(done.stdout) is not None
         assert is_paired <= (source in build.PAIRED_SOURCES), source
-        if variant == "avx512bf16":  # of codes no other variant has products
-            assert is_paired == (source in build.PAIRED_SOURCES), source
+        if (
+            variant == "avx512bf16" and source != "panels.c"
+        ):  # which says whether bytes are multiplied, and multiplies none
+            assert is_paired == (source in build.PAIRED_SOURCES), source  # of codes no other variant has products
 
 
 def test_an_unknown_variant_asked_for(compile_two, monkeypatch):

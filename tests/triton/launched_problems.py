@@ -49,9 +49,9 @@ def batched(inputs: tuple[torch.Tensor, ...], **options: Any) -> BatchedProblem:
     return BatchedProblem.from_problem(make_problem(query, key, value, **options))
 
 
-def saved(output: torch.Tensor, lse: torch.Tensor, *, learned: bool) -> Saved:
+def saved(output: torch.Tensor, lse: torch.Tensor, *, learned: bool, normalizer: bool = False) -> Saved:
     above = torch.zeros_like(output), torch.zeros_like(lse)
-    return Saved(output, lse, *above, needs_bias_grad=learned, needs_normalizer_grad=learned)
+    return Saved(output, lse, *above, needs_bias_grad=learned, needs_normalizer_grad=normalizer and learned)
 
 
 def flash(dim: int, dtype: torch.dtype, *, learned: bool = False, length: int = LENGTH, **options: Any) -> None:
@@ -60,7 +60,7 @@ def flash(dim: int, dtype: torch.dtype, *, learned: bool = False, length: int = 
     problem = batched(tensors(dim, dim, dtype, length), **options)
     assert not BACKEND.flash.why_not(problem.problem)
     results = BACKEND.flash.forward(problem)
-    BACKEND.flash.backward(problem, saved(*results, learned=learned))
+    BACKEND.flash.backward(problem, saved(*results, learned=learned, normalizer="normalizer" in options))
 
 
 def flash_problems() -> Iterator[LaunchedProblem]:
