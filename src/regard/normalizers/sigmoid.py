@@ -66,6 +66,12 @@ class Sigmoid(Normalizer):
         """The sum of the outputs."""
         return outputs.sum(0)
 
+    def bias_of_heads(self, heads: int, device: torch.device) -> Tensor:
+        """B of each head, (heads,) float32 without autograd; a number is filled in there, as copying it would wait."""
+        if isinstance(self.bias, Tensor):
+            return self.bias.detach().to(device, torch.float32).expand(heads)
+        return torch.full((heads,), self.bias or 0.0, dtype=torch.float32, device=device)
+
     def _shifted(self, scores: Tensor) -> Tensor:
         return scores + (0.0 if self.bias is None else over_heads(self.bias, scores))
 

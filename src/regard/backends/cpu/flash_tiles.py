@@ -192,10 +192,10 @@ def _line(problem: Problem) -> Tensor | None:
 
 def _sigmoid_bias(batched: BatchedProblem) -> Tensor | None:
     """The bias of sigmoid attention for each head; None of softmax attention."""
-    normalizer, heads = batched.problem.normalizer, batched.shape[1]
+    normalizer = batched.problem.normalizer
     if not isinstance(normalizer, Sigmoid):
         return None
-    return torch.as_tensor(normalizer.bias, dtype=torch.float32, device="cpu").expand(heads)
+    return normalizer.bias_of_heads(batched.shape[1], batched.value.device)
 
 
 def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem]]:

@@ -144,13 +144,11 @@ class FlashLaunches:
         return scale._replace(sigmoid=self._sigmoid_bias())
 
     def _sigmoid_bias(self) -> Tensor | None:
-        """b of each head; filled in on the device where it is a number, as copying it would wait."""
-        if not isinstance(self.problem.normalizer, Sigmoid):
+        """b of each head, in units of log₂ e; None of softmax attention."""
+        normalizer = self.problem.normalizer
+        if not isinstance(normalizer, Sigmoid):
             return None
-        bias, like = self.problem.normalizer.bias, {"dtype": torch.float32, "device": self.value.device}
-        if isinstance(bias, Tensor):
-            return (bias.detach().to(**like) * LOG2E).expand(self.heads).contiguous()
-        return torch.full((self.heads,), float(bias or 0.0) * LOG2E, **like)
+        return (normalizer.bias_of_heads(self.heads, self.value.device) * LOG2E).contiguous()
 
     @cached_property
     def tiles(self) -> AllTiles | SpanTiles | BitTiles:
