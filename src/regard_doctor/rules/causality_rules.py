@@ -20,21 +20,17 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
         class_ = site.event.class_
         if class_ is None or not _is_causal_attention(class_.name):
             continue
-        optional = any("mask" in one.arg for one in parameters(function_around(site.output.node, facts)))
+        optional = any("mask" in one.arg for one in parameters(function_around(site.node, facts)))
         if optional and "causal" not in class_.name.lower():
             continue  # masked by what it is given, on another path
         if not _is_masked(site) and not _is_cross(site):
-            yield Report(
-                site.output.node, f"{class_.name} attends without a causal mask: every position sees the future"
-            )
+            yield Report(site.node, f"{class_.name} attends without a causal mask: every position sees the future")
     yield from _decoders_without_mask(facts)
     for event in facts.applied("torch.nn.TransformerEncoder"):
         given = [event.term.get(name) for name in ("mask", "is_causal")]
         name = event.class_.name if event.class_ is not None else ""
         if facts.is_judged(event) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
-            yield Report(
-                event.term.node, f"the encoder of {name} has no causal mask: every position sees the next ones"
-            )
+            yield Report(event.node, f"the encoder of {name} has no causal mask: every position sees the next ones")
     for event in facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer"):
         term = event.term
         if not facts.is_judged(event) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
@@ -66,7 +62,7 @@ def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
             names = {one for term in (site.query, site.key) for one in names_in(term)}
             if crosses or _is_masked(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
                 continue
-            node = site.event.call or site.output.node
+            node = site.place
             yield Report(
                 node,
                 f"the self-attention of {name} has no causal mask: every position sees the next ones",
@@ -132,7 +128,7 @@ def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
         if source is None or not facts.is_judged(event) or not all(is_none(one) for one in given):
             continue
         if _scores_its_vocabulary(source, event.class_):
-            yield Report(event.term.node, message)
+            yield Report(event.node, message)
     reported = {
         site.event.call for site in facts.sites if is_true(site.output.get("is_causal"))
     }  # on one path at least

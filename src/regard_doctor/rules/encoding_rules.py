@@ -233,9 +233,7 @@ def heads_as_positions(facts: ModuleFacts) -> Iterator[Report]:
                 continue
             axes = _axes(size.input)
             if len(axes) == 4 and axes[size.value] == "heads" and counts_positions(event, facts):
-                yield Report(
-                    event.term.node, f"axis {size.value} is that of the heads here: positions are another axis"
-                )
+                yield Report(event.node, f"axis {size.value} is that of the heads here: positions are another axis")
 
     for site in facts.sites:
         for counted in _counted_along_batch(site.query) if exchanges_middle(site.query) else ():
@@ -310,7 +308,7 @@ def missing_denominator(facts: ModuleFacts) -> Iterator[Report]:
         if any(_is_learned(_plain(one)) for one in inner.operands()):  # x·W·yᵀ, a bilinear form
             continue
         if not re.search(r" / |/=|\.div|norm\(|Norm|reciprocal|softmax|divide|ones", code_of(event.function)):
-            yield Report(event.term.node, "this linear attention is not divided by the sum of its weights")
+            yield Report(event.node, "this linear attention is not divided by the sum of its weights")
 
 
 def _state(term: Term) -> Term | None:
@@ -356,9 +354,7 @@ def angles_in_half(facts: ModuleFacts) -> Iterator[Report]:
         about = angle is not None and any(_ANGLES.search(one) for one in names_in(angle))
         cast = about and angle is not None and _low_precision(angle)
         if cast and "enabled=False" not in code_of(event.function):  # with autocast off it is float32
-            yield Report(
-                event.term.node, "these angles are in the dtype of the activations: take cos and sin in float32"
-            )
+            yield Report(event.node, "these angles are in the dtype of the activations: take cos and sin in float32")
 
 
 def _low_precision(angle: Term, depth: int = 12) -> bool:

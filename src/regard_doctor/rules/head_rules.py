@@ -157,7 +157,7 @@ def _keeps_axes(site: AttentionSite) -> bool:
 
 
 def _direct_reshapes(term: Term, facts: ModuleFacts) -> Iterator[Term]:
-    for consumer in facts.consumers.get(id(term), []):
+    for consumer in facts.uses(term):
         if consumer.op == "reshape" and consumer.input is term:
             yield consumer
         elif consumer.op in ("cast", "dropout", "choice") and consumer is not term:
@@ -236,7 +236,7 @@ def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
         if wrong or _is_pooled_over_positions(event.term, facts) or _is_masked_as_batch_first(event.term, sources):
             name = str(event.term.value).removeprefix("torch.")
             yield Report(
-                event.term.node,
+                event.node,
                 f"this {name} takes (length, batch, dim) and gets (batch, length, dim): make it with batch_first=True",
             )
 
@@ -285,7 +285,7 @@ def _same_leading_axes(term: Term) -> Iterator[Term]:
 
 def _is_pooled_over_positions(output: Term, facts: ModuleFacts) -> bool:
     """Whether the result is averaged over axis 1, or its entry 0 of axis 1 is taken, as of a class token."""
-    for consumer in facts.consumers.get(id(output), []):
+    for consumer in facts.uses(output):
         if consumer.op == "element" and consumer.value == 0 and _is_pooled_over_positions(consumer, facts):
             return True
         if consumer.op == "mean" and consumer.input is output and number(consumer.get("dim")) == 1:
@@ -306,12 +306,12 @@ def heads_first_for_flash_attn(facts: ModuleFacts) -> Iterator[Report]:
             continue
         query = event.term.items[0] if event.term.items else event.term.get("q")
         if query is not None and _has_heads_first(query):
-            yield Report(event.term.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
+            yield Report(event.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
     for event in facts.operations("sdpa") if facts.framework else ():
         query = event.term.get("query")
         if query is not None and _has_heads_first(query):
             name = str(event.term.value)
-            yield Report(event.term.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
+            yield Report(event.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
 
 
 def _has_heads_first(operand: Term) -> bool:
@@ -335,7 +335,7 @@ def attention_over_one_key(facts: ModuleFacts) -> Iterator[Report]:
     """Attention runs over one key: every weight is 1, and the queries have no effect."""
     for site in facts.sites:
         if _is_one_long(site.key):
-            yield Report(site.output.node, "attention over one key: every weight is 1, whatever the query is")
+            yield Report(site.node, "attention over one key: every weight is 1, whatever the query is")
 
 
 _PASSED_ON = ("cast", "dropout", "carried", "transpose", "contiguous")
@@ -363,7 +363,7 @@ def _is_one_position(index: Term) -> bool:
 def keys_as_values(facts: ModuleFacts) -> Iterator[Report]:
     """The attention of Keras, which takes query, value and key, gets them as query, key and value."""
     for event in facts.applied(*KERAS_LAYERS):
-        written = event.term.node.args if isinstance(event.term.node, ast.Call) else []
+        written = event.node.args if isinstance(event.node, ast.Call) else []
         names = [ast.unparse(one).rpartition(".")[2] for one in written[1:3]]
         if (
             len(names) == 2
@@ -372,4 +372,4 @@ def keys_as_values(facts: ModuleFacts) -> Iterator[Report]:
         ):
             message = "Keras takes query, value, key in this order: write value=..., key=..."
             unless = "this is a test, whose numbers are drawn at random" if facts.is_test else ""
-            yield Report(event.term.node, message, unless=unless)
+            yield Report(event.node, message, unless=unless)

@@ -42,7 +42,7 @@ def _weighing_functions(facts: ModuleFacts) -> Iterator[Function]:
     nodes = [*_attending_functions(facts).values(), *(site.event.call for site in facts.sites)]
     for event in facts.operations("softmax"):
         if path(event.term.input, lambda term: product(term) is not None) is not None:
-            nodes.append(event.term.node)
+            nodes.append(event.node)
     found = (function_around(node, facts) for node in nodes if node is not None)
     yield from dict.fromkeys(function for function in found if function is not None)
 
@@ -51,9 +51,9 @@ def _attending_functions(facts: ModuleFacts) -> dict[Function, ast.AST]:
     """The functions in whose own text attention is computed, each with the first place of it."""
     found: dict[Function, ast.AST] = {}
     for site in facts.sites:
-        function = function_around(site.output.node, facts)
+        function = function_around(site.node, facts)
         if function is not None:
-            found.setdefault(function, site.output.node)
+            found.setdefault(function, site.node)
     return found
 
 
