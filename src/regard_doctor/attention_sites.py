@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 from .array_frameworks import LAYERS
 from .module_facts import Event, ModuleFacts
-from .term import Term, label, lineage, number, text, walk
+from .term import ABSENT, Term, label, lineage, number, sides, text, walk
 
 TRANSPARENT = frozenset(
     {
@@ -53,8 +55,8 @@ class AttentionSite:
     """One computation of attention.
 
     `kind` is "formula", "sdpa", "flex" or "module"; `event` is the call, or the product with the values. Of a formula,
-    `scores` is the product of queries and keys, `before` the steps from there to `softmax`, `after` those from the
-    softmax to the product with the values.
+    `before` are the steps from the product of queries and keys to the softmax, `after` those to the product with the
+    values.
     """
 
     kind: str
@@ -62,12 +64,23 @@ class AttentionSite:
     query: Term
     key: Term
     value: Term
-    output: Term
-    scores: Product | None = None
-    softmax: Term | None = None
-    weighted: Product | None = None
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
+
+    @property
+    def output(self) -> Term:
+        """The call, or the product with the values."""
+        return self.event.term
+
+    @property
+    def node(self) -> Any:
+        """The place of the output."""
+        return self.event.term.node
+
+    @property
+    def place(self) -> Any:
+        """The outermost followed call that computes it, or the place of the output where none does."""
+        return self.event.call or self.node
 
     def masks(self) -> Iterator[Step]:
         """The steps before the softmax that can hide keys: fills, `where`, and sums with what is not a constant."""
@@ -81,6 +94,15 @@ class AttentionSite:
                 yield step
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class WrittenFormula(AttentionSite):
+    """The textbook formula: `scores` is the product of queries and keys, `weighted` that of weights and values."""
+
+    scores: Product
+    softmax: Term
+    weighted: Product
+
+
 def attention_sites(facts: ModuleFacts) -> list[AttentionSite]:
     r"""The attention sites of a module, in the order of the source.
 
@@ -91,60 +113,37 @@ def attention_sites(facts: ModuleFacts) -> list[AttentionSite]:
     >>> site.kind, site.query.value, site.key.op, [step.op for step in site.before]
     ('formula', 'q', 'transpose', ['div'])
     """
-    sites = []
-    for event in facts.operations("matmul", "einsum", "sdpa", "flex", "apply"):
-        site = _site(event) if facts.is_judged(event) else None
-        if site is not None:
-            sites.append(site)
-    return sorted(sites, key=lambda site: (site.output.node.lineno, site.output.node.col_offset))  # type: ignore[attr-defined]
+    found = map(_site, facts.judged("matmul", "einsum", "sdpa", "flex", "apply"))
+    sites = [site for site in found if site is not None]
+    return sorted(sites, key=lambda site: (site.node.lineno, site.node.col_offset))
 
 
 def _site(event: Event) -> AttentionSite | None:
     term = event.term
     attends = term.op == "apply" and (term.value == "torch.nn.MultiheadAttention" or term.value in LAYERS)
     if term.op in ("sdpa", "flex") or attends:
-        query, key, value = (term.get(name) for name in ("query", "key", "value"))
-        if query is None or key is None or value is None:
-            return None
-        return AttentionSite("module" if term.op == "apply" else term.op, event, query, key, value, term)
+        query, key, value = term["query"], term["key"], term["value"]
+        kind = "module" if term.op == "apply" else term.op
+        return None if ABSENT in (query, key, value) else AttentionSite(kind, event, query, key, value)
     return _formula(event) if term.op in ("matmul", "einsum") else None
 
 
 def _formula(event: Event) -> AttentionSite | None:
     weighted = product(event.term)
-    if weighted is None:
+    found = path(weighted.left, _is_softmax) if weighted is not None else None
+    if weighted is None or found is None or weighted.left is weighted.right:
         return None
-    for weights, value in ((weighted.left, weighted.right), (weighted.right, weighted.left)):
-        after = path(weights, lambda term: term.op == "softmax")
-        if after is None:
-            continue
-        softmax = after[0]
-        before = path(softmax.input, lambda term: product(term) is not None)
-        if before is None or _is_weighted(before[0]):
-            continue
-        scores = product(before[0])
-        if scores is None or weights is weighted.right:
-            continue
-        return AttentionSite(
-            "formula",
-            event,
-            scores.left,
-            scores.right,
-            value,
-            event.term,
-            scores,
-            softmax,
-            weighted,
-            before[1],
-            after[1],
-        )
-    return None
+    softmax, after = found
+    led = path(softmax.input, lambda term: product(term) is not None)
+    scores = product(led[0]) if led is not None else None
+    if led is None or scores is None or path(scores.left, _is_softmax) is not None:  # a softmax of another formula
+        return None
+    operands = scores.left, scores.right, weighted.right
+    return WrittenFormula("formula", event, *operands, led[1], after, scores=scores, softmax=softmax, weighted=weighted)
 
 
-def _is_weighted(term: Term) -> bool:
-    """Whether a product is itself that of weights and values, so that its softmax is another one's."""
-    found = product(term)
-    return found is not None and path(found.left, lambda one: one.op == "softmax") is not None
+def _is_softmax(term: Term) -> bool:
+    return term.op == "softmax"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +157,6 @@ class WeightedAverage:
     softmax: Term
     output: Term
     after: tuple[Term, ...]
-    event: Event
 
     def before(self) -> Iterator[Term]:
         """The operations from a layer or parameter to the softmax, the last one first."""
@@ -189,28 +187,27 @@ def poolings(facts: ModuleFacts) -> list[WeightedAverage]:
     >>> pooled.output.op, [one.op for one in pooled.after]
     ('sum', ['item'])
     """
-    known = {id(site.softmax) for site in facts.sites}
-    found = []
-    for event in facts.operations("softmax"):
-        if id(event.term) not in known and facts.is_judged(event):
-            found += [
-                WeightedAverage(event.term, output, after, event) for output, after in _averages(event.term, facts, ())
-            ]
-    return found
+    known = {id(site.softmax) for site in facts.sites if isinstance(site, WrittenFormula)}
+    return [
+        WeightedAverage(event.term, output, after)
+        for event in facts.judged("softmax")
+        if id(event.term) not in known
+        for output, after in _averages(event.term, facts, ())
+    ]
 
 
 def _averages(term: Term, facts: ModuleFacts, after: tuple[Term, ...]) -> Iterator[tuple[Term, tuple[Term, ...]]]:
     """The averages that are taken with these weights, each with the steps on the way."""
     if len(after) > 6:
         return
-    for consumer in facts.consumers.get(id(term), []):
+    for consumer in facts.uses(term):
         if consumer.op == "einsum":
             if mixed_heads(consumer) is None:
                 yield consumer, after
         elif consumer.op == "mul":
             if any(other is not term and _is_made_of(other, term) for other in consumer.operands()):
                 continue  # p · log p
-            sums = [one for one in facts.consumers.get(id(consumer), []) if one.op == "sum" and one.input is consumer]
+            sums = [one for one in facts.uses(consumer, "sum") if one.input is consumer]
             yield from ((one, after) for one in sums)
             if not sums:
                 yield from _averages(consumer, facts, (*after, consumer))
@@ -236,16 +233,12 @@ def _is_made_of(term: Term, source: Term) -> bool:
 
 def product(term: Term) -> Product | None:
     """A term as a matrix product with one summed axis, or None."""
-    if term.op == "matmul":
-        left, right = term.get("input"), term.get("other")
-        return Product(term, left, right, -1, -2) if left is not None and right is not None else None
-    if term.op != "einsum" or len(term.items) < 2:
-        return None
+    if term.op == "matmul" and "input" in term.arguments and "other" in term.arguments:
+        return Product(term, term["input"], term["other"], -1, -2)
     equation = _equation(term)
     if equation is None or mixed_heads(term) is not None:
         return None
-    (left, right), axes = equation
-    first, second, out = axes
+    (left, right), (first, second, out) = equation
     summed = [letter for letter in first if letter in second and letter not in out and letter != "..."]
     if len(summed) != 1:
         return None
@@ -261,6 +254,8 @@ def equation_axes(term: Term) -> tuple[list[str], list[str], list[str]] | None:
 def _equation(term: Term) -> tuple[list[Term], tuple[list[str], list[str], list[str]]] | None:
     """The two operands of an einsum and the axes of its equation, or None."""
     items = term.items
+    if term.op != "einsum" or len(items) < 2:
+        return None
     pattern = items[-1] if items[-1].op == "constant" and isinstance(items[-1].value, str) else items[0]
     operands = [one for one in items if one is not pattern]
     if len(operands) == 1 and operands[0].op == "tuple":
@@ -273,7 +268,7 @@ def _equation(term: Term) -> tuple[list[Term], tuple[list[str], list[str], list[
 
 def mixed_heads(term: Term) -> Term | None:
     """The scores or weights whose heads an einsum replaces by mixtures of them, `b h i j, h g -> b g i j`, or None."""
-    equation = _equation(term) if term.op == "einsum" and len(term.items) >= 2 else None
+    equation = _equation(term)
     if equation is None:
         return None
     operands, (first, second, out) = equation
@@ -321,33 +316,22 @@ def path(term: Term, goal: Callable[[Term], bool], length: int = _LONGEST_PATH) 
 
 def _chosen_path(term: Term, goal: Callable[[Term], bool], length: int) -> tuple[Term, tuple[Step, ...]] | None:
     found = [one for one in (path(item, goal, length - 1) for item in term.items) if one is not None]
-    if not found:
-        return None
-    if len(found) == 1 or found[0][0] is not found[1][0]:
-        return found[0]
+    if len(found) < 2 or found[0][0] is not found[1][0]:
+        return found[0] if found else None
     one, other = found[0][1], found[1][1]
     shared = {id(step.term) for step in one} & {id(step.term) for step in other}
-    steps = [*one, *(step for step in other if id(step.term) not in shared)]
-    return found[0][0], tuple(
-        Step(step.op, step.term, step.operand, step.conditional or id(step.term) not in shared) for step in steps
-    )
+    steps = (*one, *(step for step in other if id(step.term) not in shared))
+    return found[0][0], tuple(step if id(step.term) in shared else replace(step, conditional=True) for step in steps)
 
 
 def _continuations(term: Term) -> Iterator[tuple[Term, Term | None]]:
     """Operands through which a path may go on, each with the other operand."""
     if term.op in TRANSPARENT:
         yield term.input, term.get("mask") or term.get("index")
-    elif term.op in _ARITHMETIC:
-        left, right = term.get("input"), term.get("other")
-        if left is not None and right is not None:
-            yield left, right
-            if term.op != "div":
-                yield right, left
-    elif term.op == "where":
-        inner, other = term.get("input"), term.get("other")
-        if inner is not None and other is not None:
-            yield inner, other
-            yield other, inner
+    elif term.op == "div":
+        yield from islice(sides(term), 1)
+    elif term.op in _ARITHMETIC or term.op == "where":
+        yield from sides(term)
     elif (mixed := mixed_heads(term)) is not None:
         yield mixed, None
     elif term.op in ("max", "maximum") and "input" in term.arguments:  # of scores and the lowest number
@@ -365,6 +349,10 @@ class DimensionPower:
 
     power: float
     dimension: Term | None
+
+    def by(self, op: str) -> DimensionPower:
+        """The power by which a product with the factor scales, or, where `op` is "div", a quotient by it."""
+        return replace(self, power=-self.power) if op == "div" else self
 
 
 _SIZE_NAME = re.compile(
@@ -395,8 +383,7 @@ def dimension_power(term: Term) -> DimensionPower | None:
         inner = term.items[0].items[0] if term.items[0].op == "tuple" and term.items[0].items else term.items[0]
         return dimension_power(inner)
     if term.op == "pow":
-        base, exponent = term.get("input"), number(term.get("other"))
-        inner = dimension_power(base) if base is not None else None
+        inner, exponent = dimension_power(term["input"]), number(term["other"])
         return DimensionPower(inner.power * exponent, inner.dimension) if inner and exponent is not None else None
     if term.op in ("mul", "div"):
         return _combined_power(term)
@@ -406,9 +393,7 @@ def dimension_power(term: Term) -> DimensionPower | None:
 
 
 def _combined_power(term: Term) -> DimensionPower | None:
-    left, right = term.get("input"), term.get("other")
-    one = dimension_power(left) if left is not None else None
-    other = dimension_power(right) if right is not None else None
+    one, other = dimension_power(term["input"]), dimension_power(term["other"])
     if one is None or other is None:
         return None
     sign = 1 if term.op == "mul" else -1
@@ -428,11 +413,8 @@ def is_dimension(term: Term) -> bool:
 
 def scale_steps(term: Term) -> list[Term]:
     """The products and quotients on the way from a projection to `term`: where a query or key may have been scaled."""
-    found = []
-    for one in walk(term, stop=frozenset({"apply", "softmax", "sdpa", "parameter", "item_index"})):
-        if one.op in ("mul", "div", "normalize", "rsqrt", "sqrt"):
-            found.append(one)
-    return found
+    made = walk(term, stop=frozenset({"apply", "softmax", "sdpa", "parameter", "item_index"}))
+    return [one for one in made if one.op in ("mul", "div", "normalize", "rsqrt", "sqrt")]
 
 
 def source_of(term: Term) -> Term:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .term import Term, is_none, lowest_of_dtype, number
+from .term import ABSENT, Term, is_none, lowest_of_dtype, number
 
 POSITIONS = 4
 HIDDEN_BELOW = -90.0
@@ -78,7 +78,7 @@ def _values(term: Term, depth: int) -> NDArray | None:  # one line for each oper
         return _binary(term, depth)
     if term.op == "call" and term.value in ("torch.tensor", "torch.from_numpy", "torch.as_tensor", "torch.BoolTensor"):
         return _values(term.items[0], depth - 1) if term.items else None
-    if term.op in ("method",) and term.value == "astype":
+    if term.op == "method" and term.value == "astype":
         found = _values(term.input, depth - 1)
         kind = str(term.items[0].value) if term.items else ""
         return None if found is None else found.astype(bool) if "bool" in kind else found
@@ -86,8 +86,8 @@ def _values(term: Term, depth: int) -> NDArray | None:  # one line for each oper
     if inner is None:
         return None
     if term.op in ("triu", "tril"):
-        diagonal = _diagonal(term.get("diagonal"))
-        return None if diagonal is None or inner.ndim < 2 else getattr(np, term.op)(inner, diagonal)
+        diagonal = number(term["diagonal"]) if "diagonal" in term.arguments else 0
+        return None if diagonal is None or inner.ndim < 2 else getattr(np, term.op)(inner, int(diagonal))
     if term.op == "transpose":
         return np.swapaxes(inner, -1, -2) if inner.ndim >= 2 else None
     if term.op == "bool":
@@ -110,25 +110,20 @@ def _shape(term: Term) -> tuple[int, ...]:
 
 
 def _filled(term: Term, shape: tuple[int, ...]) -> NDArray | None:
-    given = term.get("fill_value")
-    fill = {"ones": 1.0, "zeros": 0.0}.get(term.op.removesuffix("_like"), _operand(given, 1) if given else None)
+    fill = {"ones": 1.0, "zeros": 0.0}.get(term.op.removesuffix("_like"), _operand(term["fill_value"], 1))
     return None if fill is None else _cast(np.full(shape, fill), term.get("dtype"))
 
 
 def _filled_where(term: Term, inner: NDArray, depth: int) -> NDArray | None:
-    where = {"masked_fill": term.get("mask"), "setitem": term.get("index")}.get(term.op)
-    mask = _values(where, depth - 1) if where is not None else None
-    value = _number(term.get("value"))
+    where = {"masked_fill": term["mask"], "setitem": term["index"]}.get(term.op, ABSENT)
+    mask, value = _values(where, depth - 1), _number(term.get("value"))
     if mask is None or value is None:
         return None
     return np.where(np.broadcast_to(mask.astype(bool), inner.shape), value, inner.astype(float))
 
 
 def _binary(term: Term, depth: int) -> NDArray | None:
-    left, right = term.get("input"), term.get("other")
-    if left is None or right is None:
-        return None
-    one, other = _operand(left, depth), _operand(right, depth)
+    one, other = _operand(term["input"], depth), _operand(term["other"], depth)
     if one is None or other is None or (one.ndim == 0 and other.ndim == 0):
         return None
     if term.op == "sub" and bool in (one.dtype, other.dtype):
@@ -166,13 +161,6 @@ def _indexed(term: Term, depth: int) -> NDArray | None:
     return inner[tuple(index)]
 
 
-def _diagonal(term: Term | None) -> int | None:
-    if term is None:
-        return 0
-    found = number(term)
-    return int(found) if found is not None else None
-
-
 def _cast(values: NDArray, dtype: Term | None) -> NDArray:
     name = str(dtype.value).rpartition(".")[2].rstrip("_") if dtype is not None and dtype.op == "name" else ""
     if name == "bool":
@@ -190,6 +178,14 @@ def hidden_pairs(values: NDArray, *, true_hides: bool) -> NDArray:
     if values.dtype == bool:
         return values if true_hides else ~values
     return values.astype(float) < HIDDEN_BELOW
+
+
+def hidden_triangle(mask: Term, *, true_hides: bool, as_booleans: bool = False) -> str:
+    """As `triangle`, of the pairs that a mask hides, its numbers taken as booleans or not; "" for unknown values."""
+    values = mask_values(mask)
+    if values is None:
+        return ""
+    return triangle(hidden_pairs(values.astype(bool) if as_booleans else values, true_hides=true_hides))
 
 
 def is_zero_one(values: NDArray) -> bool:

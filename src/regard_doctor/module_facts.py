@@ -38,6 +38,16 @@ class Event:
     caller: ClassFacts | None = None
     call: ast.Call | None = None
 
+    @property
+    def node(self) -> Any:
+        """The place of the operation."""
+        return self.term.node
+
+    @property
+    def name(self) -> str:
+        """The last part of the name of what is called, such as "cos"."""
+        return str(self.term.value).rpartition(".")[2]
+
 
 @dataclass(slots=True, eq=False)
 class ClassFacts:
@@ -84,23 +94,32 @@ class ModuleFacts:
         """The events of these operations."""
         return [event for event in self.events if event.term.op in ops]
 
+    def uses(self, term: Term | None, *ops: str) -> list[Term]:
+        """What was computed from a term, by these operations if any are named."""
+        return [one for one in self.consumers.get(id(term), ()) if not ops or one.op in ops]
+
+    def judged(self, *ops: str) -> list[Event]:
+        """As `operations`, without those that the callers of their functions, in the same file, tell more about."""
+        return [event for event in self.operations(*ops) if self.is_judged(event)]
+
     def is_judged(self, event: Event) -> bool:
         """Whether an event is not one that the callers of its function, in the same file, tell more about."""
         return event.depth > 0 or event.function not in self.followed
 
     def applied(self, *modules: str) -> list[Event]:
         """The calls of modules of these qualified class names."""
-        return [event for event in self.events if event.term.op == "apply" and event.term.value in modules]
+        return [event for event in self.operations("apply") if event.term.value in modules]
+
+
+def parameters_of(function: Function) -> list[ast.arg]:
+    """The parameters of a function that have a name each, in their order."""
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
 def defaults_of(function: Function) -> dict[str, ast.expr]:
-    """The defaults of the parameters that may be left out."""
-    arguments = function.args
-    plain = [*arguments.posonlyargs, *arguments.args]
-    pairs = [
-        *zip(plain[::-1], arguments.defaults[::-1], strict=False),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
+    """The defaults of the parameters that may be left out: the last ones have them."""
+    defaults = [*function.args.defaults, *function.args.kw_defaults]
+    pairs = zip(parameters_of(function)[::-1], defaults[::-1], strict=False)
     return {one.arg: default for one, default in pairs if default is not None}
 
 
@@ -126,11 +145,9 @@ def _index(facts: ModuleFacts) -> None:
                 if isinstance(child, ast.AST) and not isinstance(child, ast.expr_context | ast.operator):
                     facts.parents[child] = node
                     waiting.append(child)
-    for node in facts.nodes[ast.Import]:
-        for alias in node.names:
-            facts.imports[alias.asname or alias.name.split(".")[0]] = (
-                alias.name if alias.asname else alias.name.split(".")[0]
-            )
+    for alias in (one for node in facts.nodes[ast.Import] for one in node.names):
+        name = alias.name if alias.asname else alias.name.partition(".")[0]
+        facts.imports[alias.asname or name] = name
     for node in facts.nodes[ast.ImportFrom]:
         facts.imports.update({alias.asname or alias.name: f"{node.module or ''}.{alias.name}" for alias in node.names})
     facts.framework = array_frameworks.framework_of(facts.imports.values())

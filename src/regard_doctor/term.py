@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,10 @@ class Term:
         """The argument of that name, or None where the call leaves it out."""
         return self.arguments.get(name)
 
+    def __getitem__(self, name: str) -> Term:
+        """The argument of that name, or `ABSENT`, of which no question about terms is true."""
+        return self.arguments.get(name, ABSENT)
+
     @property
     def input(self) -> Term:
         """The tensor that the operation is applied to; the term itself where there is none."""
@@ -50,6 +55,10 @@ class Term:
         """All direct operands."""
         yield from self.arguments.values()
         yield from self.items
+
+
+ABSENT = Term("absent", ast.Pass())
+"""An argument that a call leaves out."""
 
 
 def walk(term: Term, *, stop: frozenset[str] = frozenset()) -> Iterator[Term]:
@@ -87,8 +96,8 @@ def lineage(term: Term, *ops: str) -> Iterator[Term]:
 
 def indices(changed: Term) -> tuple[Term, ...]:
     """The parts of the index of an assignment to a part of a tensor."""
-    index = changed.get("index")
-    return () if index is None else index.items if index.op == "tuple" else (index,)
+    index = changed["index"]
+    return index.items if index.op == "tuple" else (index,)
 
 
 def sides(term: Term) -> Iterator[tuple[Term, Term]]:
@@ -114,7 +123,7 @@ def exchanges_middle(term: Term) -> bool:
 
 def text(term: Term | None, depth: int = 6) -> str:
     """A canonical spelling: equal for terms of the same structure, down to `depth` operations."""
-    if term is None:
+    if term is None or term is ABSENT:
         return "-"
     if term.op in ("parameter", "constant", "name"):
         return f"{term.op[0]}:{term.value!r}"
@@ -131,7 +140,7 @@ def same(one: Term | None, other: Term | None) -> bool:
 
 def is_none(term: Term | None) -> bool:
     """Whether an argument is left out or is the constant None."""
-    return term is None or (term.op == "constant" and term.value is None)
+    return term is None or term is ABSENT or (term.op == "constant" and term.value is None)
 
 
 def is_true(term: Term | None) -> bool:
@@ -144,13 +153,7 @@ def label(term: Term) -> str:
     node = term.node
     while isinstance(node, ast.Subscript | ast.Call):
         node = node.value if isinstance(node, ast.Subscript) else node.func
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.arg):
-        return node.arg
-    return ""
+    return next((value for name in ("attr", "id", "arg") if (value := getattr(node, name, None))), "")
 
 
 def number(term: Term | None) -> float | None:
@@ -162,53 +165,37 @@ def number(term: Term | None) -> float | None:
     if term.op == "name":
         endings = {"inf": math.inf, "infty": math.inf, "pi": math.pi, "e": math.e}
         return endings.get(str(term.value).rpartition(".")[2]) if "." in str(term.value) else None
-    if term.op == "call" and term.value == "float" and term.items and term.items[0].op == "constant":
-        return _parsed(term.items[0].value)
-    if term.op == "negative":
-        inner = number(term.input)
-        return None if inner is None else -inner
-    if term.op == "cast" or (term.op == "call" and term.value in ("torch.tensor", "torch.Tensor") and term.items):
-        return number(term.items[0] if term.op == "call" else term.input)
+    if term.op == "call" and term.items:
+        parsed = term.value == "float" and term.items[0].op == "constant"
+        made = number(term.items[0]) if term.value in ("torch.tensor", "torch.Tensor") else None
+        return _computed(float, term.items[0].value) if parsed else made
+    if term.op == "cast":
+        return number(term.input)
     if term.op in _ARITHMETIC:
-        left, right = number(term.get("input")), number(term.get("other"))
-        if left is None or right is None:
-            return None
-        return _ARITHMETIC[term.op](left, right)
-    if term.op == "sqrt":
-        inner = number(term.input)
-        return math.sqrt(inner) if inner is not None and inner >= 0 else None
+        operands = [number(term[name]) for name in ("input", "other") if name in term.arguments]
+        return None if None in operands else _computed(_ARITHMETIC[term.op], *operands)
     return None
 
 
 def lowest_of_dtype(term: Term | None) -> Term | None:
     """The dtype argument where a term is `torch.finfo(dtype).min`, else None."""
-    if term is None or term.op != "attribute" or term.value != "min":
-        return None
-    called = term.input
-    if called.op == "call" and str(called.value).endswith("finfo") and called.items:
-        return called.items[0]
-    return None
+    called = term.input if term is not None and term.op == "attribute" and term.value == "min" else ABSENT
+    return called.items[0] if called.op == "call" and str(called.value).endswith("finfo") and called.items else None
 
 
-def _parsed(written: Any) -> float | None:
+def _computed(function: Callable[..., float], *operands: Any) -> float | None:
     try:
-        return float(written)
-    except (TypeError, ValueError):
+        return function(*operands)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         return None
 
 
-def _power(base: float, exponent: float) -> float | None:
-    try:
-        result = base**exponent
-    except (OverflowError, ZeroDivisionError):
-        return None
-    return result if isinstance(result, float) else None
-
-
-_ARITHMETIC = {
-    "add": lambda left, right: left + right,
-    "sub": lambda left, right: left - right,
-    "mul": lambda left, right: left * right,
-    "div": lambda left, right: left / right if right else None,
-    "pow": _power,
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "pow": math.pow,
+    "sqrt": math.sqrt,
+    "negative": operator.neg,
 }

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ..attention_sites import AttentionSite
+from ..attention_sites import WrittenFormula
 from ..finding import Severity
 from ..mistake_texts import MistakeText, read_section, texts_in
-from ..module_facts import Function, ModuleFacts, defaults_of
+from ..module_facts import Event, Function, ModuleFacts, defaults_of, parameters_of
 from ..term import Term
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ OF_ARRAYS = frozenset(
 """Rules that files of JAX, Flax, Keras and TensorFlow are read by; the others are about torch's own functions."""
 
 Check = Callable[[ModuleFacts], Iterator[Report]]
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,19 @@ def rule(code: str, severity: Severity, section: str = "") -> Callable[[Check], 
     return register
 
 
-def formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
+def formulas(facts: ModuleFacts) -> Iterator[WrittenFormula]:
     """The attention sites that are written as the textbook formula."""
-    return (site for site in facts.sites if site.kind == "formula")
+    return (site for site in facts.sites if isinstance(site, WrittenFormula))
+
+
+def below(node: ast.AST | None, *types: type[_Node]) -> Iterator[_Node]:
+    """The nodes of these types in a node, itself included; none in None."""
+    return (one for one in ast.walk(node) if isinstance(one, types)) if node is not None else iter(())
+
+
+def beside(node: ast.AST, facts: ModuleFacts, *types: type[_Node]) -> Iterator[_Node]:
+    """The nodes of these types in the function around a node, or in the node where there is none."""
+    return below(function_around(node, facts) or node, *types)
 
 
 def around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.AST]:
@@ -148,7 +159,7 @@ def function_around(node: ast.AST | None, facts: ModuleFacts) -> Function | None
 def text_around(node: ast.AST | None, facts: ModuleFacts) -> str:
     """The text of the function around a node, with its comments; "" where there is none."""
     function = function_around(node, facts)
-    return "" if function is None else ast.get_source_segment(facts.source, function) or ""
+    return ast.get_source_segment(facts.source, function) or "" if function is not None else ""
 
 
 def definitions_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[Function | ast.ClassDef]:
@@ -165,6 +176,13 @@ def tests_around(node: ast.AST | None, facts: ModuleFacts) -> Iterator[ast.expr]
     """The conditions, of the same function, on which it depends whether a node is reached; the innermost first."""
     above = (one for one in within_function(node, facts) if one is not node)
     return (one.test for one in above if isinstance(one, ast.If | ast.IfExp))
+
+
+def with_attributes(test: ast.expr, event: Event) -> str:
+    """A condition as source code, and behind it what the constructor gave to the attributes that it reads."""
+    attributes = event.class_.attributes if event.class_ is not None else {}
+    read = (attributes[one.attr].node for one in below(test, ast.Attribute) if one.attr in attributes)
+    return " ".join([ast.unparse(test), *(ast.unparse(one) for one in read if isinstance(one, ast.expr))])
 
 
 def is_used_as_value(function: Function, facts: ModuleFacts) -> bool:
@@ -233,13 +251,12 @@ def default_of(parameter: Term, facts: ModuleFacts) -> ast.expr | None:
 
 def parameters(function: Function | None) -> list[ast.arg]:
     """The parameters of a function that have a name each, in their order; none of None."""
-    arguments = function.args if function is not None else None
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs] if arguments is not None else []
+    return parameters_of(function) if function is not None else []
 
 
 def names_below(node: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> set[str]:
     """The plain names in a node; those that are read (`ast.Load`) or bound (`ast.Store`) alone."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}
+    return {one.id for one in below(node, ast.Name) if isinstance(one.ctx, context)}
 
 
 def code_of(node: ast.AST | None) -> str:

@@ -7,17 +7,17 @@ import re
 
 from ..attention_sites import names_in
 from ..module_facts import ModuleFacts
-from ..term import Term, indices, is_none, label, number, walk
-from .base import function_around, within_function
+from ..term import Term, indices, is_none, label, lineage, number, walk
+from .base import beside, within_function
 
-_MOVED = frozenset({"transpose", "reshape", "flatten", "expand", "repeat_interleave", "cast", "unsqueeze", "item"})
+_MOVED = ("transpose", "reshape", "flatten", "expand", "repeat_interleave", "cast", "unsqueeze")
 CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", re.I)
 
 
 def is_without_cache(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a node stands in the branch of a condition that is taken where there is no cache, or none is allowed."""
-    asserted = [one.test for one in ast.walk(function_around(node, facts) or node) if isinstance(one, ast.Assert)]
-    if any(re.search(r"\bis None$", test := ast.unparse(one)) and CACHE_NAMES.search(test) for one in asserted):
+    asserted = (ast.unparse(one.test) for one in beside(node, facts, ast.Assert))
+    if any(test.endswith(" is None") and CACHE_NAMES.search(test) for test in asserted):
         return True
     for inner in within_function(node, facts):
         above = facts.parents.get(inner)
@@ -31,32 +31,25 @@ def is_without_cache(node: ast.AST, facts: ModuleFacts) -> bool:
 
 def is_cached(key: Term) -> bool:
     """Whether keys are, on some path, joined from those of a cache and new ones."""
-    for _ in range(30):
-        if key.op == "cat":
-            joined = key.get("tensors")
-            if joined is None or not joined.items or number(key.get("dim")) == -1:  # features, as rotated halves are
-                return False
-            if joined.items[0].op in ("add", "sub", "mul", "negative"):  # such halves too, by a cached table
-                return False
-            stored = joined.items[0].op in ("item", "loop_item") and not any(
-                one.op in ("apply", "matmul") for one in walk(joined.items[0])
-            )
-            return (
-                _names_a_cache(joined.items[0])
-                or (stored and any(one.op == "attribute" for one in walk(joined.items[0])))
-                or _is_stored_key(joined.items[0])
-            )
-        if key.op == "setitem":
-            return _is_written_part(key)
-        if key.op == "choice":
-            return any(is_cached(one) for one in key.items)
-        if key.op in ("element", "item") and key.input.op == "method":
-            return key.input.value in _CACHE_METHODS and _names_a_cache(key.input.input)
-        if key.op in _MOVED:
-            key = key.input
-        else:
-            return False
-    return False
+    *_, key = lineage(key, *_MOVED)
+    if key.op in ("element", "item") and key.input.op == "method":
+        return key.input.value in _CACHE_METHODS and _names_a_cache(key.input.input)
+    if key.op == "item":
+        return is_cached(key.input)
+    if key.op == "choice":
+        return any(is_cached(one) for one in key.items)
+    if key.op == "cat" and key["tensors"].items and number(key["dim"]) != -1:  # not features, as rotated halves are
+        return _is_of_cache(key["tensors"].items[0])
+    return key.op == "setitem" and _is_written_part(key)
+
+
+def _is_of_cache(joined: Term) -> bool:
+    """Whether keys with which others are joined are those of a cache: by a name, or as an attribute."""
+    if joined.op in ("add", "sub", "mul", "negative"):  # rotated halves too, by a cached table
+        return False
+    made = {one.op for one in walk(joined)}
+    stored = joined.op in ("item", "loop_item") and "attribute" in made and not made & {"apply", "matmul"}
+    return _names_a_cache(joined) or stored or _is_stored_key(joined)
 
 
 _CACHE_METHODS = ("update", "extend", "append", "add", "concat", "put", "store", "push")
@@ -69,11 +62,15 @@ def _is_stored_key(term: Term) -> bool:
 
 
 def _is_written_part(changed: Term) -> bool:
-    """Whether new keys are written into a part of a longer tensor."""
+    """Whether new keys are written into a part of a longer tensor, and not into features, as rotated halves are."""
     parts = indices(changed)
-    if parts and parts[0].op == "constant" and parts[0].value is ... and len(parts) == 2:
-        return False  # features: halves that are rotated
-    return any(one.op == "slice" and not is_none(one.items[0]) and number(one.items[0]) is None for one in parts)
+    of_features = len(parts) == 2 and parts[0].value is ...
+    return not of_features and any(begins_later(one) for one in parts)
+
+
+def begins_later(part: Term) -> bool:
+    """Whether a slice has a beginning that is not fixed: the number of cells that are filled."""
+    return part.op == "slice" and not is_none(part.items[0]) and number(part.items[0]) is None
 
 
 def _names_a_cache(term: Term) -> bool:

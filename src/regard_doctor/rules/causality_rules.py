@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, names_in, source_of
 from ..finding import Severity
 from ..module_facts import ClassFacts, Function, ModuleFacts
-from ..term import Term, is_none, is_true, label, lowest_of_dtype, number, text, walk
+from ..term import ABSENT, Term, is_none, is_true, label, lowest_of_dtype, number, same, through, walk
 from .base import Report, code_of, function_around, parameters, rule
 from .mask_uses import may_be_masked
 
@@ -16,33 +16,24 @@ from .mask_uses import may_be_masked
 @rule("ATT231", Severity.ERROR)
 def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Attention that has to be causal has no mask: every position sees the future."""
-    for site in facts.sites:
-        class_ = site.event.class_
-        if class_ is None or not _is_causal_attention(class_.name):
-            continue
-        optional = any("mask" in one.arg for one in parameters(function_around(site.output.node, facts)))
-        if optional and "causal" not in class_.name.lower():
-            continue  # masked by what it is given, on another path
-        if not _is_masked(site) and not _is_cross(site):
-            yield Report(
-                site.output.node, f"{class_.name} attends without a causal mask: every position sees the future"
-            )
+    for site in (one for one in facts.sites if one.event.class_ is not None):
+        name = site.event.class_.name
+        if _is_causal_attention(name) and not _is_masked(site) and not _is_cross(site):
+            optional = any("mask" in one.arg for one in parameters(function_around(site.node, facts)))
+            if not optional or "causal" in name.lower():  # else masked by what it is given, on another path
+                yield Report(site.node, f"{name} attends without a causal mask: every position sees the future")
     yield from _decoders_without_mask(facts)
-    for event in facts.applied("torch.nn.TransformerEncoder"):
-        given = [event.term.get(name) for name in ("mask", "is_causal")]
+    for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerEncoder")):
         name = event.class_.name if event.class_ is not None else ""
-        if facts.is_judged(event) and all(is_none(one) for one in given) and re.search(_LANGUAGE_MODEL, name):
+        if is_none(event.term["mask"]) and is_none(event.term["is_causal"]) and re.search(_LANGUAGE_MODEL, name):
+            message = f"the encoder of {name} has no causal mask: every position sees the next ones"
+            yield Report(event.node, message)
+    for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer")):
+        term, target = event.term, event.term["tgt"]
+        masked = not is_none(term["tgt_mask"]) or not is_none(term["tgt_is_causal"])
+        if not masked and target is not term["src"] and _is_embedded_text(target, event.class_):
             yield Report(
-                event.term.node, f"the encoder of {name} has no causal mask: every position sees the next ones"
-            )
-    for event in facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer"):
-        term = event.term
-        if not facts.is_judged(event) or not all(is_none(term.get(name)) for name in ("tgt_mask", "tgt_is_causal")):
-            continue
-        target = term.get("tgt")
-        if target is not None and target is not term.get("src") and _is_embedded_text(target, event.class_):
-            yield Report(
-                term.node,
+                event.node,
                 f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
                 "pass nn.Transformer.generate_square_subsequent_mask(length)",
             )
@@ -58,22 +49,14 @@ def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
         class_ = site.event.caller if site.event.depth else site.event.class_
         if class_ is not None and re.search(r"^(Transformer)?Decoder(Layer|Block)?\d*$", class_.name):
             layers.setdefault(class_.name, []).append(site)
+    unless = "" if re.search(r"vocab|nn\.Embedding\(|\bwords\b", facts.source) else "its positions have no order"
     for name, sites in layers.items():
-        crossing = [_is_cross(site) for site in sites]
-        if not any(crossing) or all(crossing):
-            continue
-        for site, crosses in zip(sites, crossing, strict=True):
-            names = {one for term in (site.query, site.key) for one in names_in(term)}
-            if crosses or _is_masked(site) or any(re.search(r"object|query_(pos|embed)", one) for one in names):
-                continue
-            node = site.event.call or site.output.node
-            yield Report(
-                node,
-                f"the self-attention of {name} has no causal mask: every position sees the next ones",
-                unless=""
-                if re.search(r"vocab|nn\.Embedding\(|\bwords\b", facts.source)
-                else "its positions have no order",
-            )
+        own = [site for site in sites if not _is_cross(site)]
+        for site in own if len(own) < len(sites) else ():
+            names = names_in(site.query) | names_in(site.key)
+            if not _is_masked(site) and not any(re.search(r"object|query_(pos|embed)", one) for one in names):
+                message = f"the self-attention of {name} has no causal mask: every position sees the next ones"
+                yield Report(site.place, message, unless=unless)
 
 
 _LANGUAGE_MODEL = r"GPT|LanguageModel|CausalLM|CharLM|DecoderOnly|^LM$|TransformerLM"
@@ -86,12 +69,12 @@ def _is_causal_attention(name: str) -> bool:
 
 
 def _is_masked(site: AttentionSite) -> bool:
-    return may_be_masked(site) or not _is_off(site.output.get("is_causal"))
+    return may_be_masked(site) or not _is_off(site.output["is_causal"])
 
 
-def _is_off(option: Term | None) -> bool:
+def _is_off(option: Term) -> bool:
     """Whether an option is left out, None or False."""
-    return option is None or (option.op == "constant" and not option.value)
+    return is_none(option) or (option.op == "constant" and not option.value)
 
 
 def _is_cross(site: AttentionSite) -> bool:
@@ -100,13 +83,14 @@ def _is_cross(site: AttentionSite) -> bool:
 
 def _is_embedded_text(target: Term, class_: ClassFacts | None) -> bool:
     """Whether tokens of a vocabulary are embedded: by its name, or as the same class scores it."""
-    embedded = [
-        one for one in walk(target) if one.op == "apply" and one.value == "torch.nn.Embedding" and not _is_position(one)
-    ]
+    embedded = [one for one in _embeddings(target) if not _is_position(one)]
     named = (one for applied in embedded for one in names_in(applied, stop=frozenset({"parameter"})))
-    return any(_VOCABULARY.search(name) for name in named) or any(
-        _scores_its_vocabulary(one, class_) for one in embedded
-    )
+    return any(map(_VOCABULARY.search, named)) or any(_scores_its_vocabulary(one, class_) for one in embedded)
+
+
+def _embeddings(term: Term) -> Iterator[Term]:
+    """The embeddings of tokens that a term is computed from."""
+    return (one for one in walk(term) if one.op == "apply" and one.value == "torch.nn.Embedding")
 
 
 _VOCABULARY = re.compile(
@@ -122,48 +106,29 @@ def _is_position(applied: Term) -> bool:
 @rule("ATT233", Severity.ERROR)
 def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
     """A model that learns to predict the next token sees it: its attention has no causal mask."""
-    shifted = re.search(r"\[(\.\.\.|:), :-1\b", facts.source) and re.search(r"\[(\.\.\.|:), 1:\]", facts.source)
-    if not shifted:
+    if not re.search(r"\[(\.\.\.|:), :-1\b", facts.source) or not re.search(r"\[(\.\.\.|:), 1:\]", facts.source):
         return
     message = "this model predicts the next token, and its attention has no causal mask: every position sees it"
-    for event in facts.applied("torch.nn.TransformerEncoder"):
-        given = [event.term.get(name) for name in ("mask", "is_causal", "**")]
-        source = event.term.get("src")
-        if source is None or not facts.is_judged(event) or not all(is_none(one) for one in given):
-            continue
-        if _scores_its_vocabulary(source, event.class_):
-            yield Report(event.term.node, message)
-    reported = {
-        site.event.call for site in facts.sites if is_true(site.output.get("is_causal"))
-    }  # on one path at least
+    for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerEncoder")):
+        masked = not all(is_none(event.term[name]) for name in ("mask", "is_causal", "**"))
+        if not masked and _scores_its_vocabulary(event.term["src"], event.class_):
+            yield Report(event.node, message)
+    causal = (site for site in facts.sites if is_true(site.output["is_causal"]))
+    reported = {site.event.call for site in causal} | {None}  # on one path at least
     for site in facts.sites:
-        call, class_ = site.event.call, site.event.caller
-        if call is None or call in reported or class_ is None or not _has_padding_mask_alone(site):
-            continue
-        embedded = all(_embedding(source_of(one)) is not None for one in (site.query, site.key))
-        if embedded and _computes_shifted_loss(function_around(call, facts)):
+        call, embedded = site.event.call, all(any(_embeddings(source_of(one))) for one in (site.query, site.key))
+        own = call not in reported and site.event.caller is not None and embedded and _has_padding_mask_alone(site)
+        if own and _computes_shifted_loss(function_around(call, facts)):
             reported.add(call)
-            yield Report(call, message)
-
-
-def _embedding(term: Term) -> Term | None:
-    """The module that embeds what a term is computed from, where one does."""
-    return next(
-        (one.get("module") for one in walk(term) if one.op == "apply" and one.value == "torch.nn.Embedding"), None
-    )
+            yield Report(site.place, message)
 
 
 def _scores_its_vocabulary(source: Term, class_: ClassFacts | None) -> bool:
     """Whether a class has a linear layer with one output for each token that it embeds."""
-    if class_ is None:
-        return False
-    sizes = {
-        text(module.get("num_embeddings"))
-        for one in walk(source)
-        if one.op == "apply" and one.value == "torch.nn.Embedding" and (module := one.get("module")) is not None
-    }
-    outputs = [one for one in class_.attributes.values() if one.op == "call" and one.value == "torch.nn.Linear"]
-    return any(text(one.get("out_features")) in sizes for one in outputs)
+    made = class_.attributes.values() if class_ is not None else ()
+    outputs = [one["out_features"] for one in made if one.op == "call" and one.value == "torch.nn.Linear"]
+    modules = [one["module"] for one in _embeddings(source)] if outputs else []
+    return any(same(one["num_embeddings"], size) for one in modules if one is not ABSENT for size in outputs)
 
 
 def _computes_shifted_loss(function: Function | None) -> bool:
@@ -173,31 +138,19 @@ def _computes_shifted_loss(function: Function | None) -> bool:
 
 def _has_padding_mask_alone(site: AttentionSite) -> bool:
     """Whether a site has no mask, or masks that are the same for every query."""
-    if site.kind == "formula":
-        if any(step.op == "mul" and step.operand is not None and step.operand.op == "parameter" for step in site.after):
-            return False
-        return all(step.operand is not None and _is_of_keys(step.operand) for step in site.masks())
-    mask, others = site.output.get("attn_mask"), ("is_causal", "block_mask", "score_mod", "**")
-    without = mask is None or is_none(mask) or _is_of_keys(mask)
-    return without and all(_is_off(site.output.get(name)) for name in others)
+    if any(step.op == "mul" and step.operand is not None and step.operand.op == "parameter" for step in site.after):
+        return False
+    masks = [site.output["attn_mask"], *(step.operand or ABSENT for step in site.masks())]
+    others = ("is_causal", "block_mask", "score_mod", "**")
+    return all(is_none(one) or _is_of_keys(one) for one in masks) and all(_is_off(site.output[one]) for one in others)
 
 
 def _is_of_keys(mask: Term) -> bool:
     """Whether a mask of (batch, keys) is broadcast along heads and queries: `mask[:, None, None, :]`."""
-    for _ in range(12):
-        if mask.op in ("mul", "sub", "add"):
-            inner = [one for one in mask.operands() if number(one) is None and lowest_of_dtype(one) is None]
-            if len(inner) != 1:
-                return False
-            mask = inner[0]
-        elif mask.op in ("cast", "invert", "equal", "not_equal", "bool", "masked_fill"):
-            mask = mask.input
-        else:
-            break
+    mask = through(mask, "cast", "invert", "equal", "not_equal", "bool", "masked_fill")
+    if mask.op in ("mul", "sub", "add"):
+        inner = [one for one in mask.operands() if number(one) is None and lowest_of_dtype(one) is None]
+        return len(inner) == 1 and _is_of_keys(inner[0])
     if mask.op == "unsqueeze" and mask.input.op == "unsqueeze":
-        return [number(one.get("dim")) for one in (mask.input, mask)] == [1.0, 2.0]
-    return (
-        mask.op == "item"
-        and len(mask.items) == 4
-        and [is_none(one) for one in mask.items] == [False, True, True, False]
-    )
+        return [number(one["dim"]) for one in (mask.input, mask)] == [1.0, 2.0]
+    return mask.op == "item" and [is_none(one) for one in mask.items] == [False, True, True, False]

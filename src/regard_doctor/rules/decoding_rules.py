@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import Term, indices, is_none, label, number, through, walk
-from .base import Report, function_around, last_name, names_below, rule
-from .cached_keys import is_cached
+from ..term import ABSENT, Term, indices, is_none, label, number, through, walk
+from .base import Report, below, function_around, last_name, names_below, rule
+from .cached_keys import begins_later, is_cached
 from .mask_uses import may_be_masked
 
 _LAYERS = frozenset({"matmul", "softmax", "sdpa"})
@@ -19,36 +19,29 @@ _LAYERS = frozenset({"matmul", "softmax", "sdpa"})
 @rule("ATT512", Severity.ERROR)
 def positions_from_zero(facts: ModuleFacts) -> Iterator[Report]:
     """Positions are counted from 0 in each call, and the keys of a cache were counted from 0 too."""
-    cached = {
-        id(function)
-        for site in facts.sites
-        if is_cached(site.key) and (function := function_around(site.event.call or site.output.node, facts)) is not None
-    }
+    cached = {function_around(site.place, facts) for site in facts.sites if is_cached(site.key)} - {None}
     for event in facts.operations("arange"):
-        function = function_around(event.term.node, facts)
-        if id(function) not in cached or event.depth > 0 or len(event.term.items) != 1:
-            continue
-        length = event.term.items[0]
-        if length.op != "size" or length.value not in (1, -2) or _is_of_keys(length.input):
-            continue
-        if _becomes_positions(event.term, facts):
-            yield Report(event.term.node, "these positions begin at 0 in every call: add the number of cached keys")
+        length = event.term.items[0] if len(event.term.items) == 1 else ABSENT
+        of_input = length.op == "size" and length.value in (1, -2) and not _is_of_keys(length.input)
+        counts = of_input and event.depth == 0 and function_around(event.node, facts) in cached
+        if counts and _becomes_positions(event.term, facts):
+            yield Report(event.node, "these positions begin at 0 in every call: add the number of cached keys")
     yield from _moved_by_another_input(facts)
 
 
 def _moved_by_another_input(facts: ModuleFacts) -> Iterator[Report]:
     """Loops over steps whose position moves on by the length of something else than what the step reads."""
+    sized = re.compile(r"(\w+)\.(?:size|shape)")
     for loop in (*facts.nodes[ast.For], *facts.nodes[ast.While]):
         counted = {
-            ast.unparse(call.args[0]): re.findall(r"(\w+)\.(?:size|shape)", ast.unparse(call.args[1]))
-            for call in ast.walk(loop)
-            if isinstance(call, ast.Call) and last_name(call.func) == "arange" and len(call.args) == 2
+            ast.unparse(call.args[0]): sized.findall(ast.unparse(call.args[1]))
+            for call in below(loop, ast.Call)
+            if last_name(call.func) == "arange" and len(call.args) == 2
         }
-        bound = names_below(loop, ast.Store)
-        for step in (one for one in ast.walk(loop) if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)):
-            read = counted.get(ast.unparse(step.target), [])
-            moved = re.findall(r"(\w+)\.(?:size|shape)", ast.unparse(step.value))
-            if read and moved and not set(moved) & (set(read) | bound):
+        bound = names_below(loop, ast.Store) if counted else set()
+        for step in (one for one in below(loop, ast.AugAssign) if counted and isinstance(one.op, ast.Add)):
+            read, moved = counted.get(ast.unparse(step.target), []), sized.findall(ast.unparse(step.value))
+            if read and moved and not {*moved} & {*read, *bound}:
                 yield Report(
                     step, f"each step moves the position by the length of `{moved[0]}`, which it does not read"
                 )
@@ -61,13 +54,11 @@ def _is_of_keys(term: Term) -> bool:
 
 def _becomes_positions(term: Term, facts: ModuleFacts, depth: int = 6) -> bool:
     """Whether counted positions are embedded or multiplied by frequencies, and nothing is added to them before."""
-    consumers = facts.consumers.get(id(term), [])
-    if any(one.op in ("add", "less", "less_equal", "greater", "greater_equal", "sub", "choice") for one in consumers):
+    if facts.uses(term, "add", "less", "less_equal", "greater", "greater_equal", "sub", "choice"):
         return False
-    for one in consumers:
-        if (one.op == "apply" and one.value == "torch.nn.Embedding") or (
-            one.op == "call" and _ROTATES.search(label(one))
-        ):
+    for one in facts.uses(term):
+        embedded = one.op == "apply" and one.value == "torch.nn.Embedding"
+        if embedded or (one.op == "call" and _ROTATES.search(label(one))):
             return True
         if one.op in ("mul", "einsum") or (one.op == "call" and str(one.value).endswith(".outer")):
             return _is_angle(one, facts)
@@ -81,20 +72,16 @@ _ROTATES = re.compile(r"^apply_rot|^apply_rope|^rotate_(half_)?queries|^rotary$|
 
 def _is_angle(term: Term, facts: ModuleFacts) -> bool:
     """Whether the cosine of a product is taken, directly or by the function that gets it."""
-    consumers = facts.consumers.get(id(term), [])
-    return any(str(one.value).rpartition(".")[2] in ("cos", "sin") or one.op in ("cos", "sin") for one in consumers)
+    return any(str(one.value).rpartition(".")[2] in ("cos", "sin") for one in facts.uses(term))
 
 
 @rule("ATT513", Severity.ERROR)
 def unfilled_cells(facts: ModuleFacts) -> Iterator[Report]:
     """All of a preallocated cache takes part in attention, the cells too that nothing was written into yet."""
+    message = "keys of a preallocated cache that are not written yet take part: cut it to its length, or mask the rest"
     for site in facts.sites:
-        if may_be_masked(site) or not _is_whole_buffer(site.key):
-            continue
-        yield Report(
-            site.output.node,
-            "keys of a preallocated cache that are not written yet take part: cut it to its length, or mask the rest",
-        )
+        if not may_be_masked(site) and _is_whole_buffer(site.key):
+            yield Report(site.node, message)
 
 
 def _is_whole_buffer(key: Term) -> bool:
@@ -105,12 +92,7 @@ def _is_whole_buffer(key: Term) -> bool:
     base, value = key.input, key.get("value")
     slices = [one for one in indices(key) if one.op == "slice" and not is_none(one.items[1])]
     stored = base.op in ("zeros", "attribute") or base.value in ("torch.empty", "torch.zeros")
-    return stored and value is not None and number(value) is None and any(map(_is_moving, slices))
-
-
-def _is_moving(part: Term) -> bool:
-    """Whether a slice has a beginning that is not fixed: the number of cells that are filled."""
-    return not is_none(part.items[0]) and number(part.items[0]) is None
+    return stored and value is not None and number(value) is None and any(map(begins_later, slices))
 
 
 @rule("ATT514", Severity.ERROR)
@@ -151,27 +133,21 @@ def window_cut_before_attention(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_kept(cut: Term, facts: ModuleFacts) -> bool:
     """Whether the keys that are left are returned or stored, as those of the next step."""
-    waiting, seen = [cut], {id(cut)}
-    while waiting:
-        for one in facts.consumers.get(id(waiting.pop()), []):
-            if one.op in ("return", "store"):
-                return True
-            if id(one) not in seen and one.op in ("tuple", "dict", "call", "instance", "choice", "setitem", "cast"):
-                seen.add(id(one))
-                waiting.append(one)
+    waiting = [cut]
+    for one in waiting:  # grows while it is read
+        if facts.uses(one, "return", "store"):
+            return True
+        passed_on = facts.uses(one, "tuple", "dict", "call", "instance", "choice", "setitem", "cast")
+        waiting += [other for other in passed_on if other not in waiting]
     return False
 
 
 def _cut(key: Term) -> Term | None:
     """The slice of the last keys, of a number that is not fixed, of those of a cache and the new ones."""
-    for _ in range(10):
-        if key.op == "item" and key.input.op == "cat" and is_cached(key.input):
-            slices = [one for one in key.items if one.op == "slice" and one.items[0].op == "negative"]
-            lower = slices[0].items[0] if slices and is_none(slices[0].items[1]) else None
-            return key if lower is not None and number(lower) is None else None
-        if key.op == "choice":
-            return next((found for one in key.items if (found := _cut(one)) is not None), None)
-        if key.op not in ("transpose", "cast", "permute"):
-            return None
-        key = key.input
-    return None
+    key = through(key, "transpose", "cast", "permute")
+    if key.op == "choice":
+        return next((found for one in key.items if (found := _cut(one)) is not None), None)
+    if key.op != "item" or key.input.op != "cat" or not is_cached(key.input):
+        return None
+    slices = [one for one in key.items if one.op == "slice" and one.items[0].op == "negative"]
+    return key if slices and is_none(slices[0].items[1]) and number(slices[0].items[0]) is None else None

@@ -10,26 +10,22 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, Step, dtype_of_projection, names_in, poolings
 from ..finding import Severity
 from ..module_facts import Event, ModuleFacts
-from ..term import COMPARISONS, Term, indices, is_none, number, same, through, walk
+from ..term import ABSENT, COMPARISONS, Term, indices, is_none, number, same, through, walk
 from .base import Report, comments_at, formulas, function_around, rule, text_around
-from .mask_uses import fill_value, hides
+from .mask_uses import fill_value, filled_value, hides
 
 
 @rule("ATT205", Severity.ERROR)
 def mask_that_hides_nothing(facts: ModuleFacts) -> Iterator[Report]:
     """Hidden scores are set to a number that the softmax does not ignore."""
     for site in formulas(facts):
+        hiding = {id(step) for step in site.before if hides(step.term.get("value"))}
         for step in site.before:
-            value = step.term.get("value") if step.op in ("masked_fill", "setitem") else None
-            if step.op == "where":
-                value = step.operand
-            found = fill_value(value)
-            if any(hides(other.term.get("value")) for other in site.before if other is not step):
-                continue  # hidden before, and rows without any visible key made finite
-            if found is not None and found > -30:
-                yield Report(
-                    step.term.node, f"hidden scores are set to {found:g}, which the softmax does not ignore: use -inf"
-                )
+            found = fill_value(filled_value(step))
+            again = hiding - {id(step)}  # hidden before, and rows without any visible key made finite
+            if found is not None and found > -30 and not again:
+                message = f"hidden scores are set to {found:g}, which the softmax does not ignore: use -inf"
+                yield Report(step.term.node, message)
 
 
 @rule("ATT221", Severity.WARNING)
@@ -51,42 +47,36 @@ def _finite_values(facts: ModuleFacts) -> Iterator[tuple[float, Report]]:
     """The finite numbers that scores are hidden by, with what is wrong with each."""
     for site in formulas(facts):
         for step in site.before:
-            value = step.term.get("value") if step.op in ("masked_fill", "setitem") else None
-            if step.op == "where":
-                value = step.operand
-            node = step.term.node
+            value, node = filled_value(step), step.term.node
             if step.op == "add" and step.operand is not None:
                 value, node = _finite_number(step.operand)
-            filled = value is not None and value.op in ("full", "full_like")
-            found = number(value.get("fill_value") if value is not None and filled else value)
-            if found is None or not -math.inf < found <= -30 or _hides_rows(step):
+            found = number(value["fill_value"] if value is not None and value.op in ("full", "full_like") else value)
+            if value is None or found is None or not -math.inf < found <= -30:
                 continue
-            if value is not None and _is_chosen_elsewhere(value, step, facts):
-                continue
-            if found > -65504 and _is_hidden_again(step, site):
-                continue
-            if found < -65504 and (_is_single(step, site) or _is_single_mask(step)):
-                continue
-            if found < -65504:
-                reason = "which overflows in float16"
-            elif found > -20000:
-                reason = "which scores can outgrow"
-            else:
-                continue
-            held = found < -1e37 and step.op in ("add", "where")
-            held |= found < -65504 and "numpy" in facts.imports.values() and not _HALF.search(facts.source)
-            unless = "scores are never float16, or the number becomes -inf there" if held else ""
-            yield found, Report(node, _finite_message(found, reason), unless=unless)
-    for pooled in poolings(facts):
-        for one in pooled.before():
-            found = _outgrown(one)
-            if found is not None:
-                yield found, Report(one.node, _finite_message(found))
+            if not _is_right(found, value, step, site, facts):
+                held = found < -1e37 and step.op in ("add", "where")
+                held |= found < -65504 and "numpy" in facts.imports.values() and not _HALF.search(facts.source)
+                reason = "which overflows in float16" if found < -65504 else "which scores can outgrow"
+                unless = "scores are never float16, or the number becomes -inf there" if held else ""
+                yield found, Report(node, _finite_message(found, reason), unless=unless)
+    for one in (step for pooled in poolings(facts) for step in pooled.before()):
+        found = _outgrown(one)
+        if found is not None:
+            yield found, Report(one.node, _finite_message(found))
     for event in facts.operations("mul"):  # masks that are made for several layers
-        if _is_stored_as_mask(event, facts) and any(_is_truth_value(one) for one in event.term.operands()):
+        if _is_stored_as_mask(event, facts) and any(map(_is_truth_value, event.term.operands())):
             found = next((one for one in map(number, event.term.operands()) if one is not None), None)
             if found is not None and -20000 < found <= -30:
-                yield found, Report(event.term.node, _finite_message(found))
+                yield found, Report(event.node, _finite_message(found))
+
+
+def _is_right(found: float, value: Term, step: Step, site: AttentionSite, facts: ModuleFacts) -> bool:
+    """Whether a finite number that a step hides by does so: nothing is hidden by it alone, or it fits its dtype."""
+    if _hides_rows(step) or _is_chosen_elsewhere(value, step, facts):
+        return True
+    if found < -65504:
+        return _is_single(step, site) or _is_single_mask(step)
+    return found <= -20000 or _is_hidden_again(step, site)
 
 
 _HALF = re.compile(r"torch|tensor|jax|paddle|mindspore", re.I)
@@ -111,10 +101,10 @@ def _hides_rows(step: Step) -> bool:
 
 def _is_hidden_again(step: Step, site: AttentionSite) -> bool:
     """Whether the weights of the pairs that a step hides are set to 0 after the softmax."""
-    hidden = step.term.get("mask")
+    hidden = step.term["mask"]
     return any(
-        (one.op == "masked_fill" and same(one.term.get("mask"), hidden) and number(one.term.get("value")) == 0)
-        or (one.op == "mul" and one.operand is not None and any("mask" in name for name in names_in(one.operand)))
+        (one.op == "masked_fill" and same(one.term["mask"], hidden) and number(one.term["value"]) == 0)
+        or (one.op == "mul" and any("mask" in name for name in names_in(one.operand or ABSENT)))
         for one in site.after
     )
 
@@ -131,14 +121,12 @@ def _is_single(step: Step, site: AttentionSite) -> bool:
 
 
 def _is_single_mask(step: Step) -> bool:
-    """Whether what a step adds is float32, as the sum with scores of half precision then is, or is converted to their
-    dtype after it was filled: there the number becomes -inf.
-    """
+    """Whether what a step adds is float32, as the sum then is, or becomes -inf in the dtype of the scores."""
     added = step.operand if step.op == "add" else None
     while added is not None:
         if added.op == "cast":
             return _is_float32(added.get("dtype")) or added.input.op in ("masked_fill", "full", "full_like", "mul")
-        operands = [one for one in (added.get("input"), added.get("other")) if one is not None and number(one) is None]
+        operands = [one for one in (added["input"], added["other"]) if one is not ABSENT and number(one) is None]
         added = operands[0] if added.op in _KEEPS_DTYPE and len(operands) == 1 else None
     return False
 
@@ -152,9 +140,8 @@ def _is_float32(dtype: Term | None) -> bool:
 
 def _outgrown(term: Term) -> float | None:
     """The finite number that a step fills in where it hides, if scores can be below it."""
-    values = [term.get("value")] if term.op in ("masked_fill", "setitem") else []
-    values += [term.get("input"), term.get("other")] if term.op == "where" else []
-    found = (fill_value(one) for one in values)
+    names = {"masked_fill": ("value",), "setitem": ("value",), "where": ("input", "other")}.get(term.op, ())
+    found = (fill_value(term.get(name)) for name in names)
     return next((one for one in found if one is not None and -20000 < one <= -30), None)
 
 
@@ -163,12 +150,10 @@ def _is_stored_as_mask(event: Event, facts: ModuleFacts) -> bool:
 
     Words between, as in `vocabulary_mask`, are of other masks than those of scores.
     """
-    for consumer in facts.consumers.get(id(event.term), []):
-        name = ""
-        if consumer.op == "method" and consumer.value == "register_buffer" and consumer.items:
-            name = str(consumer.items[0].value)
-        elif consumer.op in ("store", "return"):
-            name = str(consumer.value) if consumer.op == "store" else getattr(event.function, "name", "")
+    for consumer in facts.uses(event.term):
+        buffer = str(consumer.items[0].value) if consumer.value == "register_buffer" and consumer.items else ""
+        function = getattr(event.function, "name", "")
+        name = {"method": buffer, "store": str(consumer.value), "return": function}.get(consumer.op, "")
         if name:
             return bool(_SCORE_MASKS.search(name.rpartition(".")[2]))
     return False
@@ -183,18 +168,14 @@ _SCORE_MASKS = re.compile(
 def _is_truth_value(term: Term) -> bool:
     """Whether a factor is 0 or 1: a comparison, or its complement, as numbers."""
     term = through(term, "cast", "unsqueeze", "item", "expand", "invert", "bool")
-    if term.op == "sub" and number(term.get("input")) == 1:
-        return True
-    return term.op in COMPARISONS
+    return term.op in COMPARISONS or (term.op == "sub" and number(term["input"]) == 1)
 
 
 def _finite_number(added: Term) -> tuple[Term | None, ast.AST]:
     """The number by which an added mask hides, and where it is written: (1 - mask) * -1e4, or a filled triangle."""
     for one in walk(added, stop=frozenset({"apply", "softmax", "matmul", *COMPARISONS})):
-        if one.op == "mul":
-            found = next((factor for factor in one.operands() if number(factor) is not None), None)
-        else:
-            found = one.get("fill_value") if one.op == "full" else one.get("value") if one.op == "masked_fill" else None
+        factor = next((factor for factor in one.operands() if number(factor) is not None), ABSENT)
+        found = {"mul": factor, "full": one["fill_value"], "masked_fill": one["value"]}.get(one.op)
         plain = number(found)
         if plain is not None and -math.inf < plain <= -30:
             return found, one.node

@@ -10,7 +10,7 @@ from ..array_frameworks import KERAS_LAYERS
 from ..attention_sites import AttentionSite, equation_axes
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import Term, exchanges_middle, is_none, is_true, lineage, moved_axes, number, text, through, walk
+from ..term import ABSENT, Term, exchanges_middle, is_none, is_true, lineage, moved_axes, number, same, through, walk
 from .base import Report, rule
 
 _HEADS = re.compile(r"head|^h$|^H$|^nh$|^n_h$", re.I)
@@ -28,20 +28,13 @@ _LAYERS = (
 @rule("ATT401", Severity.ERROR)
 def heads_split_across_positions(facts: ModuleFacts) -> Iterator[Report]:
     """Heads are split off by a reshape alone, so that each head gets other positions instead of other features."""
-    for site in _sites_with_heads(facts):
-        for operand in (site.query, site.key, site.value):
-            split = _split(operand)
-            if split is not None and _is_head_first(split):
+    for operand in (one for site in _sites_with_heads(facts) for one in (site.query, site.key, site.value)):
+        folded = _folded_at_once(operand)
+        for reshape, to in ((_split(operand), "batch, heads"), (folded, "batch · heads")):
+            if reshape is not None:
                 yield Report(
-                    split.node,
-                    "this reshape of (batch, length, heads · dim) to (batch, heads, length, dim) mixes positions with "
-                    "heads: view as (batch, length, heads, dim), then transpose(1, 2)",
-                )
-            folded = _folded_at_once(operand)
-            if folded is not None:
-                yield Report(
-                    folded.node,
-                    "this reshape of (batch, length, heads · dim) to (batch · heads, length, dim) mixes positions with "
+                    reshape.node,
+                    f"this reshape of (batch, length, heads · dim) to ({to}, length, dim) mixes positions with "
                     "heads: view as (batch, length, heads, dim), then transpose(1, 2)",
                 )
 
@@ -49,13 +42,14 @@ def heads_split_across_positions(facts: ModuleFacts) -> Iterator[Report]:
 def _folded_at_once(operand: Term) -> Term | None:
     """The reshape of a projection to (batch · heads, length, dim) with no axes moved between, if there is one."""
     operand = through(operand, "cast", "dropout", "carried", "mul", "div", "transpose")
-    sizes = _spelled_sizes(operand) if operand.op == "reshape" else []
-    heads_first = len(sizes) == 3 and "*" in sizes[0] and any(_HEADS.search(one) for one in sizes[0].split("*"))
-    source = operand.input
-    projected = source.op == "apply" and source.value == "torch.nn.Linear"
-    return (
-        operand if heads_first and projected and any(_BATCH.match(one.strip()) for one in sizes[0].split("*")) else None
-    )
+    sizes = _spelled_sizes(operand)
+    rows = [one.strip() for one in sizes[0].split("*")] if operand.op == "reshape" and len(sizes) == 3 else []
+    folded = len(rows) > 1 and any(map(_HEADS.search, rows)) and any(map(_BATCH.match, rows))
+    return operand if folded and _is_linear(operand.input) else None
+
+
+def _is_linear(term: Term) -> bool:
+    return term.op == "apply" and term.value == "torch.nn.Linear"
 
 
 def _sites_with_heads(facts: ModuleFacts) -> Iterator[AttentionSite]:
@@ -63,12 +57,11 @@ def _sites_with_heads(facts: ModuleFacts) -> Iterator[AttentionSite]:
 
 
 def _split(operand: Term) -> Term | None:
-    """The reshape into four axes whose input comes from a linear projection with no axes moved between."""
+    """The reshape into four axes, heads first, of a linear projection with no axes moved between."""
     *_, reshape = lineage(operand, *_MOVED_OR_CUT)
-    if reshape.op != "reshape" or len(reshape.items) != 4:
-        return None
-    source = through(reshape.input, "cast", "dropout", "carried", "element")
-    return reshape if source.op == "apply" and source.value == "torch.nn.Linear" else None
+    four = reshape.op == "reshape" and len(reshape.items) == 4
+    projected = four and _is_linear(through(reshape.input, "cast", "dropout", "carried", "element"))
+    return reshape if projected and _is_head_first(reshape) else None
 
 
 _MOVED_OR_CUT = (
@@ -78,33 +71,38 @@ _MOVED_OR_CUT = (
 
 def _spelled_sizes(reshape: Term) -> list[str]:
     """How the sizes of a reshape are written."""
-    call = reshape.node
-    if not isinstance(call, ast.Call):
+    if not isinstance(reshape.node, ast.Call):
         return []
-    written = [*call.args, *(one.value for one in call.keywords if isinstance(one.value, ast.Tuple | ast.List))]
-    if len(written) == 2 and isinstance(written[1], ast.Tuple | ast.List):
-        written = written[1].elts
-    if len(written) == 1 and isinstance(written[0], ast.Tuple | ast.List):
-        written = written[0].elts
+    named = (one.value for one in reshape.node.keywords if isinstance(one.value, ast.Tuple | ast.List))
+    written = [*reshape.node.args, *named]
+    if len(written) in (1, 2) and isinstance(written[-1], ast.Tuple | ast.List):
+        written = written[-1].elts
     return [ast.unparse(one) for one in written]
 
 
+def _names_of_sizes(reshape: Term) -> list[str]:
+    """The last names of four spelled sizes; none of another number of sizes."""
+    sizes = [size.rpartition(".")[2] for size in _spelled_sizes(reshape)]
+    return sizes if len(sizes) == 4 else []
+
+
+def _counts_heads(size: str) -> bool:
+    return _HEADS.search(size) is not None and "dim" not in size
+
+
 def _is_head_first(reshape: Term) -> bool:
-    sizes = _spelled_sizes(reshape)
-    if len(sizes) != 4:
+    sizes = _names_of_sizes(reshape)
+    if not sizes or number(reshape.items[2]) == 1:
         return False
-    last = [size.rpartition(".")[2] for size in sizes]
-    heads_second = bool(_HEADS.search(last[1])) and "dim" not in last[1]
-    length_third = not _HEADS.search(last[2]) and "dim" not in last[2] and number(reshape.items[2]) != 1
-    length_third = length_third and not re.search(r"^(d|hd|hs|dk|d_k|d_v|d_head)$", last[2])
-    return heads_second and length_third
+    features = re.search(r"dim|^(d|hd|hs|dk|d_k|d_v|d_head)$", sizes[2])
+    return _counts_heads(sizes[1]) and not features and not _HEADS.search(sizes[2])
 
 
 @rule("ATT402", Severity.ERROR)
 def heads_merged_across_positions(facts: ModuleFacts) -> Iterator[Report]:
     """Heads are merged by a reshape without moving their axis back behind the positions."""
-    for site in _sites_with_heads(facts):
-        if not _is_transposed_from_positions(site.query) or not _keeps_axes(site):
+    for site in filter(_keeps_axes, _sites_with_heads(facts)):
+        if not _is_transposed_from_positions(site.query):
             continue
         for reshape in _direct_reshapes(site.output, facts):
             sizes = _spelled_sizes(reshape)
@@ -114,12 +112,10 @@ def heads_merged_across_positions(facts: ModuleFacts) -> Iterator[Report]:
                     "this reshape of (batch, heads, length, dim) to (batch, length, heads · dim) mixes heads with "
                     "positions: transpose(1, 2) first",
                 )
-    for site in _sites_with_heads(facts):
+    for site in filter(_keeps_axes, _sites_with_heads(facts)):
         folded = _folded_rows(site.query)
-        if folded is None or not _keeps_axes(site):
-            continue
-        for reshape in _direct_reshapes(site.output, facts):
-            if len(reshape.items) == 3 and text(reshape.items[0]) != text(folded) and number(reshape.items[0]) != -1:
+        for reshape in _direct_reshapes(site.output, facts) if folded is not None else ():
+            if len(reshape.items) == 3 and not same(reshape.items[0], folded) and number(reshape.items[0]) != -1:
                 yield Report(
                     reshape.node,
                     "this reshape of (batch · heads, length, dim) to (batch, length, heads · dim) mixes heads with "
@@ -140,12 +136,12 @@ def _is_transposed_from_positions(query: Term) -> bool:
     query = through(query, "cast", "dropout", "mul", "div", "carried")
     if exchanges_middle(query):
         return query.input.op == "reshape" and len(query.input.items) == 4
-    if query.op == "element" and query.input.op in ("chunk", "split") and number(query.input.get("dim")) == -1:
+    if query.op != "element":
+        return False
+    if query.input.op in ("chunk", "split") and number(query.input["dim"]) == -1:
         return _is_transposed_from_positions(query.input.input)
-    if query.op == "element":  # of q, k and v from one projection, heads before positions
-        moved = query.input.input if query.input.op == "unbind" else query.input
-        return moved_axes(moved) == [2, 0, 3, 1, 4] and moved.input.op == "reshape" and len(moved.input.items) == 5
-    return False
+    moved = through(query.input, "unbind")  # of q, k and v from one projection, heads before positions
+    return moved_axes(moved) == [2, 0, 3, 1, 4] and moved.input.op == "reshape" and len(moved.input.items) == 5
 
 
 def _keeps_axes(site: AttentionSite) -> bool:
@@ -157,7 +153,7 @@ def _keeps_axes(site: AttentionSite) -> bool:
 
 
 def _direct_reshapes(term: Term, facts: ModuleFacts) -> Iterator[Term]:
-    for consumer in facts.consumers.get(id(term), []):
+    for consumer in facts.uses(term):
         if consumer.op == "reshape" and consumer.input is term:
             yield consumer
         elif consumer.op in ("cast", "dropout", "choice") and consumer is not term:
@@ -182,97 +178,74 @@ def tiled_heads(facts: ModuleFacts) -> Iterator[Report]:
 
 def _repeats_positions(repeat: Term) -> bool:
     """Whether keys of (batch, length, heads, dim), by the names of their sizes, are repeated along the positions."""
-    axis = number(repeat.get("dim")) if repeat.op == "repeat_interleave" else None
-    sizes = _spelled_sizes(repeat.input) if axis == 1 and repeat.input.op == "reshape" else []
-    last = [size.rpartition(".")[2] for size in sizes]
-    return len(last) == 4 and bool(_LENGTH.match(last[1])) and bool(_HEADS.search(last[2])) and "dim" not in last[2]
+    along = repeat.op == "repeat_interleave" and number(repeat["dim"]) == 1 and repeat.input.op == "reshape"
+    sizes = _names_of_sizes(repeat.input) if along else []
+    return bool(sizes) and bool(_LENGTH.match(sizes[1])) and _counts_heads(sizes[2])
 
 
 def _is_concatenated(joined: Term) -> bool:
     """Whether keys are joined with themselves along the heads: `cat([k] * groups, dim=1)`."""
-    tensors = joined.get("tensors") if joined.op == "cat" else None
-    if tensors is None or tensors.op != "mul" or number(joined.get("dim")) != 1:
-        return False
-    return any(one.op == "tuple" and len(one.items) == 1 for one in tensors.operands())
+    along = joined.op == "cat" and joined["tensors"].op == "mul" and number(joined["dim"]) == 1
+    return along and any(one.op == "tuple" and len(one.items) == 1 for one in joined["tensors"].operands())
 
 
 def _tiles_heads(repeat: Term) -> bool:
-    sizes = _spelled_sizes(repeat)
+    sizes, inner = _spelled_sizes(repeat), repeat.input
     many = [index for index, size in enumerate(sizes) if size != "1"]
-    if len(sizes) != 4 or len(many) != 1 or many[0] not in (1, 2):
+    if len(sizes) != 4 or many not in ([1], [2]):
         return False
-    inner = repeat.input
-    inserted = inner.op == "item" and many[0] < len(inner.items) and is_none(inner.items[many[0]])
-    one_head = (
-        inserted
-        or inner.op == "unsqueeze"
-        or (
-            inner.op in ("transpose", "reshape")
-            and any(number(size) == 1 for size in (*inner.items, *inner.input.items))
-        )
-    )
+    inserted = inner.op == "item" and len(inner.items) > many[0] and is_none(inner.items[many[0]])
+    of_one = inner.op in ("transpose", "reshape") and 1 in map(number, (*inner.items, *inner.input.items))
+    one_head = inserted or of_one or inner.op == "unsqueeze"
     return not one_head and bool(re.search(r"//|rep|group|kv", sizes[many[0]], re.I))
 
 
 @rule("ATT404", Severity.ERROR)
 def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
     """A module of torch that expects (length, batch, dim) gets (batch, length, dim): it attends across the batch."""
-    batch_first = {
-        id(event.term.input)
-        for event in facts.operations("unpack")
-        if len(event.term.value) in (2, 3) and _BATCH.match(event.term.value[0]) and _LENGTH.match(event.term.value[1])
-    }
+    unpacked = (one.term for one in facts.operations("unpack") if len(one.term.value) in (2, 3))
+    named = (one for one in unpacked if _BATCH.match(one.value[0]) and _LENGTH.match(one.value[1]))
+    batch_first = {id(one.input) for one in named}
     for event in facts.applied(*_LAYERS):
-        module = event.term.get("module")
-        if module is None or _may_be_batch_first(module):
+        given = [event.term[name] for name in ("query", "src", "tgt", "memory", "key", "value")]
+        queries = [one for one in given[:3] if one is not ABSENT][:1]
+        if event.term["module"] is ABSENT or _may_be_batch_first(event.term["module"]) or not queries:
             continue
-        query = event.term.get("query") or event.term.get("src") or event.term.get("tgt")
-        if query is None:
-            continue
-        sources = list(_same_leading_axes(query))
-        others = [event.term.get(name) for name in ("memory", "key", "value")]
-        sources += [one for other in others if other is not None for one in _same_leading_axes(other)]
+        sources = [one for term in (*queries, *given[3:]) for one in _same_leading_axes(term)]
         wrong = any(id(one) in batch_first or _is_batch_first_output(one) for one in sources)
         if wrong or _is_pooled_over_positions(event.term, facts) or _is_masked_as_batch_first(event.term, sources):
             name = str(event.term.value).removeprefix("torch.")
             yield Report(
-                event.term.node,
+                event.node,
                 f"this {name} takes (length, batch, dim) and gets (batch, length, dim): make it with batch_first=True",
             )
 
 
 def _is_batch_first_output(term: Term) -> bool:
     """Whether a term is the output of a module of torch that is made with batch_first=True."""
-    module = term.get("module") if term.op == "apply" and term.value in _LAYERS else None
-    inner = module.get("encoder_layer") or module.get("decoder_layer") or module if module is not None else None
-    return inner is not None and inner.op == "call" and is_true(inner.get("batch_first"))
+    module = term["module"] if term.op == "apply" and term.value in _LAYERS else ABSENT
+    inner = module.get("encoder_layer") or module.get("decoder_layer") or module
+    return inner.op == "call" and is_true(inner["batch_first"])
 
 
 def _is_masked_as_batch_first(output: Term, sources: list[Term]) -> bool:
     """Whether the padding mask, which is (batch, length) always, is made of the embedded tokens as they are."""
-    embedded = {
-        id(one.input)
-        for one in sources
-        if one.op == "apply" and one.value == "torch.nn.Embedding" and one.input is not one
-    }
-    for name in ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask"):
-        mask = output.get(name)
-        while mask is not None and mask.op in ("invert", "bool", "cast"):
-            mask = mask.input
-        if mask is not None and mask.op in ("equal", "not_equal") and not is_none(mask.get("other")):
-            return id(mask.input) in embedded
-    return False
+    embeddings = (one for one in sources if one.op == "apply" and one.value == "torch.nn.Embedding")
+    embedded = {id(one.input) for one in embeddings if one.input is not one}
+    given = (output[name] for name in ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask"))
+    compared = (one for mask in given if (one := through(mask, "invert", "bool", "cast")).op in ("equal", "not_equal"))
+    mask = next((one for one in compared if not is_none(one["other"])), None)
+    return mask is not None and id(mask.input) in embedded
 
 
 def _may_be_batch_first(module: Term) -> bool:
     """Whether a module may take the batch first: it says so, or how it was made is not known."""
-    inner = module.get("encoder_layer") or module.get("decoder_layer")
     if module.value in ("torch.nn.TransformerEncoder", "torch.nn.TransformerDecoder"):
-        return inner is None or inner.op != "call" or _may_be_batch_first(inner)
-    flag = module.get("batch_first")
-    if "**" in module.arguments or any(one.op == "starred" for one in module.items):
-        return True
-    return (flag is not None and not (flag.op == "constant" and flag.value is False)) or is_true(flag)
+        inner = module.get("encoder_layer") or module["decoder_layer"]
+        return inner.op != "call" or _may_be_batch_first(inner)
+    unknown = "**" in module.arguments or any(one.op == "starred" for one in module.items)
+    flag = module["batch_first"]
+    return unknown or (flag is not ABSENT and not (flag.op == "constant" and flag.value is False))
 
 
 def _same_leading_axes(term: Term) -> Iterator[Term]:
@@ -285,10 +258,10 @@ def _same_leading_axes(term: Term) -> Iterator[Term]:
 
 def _is_pooled_over_positions(output: Term, facts: ModuleFacts) -> bool:
     """Whether the result is averaged over axis 1, or its entry 0 of axis 1 is taken, as of a class token."""
-    for consumer in facts.consumers.get(id(output), []):
+    for consumer in facts.uses(output, "element", "mean", "item"):
         if consumer.op == "element" and consumer.value == 0 and _is_pooled_over_positions(consumer, facts):
             return True
-        if consumer.op == "mean" and consumer.input is output and number(consumer.get("dim")) == 1:
+        if consumer.op == "mean" and consumer.input is output and number(consumer["dim"]) == 1:
             return True
         if consumer.op == "item" and consumer.input is output and len(consumer.items) in (2, 3):
             first, second = consumer.items[:2]
@@ -300,34 +273,24 @@ def _is_pooled_over_positions(output: Term, facts: ModuleFacts) -> bool:
 @rule("ATT406", Severity.ERROR)
 def heads_first_for_flash_attn(facts: ModuleFacts) -> Iterator[Report]:
     """A function of flash-attn, which reads (batch, length, heads, dim), gets the heads before the positions."""
-    for event in facts.operations("call"):
-        name = str(event.term.value).rpartition(".")[2]
-        if not re.match(r"flash_attn(_with_kvcache)?(_func)?$", name):
-            continue
-        query = event.term.items[0] if event.term.items else event.term.get("q")
-        if query is not None and _has_heads_first(query):
-            yield Report(event.term.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
-    for event in facts.operations("sdpa") if facts.framework else ():
-        query = event.term.get("query")
-        if query is not None and _has_heads_first(query):
-            name = str(event.term.value)
-            yield Report(event.term.node, f"{name} reads (batch, length, heads, dim), and gets the heads first")
+    for event in facts.operations("call", "sdpa"):
+        called = str(event.term.value) if event.term.op == "sdpa" else event.name
+        query = event.term.get("query") or next(iter(event.term.items), event.term["q"])
+        reads = facts.framework if event.term.op == "sdpa" else _FLASH_ATTN.match(called)
+        if reads and _has_heads_first(query):
+            yield Report(event.node, f"{called} reads (batch, length, heads, dim), and gets the heads first")
+
+
+_FLASH_ATTN = re.compile(r"flash_attn(_with_kvcache)?(_func)?$")
 
 
 def _has_heads_first(operand: Term) -> bool:
     """Whether the axes (batch, length, heads, dim), by the names of their sizes, had the middle two exchanged."""
-    moves = 0
-    for _ in range(20):
-        if operand.op == "transpose" or exchanges_middle(operand):
-            moves += 1
-        elif operand.op == "reshape" and len(operand.items) == 4:
-            sizes = [size.rpartition(".")[2] for size in _spelled_sizes(operand)]
-            heads_third = len(sizes) == 4 and bool(_HEADS.search(sizes[2])) and "dim" not in sizes[2]
-            return heads_third and moves % 2 == 1
-        elif operand.op not in ("cast", "dropout", "carried", "element"):
-            return False
-        operand = operand.input
-    return False
+    *passed, made = lineage(operand, "transpose", "permute", "cast", "dropout", "carried", "element")
+    sizes = _names_of_sizes(made) if made.op == "reshape" and len(made.items) == 4 else []
+    known = all(one.op != "permute" or exchanges_middle(one) for one in passed)
+    moves = sum(one.op in ("transpose", "permute") for one in passed)
+    return known and bool(sizes) and _counts_heads(sizes[2]) and moves % 2 == 1
 
 
 @rule("ATT407", Severity.WARNING)
@@ -335,41 +298,30 @@ def attention_over_one_key(facts: ModuleFacts) -> Iterator[Report]:
     """Attention runs over one key: every weight is 1, and the queries have no effect."""
     for site in facts.sites:
         if _is_one_long(site.key):
-            yield Report(site.output.node, "attention over one key: every weight is 1, whatever the query is")
+            yield Report(site.node, "attention over one key: every weight is 1, whatever the query is")
 
 
 _PASSED_ON = ("cast", "dropout", "carried", "transpose", "contiguous")
 
 
 def _is_one_long(key: Term) -> bool:
-    """Whether keys were averaged over their positions, or cut to one of them."""
+    """Whether keys were averaged over their positions, or cut to one of them, `:1` or `-1:`."""
     *passed, made = lineage(key, "apply", *_PASSED_ON)
     if any(one.op == "apply" and one.value != "torch.nn.Linear" for one in passed):
         return False
     if made.op in ("mean", "max", "amax", "sum"):
-        return is_true(made.get("keepdim")) and number(made.get("dim")) in (1, -2)
-    return (
-        made.op == "item" and len(made.items) >= 2 and made.items[0].op == "slice" and _is_one_position(made.items[1])
-    )
-
-
-def _is_one_position(index: Term) -> bool:
-    """Whether an index is `:1` or `-1:`."""
-    written = ast.unparse(index.node) if isinstance(index.node, ast.expr) else ""
-    return index.op == "slice" and written in (":1", "0:1", "-1:")
+        return is_true(made["keepdim"]) and number(made["dim"]) in (1, -2)
+    cut = made.items[1] if made.op == "item" and len(made.items) >= 2 and made.items[0].op == "slice" else ABSENT
+    return cut.op == "slice" and ast.unparse(cut.node) in (":1", "0:1", "-1:")
 
 
 @rule("ATT408", Severity.ERROR)
 def keys_as_values(facts: ModuleFacts) -> Iterator[Report]:
     """The attention of Keras, which takes query, value and key, gets them as query, key and value."""
     for event in facts.applied(*KERAS_LAYERS):
-        written = event.term.node.args if isinstance(event.term.node, ast.Call) else []
-        names = [ast.unparse(one).rpartition(".")[2] for one in written[1:3]]
-        if (
-            len(names) == 2
-            and re.match(r"k(eys?)?(_|$)", names[0], re.I)
-            and re.match(r"v(al(ue)?s?)?(_|$)", names[1], re.I)
-        ):
+        written = event.node.args if isinstance(event.node, ast.Call) else []
+        names = " ".join(ast.unparse(one).rpartition(".")[2] for one in written[1:3])
+        if re.match(r"k(eys?)?(_\w*)? v(al(ue)?s?)?(_|$)", names, re.I):
             message = "Keras takes query, value, key in this order: write value=..., key=..."
             unless = "this is a test, whose numbers are drawn at random" if facts.is_test else ""
-            yield Report(event.term.node, message, unless=unless)
+            yield Report(event.node, message, unless=unless)

@@ -7,46 +7,51 @@ import math
 import re
 from collections.abc import Iterator
 
+from numpy.typing import NDArray
+
 from ..array_frameworks import LAYERS
 from ..attention_sites import poolings
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..module_facts import ModuleFacts
-from ..term import COMPARISONS, Term, is_none, label, number, sides, through, walk
+from ..term import ABSENT, COMPARISONS, Term, is_none, label, number, sides, through, walk
 from .base import Report, formulas, rule
-from .mask_uses import TORCH_MASKS, MaskUse, formula_mask, hides, is_counted, is_mask_name, mask_uses, resolved
+from .mask_uses import (
+    TORCH_MASKS,
+    MaskUse,
+    formula_mask,
+    hides,
+    is_counted,
+    is_mask_name,
+    mask_uses,
+    parts_that_hide,
+    resolved,
+)
 
 
 @rule("ATT201", Severity.ERROR)
 def inverted_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     """A causal mask hides the past instead of the future."""
+    for use, mask, values in _known_uses(facts):
+        is_number = not use.added and values.dtype != bool and mask.op not in (*COMPARISONS, "bool", "invert")
+        if not is_number and _hidden(use, values) in ("past", "past and self"):
+            meaning = "ignore" if use.true_hides else "attend"
+            reason = f"; to {use.where}, True means {meaning}" if values.dtype == bool else ""
+            yield Report(use.node.node, f"this mask hides the past and shows the future{reason}: invert it")
+
+
+def _known_uses(facts: ModuleFacts) -> Iterator[tuple[MaskUse, Term, NDArray]]:
+    """The uses of masks, one for each alternative whose values are known; not added ones and zeros, which hide none."""
     for use in mask_uses(facts):
         for mask in resolved(use.mask):
             values = mask_values(mask)
-            if values is None or (use.added is False and values.dtype != bool and mask.op not in _BOOLEANS):
-                continue
-            if is_zero_one(values) and use.added:
-                continue
-            hidden = hidden_pairs(values if use.added else values.astype(bool), true_hides=use.true_hides)
-            found = triangle(hidden)
-            if found in ("past", "past and self"):
-                meaning = "ignore" if use.true_hides else "attend"
-                reason = f"; to {use.where}, True means {meaning}" if values.dtype == bool else ""
-                yield Report(use.node.node, f"this mask hides the past and shows the future{reason}: invert it")
+            if values is not None and not (use.added and is_zero_one(values)):
+                yield use, mask, values
 
 
-def _uses_that_hide(what: str, facts: ModuleFacts) -> Iterator[MaskUse]:
-    """The uses of masks that hide these pairs, in the words of `triangle`; one for each value of a mask."""
-    for use in mask_uses(facts):
-        for mask in resolved(use.mask):
-            values = mask_values(mask)
-            if values is None or (is_zero_one(values) and use.added):
-                continue
-            if triangle(hidden_pairs(values if use.added else values.astype(bool), true_hides=use.true_hides)) == what:
-                yield use
-
-
-_BOOLEANS = (*COMPARISONS, "bool", "invert")
+def _hidden(use: MaskUse, values: NDArray) -> str:
+    """Which pairs a mask hides where it is used, in the words of `triangle`."""
+    return triangle(hidden_pairs(values if use.added else values.astype(bool), true_hides=use.true_hides))
 
 
 @rule("ATT202", Severity.ERROR)
@@ -57,7 +62,7 @@ def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
         if len(alternatives) > 1 and any(_is_filled(one) for one in alternatives):
             continue  # converted under a condition, which may always be true of it
         in_formula = use.where == "the softmax"  # where booleans are numbers
-        for mask in (part for one in alternatives for part in _summands(one)):
+        for mask in (part for one in alternatives for part in summands(one)):
             values = mask_values(mask)
             added = values is not None and (is_zero_one(values) or (values.dtype == bool and in_formula))
             if use.added and (added or (values is None and _is_float_comparison(mask, plain=in_formula))):
@@ -70,19 +75,15 @@ def numeric_mask(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_filled(mask: Term) -> bool:
     """Whether a mask is made by a fill with a number that hides."""
-    return any(
-        hides(one.get("value") if one.op == "masked_fill" else one.get("other"))
-        for one in walk(mask)
-        if one.op in ("masked_fill", "where")
-    )
+    filled = ((one, {"masked_fill": "value", "where": "other"}.get(one.op)) for one in walk(mask))
+    return any(hides(one.get(name)) for one, name in filled if name is not None)
 
 
-def _summands(mask: Term) -> Iterator[Term]:
+def summands(mask: Term) -> Iterator[Term]:
     """A mask, and what it is the sum of."""
     yield mask
-    if mask.op == "add":
-        for one in mask.operands():
-            yield from _summands(one)
+    for one in mask.operands() if mask.op == "add" else ():
+        yield from summands(one)
 
 
 def _is_broadcast_padding(mask: Term) -> bool:
@@ -93,34 +94,36 @@ def _is_broadcast_padding(mask: Term) -> bool:
 
 def _is_float_comparison(mask: Term, *, plain: bool = False) -> bool:
     """Whether a mask is a comparison, which is boolean, converted to numbers; `plain`: or not converted."""
-    mask = through(mask, "unsqueeze", "expand", "reshape", "item", "repeat")
-    dtype = mask.get("dtype") if mask.op == "cast" else None
-    converted = dtype is not None and str(dtype.value).startswith("torch.float")
-    named = dtype is not None and dtype.op == "name"
-    if mask.op == "cast" and _is_broadcast_padding(mask.input) and (converted or not named):
+    mask = through(mask, *_MOVED)
+    dtype = mask["dtype"] if mask.op == "cast" else ABSENT
+    converted = str(dtype.value).startswith("torch.float")
+    if mask.op == "cast" and _is_broadcast_padding(mask.input) and (converted or dtype.op != "name"):
         return True
     if not converted and not (plain and mask.op in ("equal", "not_equal", "bool")):
         return False
-    inner = mask.input if converted else mask
-    inner = through(inner, "unsqueeze", "expand", "reshape", "item", "repeat", "invert")
-    return inner.op in (*COMPARISONS, "bool")
+    return through(mask.input if converted else mask, *_MOVED, "invert").op in (*COMPARISONS, "bool")
+
+
+_MOVED = ("unsqueeze", "expand", "reshape", "item", "repeat")
 
 
 @rule("ATT203", Severity.ERROR)
 def hidden_diagonal(facts: ModuleFacts) -> Iterator[Report]:
     """A causal mask hides the position itself, so that the first query attends to nothing."""
-    for use in _uses_that_hide("future and self", facts):
-        yield Report(
-            use.node.node,
-            "this causal mask hides the diagonal too: the first position attends to nothing; start at diagonal=1",
-        )
+    for use, _, values in _known_uses(facts):
+        if _hidden(use, values) == "future and self":
+            yield Report(
+                use.node.node,
+                "this causal mask hides the diagonal too: the first position attends to nothing; start at diagonal=1",
+            )
 
 
 @rule("ATT215", Severity.ERROR)
 def visible_next_position(facts: ModuleFacts) -> Iterator[Report]:
     """A causal mask leaves the next position visible."""
-    for use in _uses_that_hide("future but the next", facts):
-        yield Report(use.node.node, "this causal mask shows each position the next one: move its diagonal by 1")
+    for use, _, values in _known_uses(facts):
+        if _hidden(use, values) == "future but the next":
+            yield Report(use.node.node, "this causal mask shows each position the next one: move its diagonal by 1")
     for event in facts.operations("return"):
         name = event.function.name if event.function is not None else ""
         named = re.search(r"mask|subsequent|causal|future|look_?ahead", name)
@@ -130,7 +133,7 @@ def visible_next_position(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.operations("masked_fill"):
         values = mask_values(event.term.get("mask"))
         if values is not None and values.dtype == bool and triangle(values) == "future but the next":
-            yield Report(event.term.node, "this causal mask shows each position the next one: fill triu(diagonal=1)")
+            yield Report(event.node, "this causal mask shows each position the next one: fill triu(diagonal=1)")
 
 
 @rule("ATT204", Severity.ERROR)
@@ -140,7 +143,7 @@ def zero_times_infinity(facts: ModuleFacts) -> Iterator[Report]:
         for factor, other in sides(event.term):
             plain = number(factor)
             if plain is not None and math.isinf(plain) and number(other) is None and _has_zeros(other):
-                yield Report(event.term.node, "0 · inf is NaN: use masked_fill with -inf, or torch.where")
+                yield Report(event.node, "0 · inf is NaN: use masked_fill with -inf, or torch.where")
                 break
 
 
@@ -149,23 +152,19 @@ def _has_zeros(term: Term) -> bool:
     values = mask_values(term)
     if values is not None:
         return bool((values == 0).any())
-    if term.op == "sub" and number(term.get("input")) == 1:
-        return True
-    if term.op in ("equal", "not_equal", "bool", "invert", "triu", "tril"):
-        return True
-    return term.op == "cast" and _has_zeros(term.input)
+    complement = term.op == "sub" and number(term["input"]) == 1
+    made = term.op in ("equal", "not_equal", "bool", "invert", "triu", "tril")
+    return complement or made or (term.op == "cast" and _has_zeros(term.input))
 
 
 @rule("ATT206", Severity.ERROR)
 def multiplied_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Scores are multiplied by a mask before the softmax."""
     for site in formulas(facts):
-        others = [step for step in site.masks() if step.op != "mul"]
-        for step in site.before:
-            if step.op != "mul" or step.operand is None or others:
-                continue
-            values = mask_values(step.operand)
-            if (values is not None and is_zero_one(values)) or is_mask_name(step.operand):
+        for step in site.before if not any(site.masks()) else ():
+            operand = step.operand if step.op == "mul" and step.operand is not None else ABSENT
+            values = mask_values(operand)
+            if (values is not None and is_zero_one(values)) or is_mask_name(operand):
                 yield Report(
                     step.term.node,
                     "scores are multiplied by a mask: a score of 0 is not hidden; fill with -inf where the mask is 0",
@@ -176,13 +175,11 @@ def multiplied_mask(facts: ModuleFacts) -> Iterator[Report]:
 
 def _multiplied_before_softmax(facts: ModuleFacts) -> Iterator[Term]:
     """Products of other scores with a mask whose softmax is not masked afterwards, as by a second product."""
-    formulas_of = {id(site.softmax) for site in facts.sites}
+    formulas_of = {id(site.softmax) for site in formulas(facts)}
     for event in facts.operations("softmax"):
-        scaled = event.term.input
-        operands = [one for one in (scaled.get("input"), scaled.get("other")) if one is not None]
-        masks = [one for one in operands if is_mask_name(one)]
-        again = any(one.op in ("mul", "masked_fill", "where") for one in facts.consumers.get(id(event.term), []))
-        if scaled.op == "mul" and len(masks) == 1 and not again and id(event.term) not in formulas_of:
+        scaled, again = event.term.input, facts.uses(event.term, "mul", "masked_fill", "where")
+        of_formula = again or id(event.term) in formulas_of
+        if scaled.op == "mul" and not of_formula and sum(map(is_mask_name, (scaled["input"], scaled["other"]))) == 1:
             yield scaled
 
 
@@ -222,10 +219,9 @@ def mask_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
             continue
         inner = pooled.softmax
         for step in pooled.after:
-            mask = step.get("mask") if step.op == "masked_fill" else None
-            if step.op == "mul":
-                mask = step.get("other") if step.input is inner else step.input
-            if mask is not None and _is_mask_of_weights(mask):
+            factor = step["other"] if step.input is inner else step.input
+            mask = {"masked_fill": step["mask"], "mul": factor}.get(step.op, ABSENT)
+            if _is_mask_of_weights(mask):
                 yield Report(step.node, message)
             inner = step
 
@@ -233,24 +229,21 @@ def mask_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
 @rule("ATT208", Severity.ERROR)
 def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     """A padding mask hides the words and shows the padding."""
-    for event in facts.applied(*TORCH_MASKS):
+    for event in filter(facts.is_judged, facts.applied(*TORCH_MASKS)):
         for name in TORCH_MASKS[str(event.term.value)][1]:
-            for mask in resolved(event.term.get(name) or Term("constant", event.term.node)):
-                inner = mask
-                inner = through(inner, "cast", "bool")
-                if facts.is_judged(event) and not _is_plain(inner) and _true_at(mask) == "words":
+            for mask in resolved(event.term[name]):
+                if not _is_plain(through(mask, "cast", "bool")) and _true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
-    for event in [*facts.operations("sdpa"), *facts.applied(*LAYERS)]:
-        for mask in resolved(event.term.get("attn_mask") or Term("constant", event.term.node)):
-            wrong = any(_hides_words(*one) and not _is_plain(one[0]) for one in _parts(mask, False))
-            if facts.is_judged(event) and wrong:
-                name = f"the mask of {str(event.term.value).rpartition('.')[2]}" if facts.framework else _OF_TORCH
+    for event in filter(facts.is_judged, [*facts.operations("sdpa"), *facts.applied(*LAYERS)]):
+        name = f"the mask of {event.name}" if facts.framework else "attn_mask of scaled_dot_product_attention"
+        for mask in resolved(event.term["attn_mask"]):
+            if any(_hides_words(*one) and not _is_plain(one[0]) for one in parts_that_hide(mask, False)):
                 yield Report(mask.node, f"{name} shows where it is True, and this mask is True at padding: invert it")
     for site in formulas(facts):
         for step in site.before:
             for use in formula_mask(step):
                 passed_on = _is_plain(use.mask) or use.mask.op in ("cast", "bool", "unsqueeze")
-                parts = [] if use.added or passed_on else list(_parts(use.mask, use.true_hides))
+                parts = [] if use.added or passed_on else list(parts_that_hide(use.mask, use.true_hides))
                 wrong = next((one for one, true_hides in parts if _hides_words(one, true_hides)), None)
                 if wrong is not None or (use.true_hides and not use.added and _is_called_visible(step.term)):
                     node = wrong.node if wrong is not None and len(parts) > 1 else use.node.node
@@ -266,9 +259,6 @@ def _is_called_visible(fill: Term) -> bool:
     """Whether `masked_fill` is given a mask that is named for what it shows, as it is."""
     written = fill.node.args if isinstance(fill.node, ast.Call) and fill.op == "masked_fill" else []
     return bool(written) and _VISIBLE.match(ast.unparse(written[0])) is not None
-
-
-_OF_TORCH = "attn_mask of scaled_dot_product_attention"
 
 
 def _hides_words(mask: Term, true_hides: bool) -> bool:
@@ -291,27 +281,19 @@ def _true_at(mask: Term) -> str:
         return _true_at(mask.input)
     if mask.op in ("invert", "not"):
         return _OPPOSITE[_true_at(mask.input)]
+    left, right = mask["input"], mask["other"]
     if mask.op in ("equal", "not_equal"):
-        left, right = mask.get("input"), mask.get("other")
-        if left is None or right is None:
-            return ""
-        known = ("parameter", "attribute", "name", "constant")
-        if any(_PAD_NAMES.search(label(one)) for one in (left, right) if one.op in known):
+        known = (one for one in (left, right) if one.op in ("parameter", "attribute", "name", "constant"))
+        if any(_PAD_NAMES.search(label(one)) for one in known):
             return "padding" if mask.op == "equal" else "words"
-        if number(right) in (0, 1) and _true_at(left):
-            same = (number(right) == 1) == (mask.op == "equal")
-            return _true_at(left) if same else _OPPOSITE[_true_at(left)]
-        return ""
-    if mask.op in _OUTSIDE:
-        left, right = mask.get("input"), mask.get("other")
-        if left is not None and right is not None:
-            if is_counted(left) and _is_of_lengths(right):
-                return _OUTSIDE[mask.op]
-            if is_counted(right) and _is_of_lengths(left):
-                return _OPPOSITE[_OUTSIDE[mask.op]] if mask.op in ("less", "greater") else ""
-        return ""
-    named = str(mask.value) if mask.op in ("parameter", "attribute") else ""
-    return "words" if named == "attention_mask" else ""
+        same = (number(right) == 1) == (mask.op == "equal")
+        where = _true_at(left) if number(right) in (0, 1) else ""
+        return where if same else _OPPOSITE[where]
+    if mask.op in _OUTSIDE and is_counted(left) and _is_of_lengths(right):
+        return _OUTSIDE[mask.op]
+    if mask.op in ("less", "greater") and is_counted(right) and _is_of_lengths(left):
+        return _OPPOSITE[_OUTSIDE[mask.op]]
+    return "words" if mask.op in ("parameter", "attribute") and mask.value == "attention_mask" else ""
 
 
 _OUTSIDE = {"greater_equal": "padding", "less": "words", "greater": "padding", "less_equal": "words"}
@@ -321,16 +303,3 @@ _OUTSIDE = {"greater_equal": "padding", "less": "words", "greater": "padding", "
 def _is_of_lengths(term: Term) -> bool:
     term = through(term, "unsqueeze", "item", "expand", "cast", "reshape", "repeat", "floordiv", "add", "sub")
     return term.op in ("parameter", "attribute") and bool(re.search(r"(^|_)(lengths?|lens?)$", label(term)))
-
-
-def _parts(mask: Term, true_hides: bool) -> Iterator[tuple[Term, bool]]:
-    """The conditions that hide a key by themselves, each with whether it hides where it is True."""
-    if mask.op in ("invert", "not"):
-        yield from _parts(mask.input, not true_hides)
-    elif mask.op in ("unsqueeze", "expand", "bool", "carried"):
-        yield from _parts(mask.input, true_hides)
-    elif mask.op == ("or" if true_hides else "and"):
-        for one in mask.operands():
-            yield from _parts(one, true_hides)
-    else:
-        yield mask, true_hides

@@ -38,20 +38,18 @@ class MaskUse:
 
 def mask_uses(facts: ModuleFacts) -> Iterator[MaskUse]:
     """All masks of pairs of a module: of SDPA, of the modules of torch, of formulas."""
-    for event in [*facts.operations("sdpa"), *facts.applied(*LAYERS)]:
+    for event in filter(facts.is_judged, [*facts.operations("sdpa"), *facts.applied(*LAYERS)]):
         mask, name = event.term.get("attn_mask"), str(event.term.value)
-        if facts.is_judged(event) and mask is not None:
-            if event.term.op == "sdpa":
-                name = name.rpartition(".")[2] if facts.framework else "scaled_dot_product_attention"
+        if event.term.op == "sdpa":
+            name = event.name if facts.framework else "scaled_dot_product_attention"
+        if mask is not None:
             yield MaskUse(mask, mask if _is_within(mask, event) else event.term, False, True, name)
-    for event in facts.applied(*TORCH_MASKS):
-        for name in TORCH_MASKS[str(event.term.value)][0]:
-            mask = event.term.get(name)
-            if facts.is_judged(event) and mask is not None:
-                yield MaskUse(mask, mask, True, True, str(event.term.value).removeprefix("torch."))
-    for site in formulas(facts):
-        for step in site.before:
-            yield from formula_mask(step)
+    for event in filter(facts.is_judged, facts.applied(*TORCH_MASKS)):
+        called = str(event.term.value)
+        for mask in filter(None, map(event.term.get, TORCH_MASKS[called][0])):
+            yield MaskUse(mask, mask, True, True, called.removeprefix("torch."))
+    for step in (step for site in formulas(facts) for step in site.before):
+        yield from formula_mask(step)
 
 
 def _is_within(mask: Term, event: Event) -> bool:
@@ -60,16 +58,21 @@ def _is_within(mask: Term, event: Event) -> bool:
     return event.function is None or first <= getattr(mask.node, "lineno", 0) <= last
 
 
+def filled_value(step: Step) -> Term | None:
+    """The number that a step fills in where it hides, as a term; None of steps that fill in nothing."""
+    if step.op in ("masked_fill", "setitem"):
+        return step.term.get("value")
+    return step.operand if step.op == "where" else None
+
+
 def formula_mask(step: Step) -> Iterator[MaskUse]:
     """The use of a mask in one step of a formula, where the step is one."""
-    if step.op in ("masked_fill", "setitem") and step.operand is not None and hides(step.term.get("value")):
-        yield MaskUse(step.operand, step.term, True, False, "the softmax")
-    elif step.op == "where" and step.operand is not None and hides(step.operand):
-        condition = step.term.get("condition")
-        if condition is not None:
-            yield MaskUse(condition, step.term, step.operand is step.term.get("input"), False, "the softmax")
-    elif step.op == "add" and step.operand is not None and number(step.operand) is None:
-        yield MaskUse(step.operand, step.term, False, True, "the softmax")
+    added = step.op == "add" and number(step.operand) is None
+    if step.operand is None or not (added or hides(filled_value(step))):
+        return
+    mask = step.term["condition"] if step.op == "where" else step.operand
+    true_hides = step.operand is step.term["input"] if step.op == "where" else not added
+    yield MaskUse(mask, step.term, true_hides, added, "the softmax")
 
 
 def site_masks(site: AttentionSite) -> Iterator[tuple[Term, Term]]:
@@ -99,24 +102,34 @@ def fill_value(value: Term | None) -> float | None:
     """The number that a mask fills in; that of `finfo(...).min` is minus infinity."""
     if value is None:
         return None
-    if value.op == "attribute" and value.value == "min" and any("finfo" in str(one.value) for one in walk(value)):
-        return -math.inf
-    if value.op == "negative" and value.input.op == "attribute" and value.input.value == "max":
+    bound = (value.input if value.op == "negative" else value, "max" if value.op == "negative" else "min")
+    if bound[0].op == "attribute" and bound[0].value == bound[1]:
         return -math.inf if any("finfo" in str(one.value) for one in walk(value)) else None
-    if value.op == "call" and value.items:
-        return fill_value(value.items[0]) if "tensor" in str(value.value) else number(value)
-    if value.op in ("full", "full_like"):
-        return fill_value(value.get("fill_value"))
-    return number(value)
+    if value.op == "call" and value.items and "tensor" in str(value.value):
+        return fill_value(value.items[0])
+    return fill_value(value["fill_value"]) if value.op in ("full", "full_like") else number(value)
 
 
 def resolved(mask: Term) -> Iterator[Term]:
     """A mask, or the alternatives of which one is used."""
-    if mask.op == "choice":
-        for one in mask.items:
-            yield from resolved(one)
-    elif not is_none(mask):
+    for one in mask.items if mask.op == "choice" else ():
+        yield from resolved(one)
+    if mask.op != "choice" and not is_none(mask):
         yield mask
+
+
+def parts_that_hide(mask: Term, true_hides: bool, *moved: str) -> Iterator[tuple[Term, bool]]:
+    """The conditions that hide a key by themselves, each with whether it hides where it is True.
+
+    moved: operations that are looked through, besides those that leave the axes of all pairs.
+    """
+    if mask.op in ("invert", "not", "unsqueeze", "expand", "bool", "carried", *moved):
+        yield from parts_that_hide(mask.input, true_hides ^ (mask.op in ("invert", "not")), *moved)
+    elif mask.op == ("or" if true_hides else "and"):
+        for one in mask.operands():
+            yield from parts_that_hide(one, true_hides, *moved)
+    else:
+        yield mask, true_hides
 
 
 def is_mask_name(term: Term) -> bool:

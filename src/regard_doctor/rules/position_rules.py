@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 
@@ -14,7 +15,10 @@ from ..term import Term, is_none, number, sides, walk
 from .base import (
     Report,
     around,
+    below,
+    beside,
     bound_names,
+    code_of,
     default_of,
     function_around,
     last_name,
@@ -39,30 +43,27 @@ _POSITIONS = re.compile(
 @rule("ATT501", Severity.ERROR)
 def rotary_values(facts: ModuleFacts) -> Iterator[Report]:
     """Rotary positions are applied to the values."""
-    is_about_rotary = (
-        bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
-    )
+    message = "rotary positions are applied to the values: rotate queries and keys alone"
+    rotates = bool(facts.sites) and re.search(r"rotary|rope\b|\bcos\b|angle|freq", facts.source, re.I) is not None
     for node in facts.nodes[ast.Assign]:
         if isinstance(node.value, ast.GeneratorExp | ast.ListComp) and isinstance(node.value.elt, ast.Call):
-            iterated = set(bound_names(node.value.generators[0].iter))
-            last = [name for target in node.targets for name in bound_names(target)][-1:]
-            iterated |= set(last) if len(list(bound_names(node.targets[0]))) == 3 else set()
-            if _is_rotary(node.value.elt) and any(_VALUES.match(name) for name in iterated):
-                yield Report(node.value, "rotary positions are applied to the values: rotate queries and keys alone")
+            names = list(bound_names(node.targets[0]))
+            iterated = {*bound_names(node.value.generators[0].iter), *(names[-1:] if len(names) == 3 else ())}
+            if _is_rotary(node.value.elt) and any(map(_VALUES.match, iterated)):
+                yield Report(node.value, message)
         for names, call in _assigned_calls(node):
-            passed = {name for argument in call.args for name in bound_names(argument)}
             above = facts.parents[node]
             optional = isinstance(above, ast.If) and "value" in ast.unparse(above.test)  # an option of RoFormer
-            rotary = _is_rotary(call) or (is_about_rotary and last_name(call.func) == "rotate")
-            rotated = any(_VALUES.match(name) and name in passed for name in names)
-            if not rotary or optional or not rotated or _turns_back(call, facts):
-                continue
-            if not _returns_values_as_they_were(call, facts):
-                yield Report(
-                    call,
-                    "rotary positions are applied to the values: rotate queries and keys alone",
-                    unless=_why_rotated(call, facts),
-                )
+            rotary = _is_rotary(call) or (rotates and last_name(call.func) == "rotate")
+            rotated = rotary and any(map(_VALUES.match, _passed(call) & {*names}))
+            known = optional or not rotated or _turns_back(call, facts)
+            if not known and not _returns_values_as_they_were(call, facts):
+                yield Report(call, message, unless=_why_rotated(call, facts))
+
+
+def _passed(call: ast.Call) -> set[str]:
+    """The names that a call passes by their positions."""
+    return {name for argument in call.args for name in bound_names(argument)}
 
 
 def _why_rotated(call: ast.Call, facts: ModuleFacts) -> str:
@@ -80,39 +81,37 @@ def _has_other_table_than_queries(call: ast.Call, facts: ModuleFacts) -> bool:
     def table(rotation: ast.Call) -> set[str]:
         return {name for one in rotation.args[1:] for name in bound_names(one)}
 
-    calls = [one for one in ast.walk(function_around(call, facts) or call) if isinstance(one, ast.Call)]
-    turned = [one for one in calls if _is_rotary(one) and one.args and re.match("q", ast.unparse(one.args[0]), re.I)]
-    return any(table(one) and table(call) and table(one).isdisjoint(table(call)) for one in turned)
+    rotations = (one for one in beside(call, facts, ast.Call) if _is_rotary(one) and one.args)
+    turned = [table(one) for one in rotations if re.match("q", ast.unparse(one.args[0]), re.I)]
+    return any(one and table(call) and one.isdisjoint(table(call)) for one in turned)
 
 
 def _turns_back(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether the function around rotates its output by the opposite angles, which makes of them distances."""
-    calls = (node for node in ast.walk(function_around(call, facts) or call) if isinstance(node, ast.Call))
-    return any(_is_rotary(one) and re.search(r"revers|invers|undo|unrot|back|conj", ast.unparse(one)) for one in calls)
+    rotations = (ast.unparse(one) for one in beside(call, facts, ast.Call) if _is_rotary(one))
+    return any(re.search(r"revers|invers|undo|unrot|back|conj", one) for one in rotations)
 
 
 def _returns_values_as_they_were(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether a function of this file gets queries, keys and values, and turns something else than the values."""
-    known = [one for one in facts.nodes[ast.FunctionDef] if one.name == last_name(call.func)]
-    turned = [
-        one
-        for function in known
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and re.search(r"rotary|rope|rotate|cos", ast.unparse(node.value), re.I)
-        for one in target_names(node)
-    ]
-    return len(call.args) > 2 and bool(turned) and not any(_VALUES.match(name) for name in turned)
+    known = (one for one in facts.nodes[ast.FunctionDef] if one.name == last_name(call.func))
+    assigned = (node for one in known for node in below(one, ast.Assign) if _TURNED.search(ast.unparse(node.value)))
+    turned = {name for node in assigned for name in target_names(node)}
+    return len(call.args) > 2 and bool(turned) and not any(map(_VALUES.match, turned))
+
+
+_TURNED = re.compile(r"rotary|rope|rotate|cos", re.I)
 
 
 def _assigned_calls(node: ast.Assign) -> Iterator[tuple[list[str], ast.Call]]:
     """The calls whose results an assignment binds, each with the names: of `q, k = f(q), g(k)` both by themselves."""
-    if isinstance(node.value, ast.Call):
-        yield [name for target in node.targets for name in bound_names(target)], node.value
-    target = node.targets[0]
-    if isinstance(node.value, ast.Tuple) and isinstance(target, ast.Tuple):
-        for name, value in zip(target.elts, node.value.elts, strict=False):
-            if isinstance(value, ast.Call):
-                yield list(bound_names(name)), value
+    match node:
+        case ast.Assign(value=ast.Call() as call):
+            yield [name for target in node.targets for name in bound_names(target)], call
+        case ast.Assign(targets=[ast.Tuple(elts=targets), *_], value=ast.Tuple(elts=values)):
+            for target, value in zip(targets, values, strict=False):
+                if isinstance(value, ast.Call):
+                    yield list(bound_names(target)), value
 
 
 def _is_rotary(call: ast.Call) -> bool:
@@ -126,49 +125,35 @@ def rotary_after_cache(facts: ModuleFacts) -> Iterator[Report]:
         return
     for function in [*facts.nodes[ast.FunctionDef], *facts.nodes[ast.AsyncFunctionDef]]:
         joined: dict[str, ast.Assign] = {}
-        for node in sorted(_assignments(function), key=lambda one: one.lineno):
-            names = {name for target in node.targets for name in bound_names(target)}
-            call = node.value
-            if isinstance(call, ast.Call) and _is_rotary(call) and not _decays(call):
-                passed = {name for argument in call.args for name in bound_names(argument)}
-                if any(
-                    name in passed and name in joined and not _excludes(joined[name], node, facts) for name in names
-                ):
-                    yield _rotated_after_cache(call, node, function)
-            elif isinstance(call, ast.Call) and _joins_cache(call):
-                joined.update({name: node for name in names if _KEYS.match(name)})
-            elif isinstance(call, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
-                for target, part in zip(node.targets[0].elts, call.elts, strict=False):
-                    if isinstance(part, ast.Call) and _joins_cache(part):
-                        joined.update({name: node for name in bound_names(target) if _KEYS.match(name)})
-        for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
-            inner = [one for one in call.args if isinstance(one, ast.Call) and _is_rotary(one)]
-            for one in inner if last_name(call.func) == "scaled_dot_product_attention" else ():
-                if any(name in joined for argument in one.args for name in bound_names(argument)):
-                    yield Report(one, "keys of the cache are rotated again with the new ones: rotate, then append")
+        for node in sorted(below(function, ast.Assign), key=lambda one: one.lineno):
+            for names, call in _assigned_calls(node):
+                if call is node.value and _is_rotary(call) and not _decays(call):
+                    again = _passed(call) & {*names} & joined.keys()
+                    if any(not _excludes(joined[name], node, facts) for name in again):
+                        kept = _is_kept_unrotated(function, node)
+                        message = _ROTATED_EACH_STEP if kept else _ROTATED_AGAIN
+                        yield Report(call, message, unless="positions of cached keys move" if kept else "")
+                elif _joins_cache(call):
+                    joined.update({name: node for name in names if _KEYS.match(name)})
+        attending = (one for one in below(function, ast.Call) if last_name(one.func) == "scaled_dot_product_attention")
+        for one in (one for call in attending for one in call.args if isinstance(one, ast.Call) and _is_rotary(one)):
+            if _passed(one) & joined.keys():
+                yield Report(one, _ROTATED_AGAIN)
 
 
-def _rotated_after_cache(call: ast.Call, rotation: ast.Assign, function: Function) -> Report:
-    """The report of joined keys that are rotated: wrong, or, of a cache of keys as they are, the cost of each step."""
-    if _is_kept_unrotated(function, rotation):
-        return Report(
-            call,
-            "each step rotates all keys of the cache: rotate the new ones, then append",
-            unless="positions of cached keys move",
-        )
-    return Report(call, "keys of the cache are rotated again with the new ones: rotate, then append")
+_ROTATED_AGAIN = "keys of the cache are rotated again with the new ones: rotate, then append"
+_ROTATED_EACH_STEP = "each step rotates all keys of the cache: rotate the new ones, then append"
 
 
 def _is_kept_unrotated(function: Function, rotation: ast.Assign) -> bool:
     """Whether a function stores keys before any of its statements rotates keys, so that those of the cache are not."""
     stores, rotations = [], [rotation.lineno]
-    for node in _assignments(function):
-        written = " ".join(ast.unparse(one) for one in node.targets)
-        read = any(map(_KEYS.match, names_below(node.value)))
-        if read and re.search(r"past|cache|prev|present|state|layer_past", written):
-            stores.append(node.lineno)
-        if read and any(isinstance(one, ast.Call) and _is_rotary(one) for one in ast.walk(node.value)):
-            rotations.append(node.lineno)
+    for node in below(function, ast.Assign):
+        if any(map(_KEYS.match, names_below(node.value))):
+            if re.search(r"past|cache|prev|present|state", " ".join(map(ast.unparse, node.targets))):
+                stores.append(node.lineno)
+            if any(map(_is_rotary, below(node.value, ast.Call))):
+                rotations.append(node.lineno)
     return any(line < min(rotations) for line in stores)
 
 
@@ -179,17 +164,12 @@ def _decays(call: ast.Call) -> bool:
 
 def _excludes(one: ast.stmt, other: ast.stmt, facts: ModuleFacts) -> bool:
     """Whether two statements are in different branches of one condition."""
-    branches: dict[ast.AST | None, list[ast.stmt]] = {}
-    for node in around(one, facts):
-        above = facts.parents.get(node)
-        if isinstance(above, ast.If):
-            branches[above] = above.body if node in above.body else above.orelse
-    pairs = ((node, branches.get(facts.parents.get(node))) for node in around(other, facts))
-    return any(branch is not None and node not in branch for node, branch in pairs)
-
-
-def _assignments(function: Function) -> Iterator[ast.Assign]:
-    return (node for node in ast.walk(function) if isinstance(node, ast.Assign))
+    above = {facts.parents.get(node): node for node in around(one, facts)}
+    pairs = ((facts.parents.get(node), node) for node in around(other, facts))
+    return any(
+        isinstance(test, ast.If) and test in above and (above[test] in test.body) != (node in test.body)
+        for test, node in pairs
+    )
 
 
 def _joins_cache(call: ast.Call) -> bool:
@@ -201,15 +181,11 @@ def _joins_cache(call: ast.Call) -> bool:
 def positions_in_half(facts: ModuleFacts) -> Iterator[Report]:
     """Positions are counted in half precision."""
     for event in facts.operations("arange"):
-        dtype = _default(event.term.get("dtype"), facts)
-        if dtype is None or dtype.op != "name" or dtype.value not in _EXACT_UP_TO:
-            continue
-        last = number(event.term.items[0 if len(event.term.items) == 1 else 1]) if event.term.items else None
-        if (last is None or last > _EXACT_UP_TO[dtype.value]) and counts_positions(event, facts):
-            yield Report(
-                event.term.node,
-                f"positions in {str(dtype.value).removeprefix('torch.')} are not exact: count in float32",
-            )
+        dtype = _default(event.term["dtype"], facts)
+        last = number(next(iter(event.term.items[:2][::-1]), None))
+        exact = _EXACT_UP_TO.get(dtype, math.inf)
+        if exact < math.inf and (last is None or last > exact) and counts_positions(event, facts):
+            yield Report(event.node, f"positions in {dtype.removeprefix('torch.')} are not exact: count in float32")
 
 
 _EXACT_UP_TO = {"torch.bfloat16": 256, "torch.float16": 2048, "torch.half": 2048}
@@ -222,54 +198,44 @@ _POSITION_NAMES = re.compile(
 def counts_positions(event: Event, facts: ModuleFacts) -> bool:
     """Whether what is counted are positions: by its name, that of the function or class, or its products."""
     names = [one.name for one in (event.function, event.class_) if one is not None]
-    assigned = statement_around(event.term.node, facts)
+    assigned = statement_around(event.node, facts)
     if isinstance(assigned, ast.Assign):
         names += [ast.unparse(one).removeprefix("self.") for one in assigned.targets]
-    if any(_POSITION_NAMES.search(name) for name in names):
-        return True
-    return any(
-        one.op in ("einsum", "matmul") or (one.op == "call" and str(one.value).endswith(".outer"))
-        for one in facts.consumers.get(id(event.term), [])
-    )
+    outer = any(str(one.value).endswith(".outer") for one in facts.uses(event.term, "call"))
+    return any(map(_POSITION_NAMES.search, names)) or outer or bool(facts.uses(event.term, "einsum", "matmul"))
 
 
-def _default(term: Term | None, facts: ModuleFacts) -> Term | None:
-    """A value, or the default of the parameter that it is, where that is a name such as `torch.float16`."""
-    found = default_of(term, facts) if term is not None and term.op == "parameter" else None
-    written = ast.unparse(found) if isinstance(found, ast.Attribute) else ""
-    return Term("name", term.node, value=written) if term is not None and written.startswith("torch.") else term
+def _default(term: Term, facts: ModuleFacts) -> str:
+    """The name that a value is, such as "torch.float16", or that the default of the parameter is; or ""."""
+    if term.op == "parameter":
+        return code_of(default_of(term, facts))
+    return str(term.value) if term.op == "name" else ""
 
 
 @rule("ATT504", Severity.WARNING)
 def missing_positions(facts: ModuleFacts) -> Iterator[Report]:
     """Embedded tokens go into a Transformer without any information of their positions."""
-    code = re.sub(r"#[^\n]*", "", facts.source)
-    if _POSITIONS.search(code):
+    if _POSITIONS.search(re.sub(r"#[^\n]*", "", facts.source)):
         return
     message = "nothing tells this Transformer the positions of its tokens: add positions to them"
     for event in facts.applied("torch.nn.TransformerEncoder", "torch.nn.Transformer"):
-        source = event.term.get("src")
-        if source is not None and (_embeds_tokens_alone(source) or _reads_last_of_projected(event.term, source, facts)):
-            yield Report(event.term.node, message)
-    reported = set()
-    for site in facts.sites:
-        call = site.event.call
+        source = event.term["src"]
+        if _embeds_tokens_alone(source) or _reads_last_of_projected(event.term, source, facts):
+            yield Report(event.node, message)
+    calls = {}
+    for site in (one for one in facts.sites if one.event.call is not None):
         alike = projection_name(site.query) == projection_name(site.key) == "torch.nn.Linear"
-        if call is None or call in reported or not alike or not _embeds_tokens_alone(source_of(site.query)):
-            continue
-        if _embeds_tokens_alone(source_of(site.key)) and not _has_bias(site):
-            reported.add(call)
-            yield Report(call, message)
+        embedded = alike and all(_embeds_tokens_alone(source_of(one)) for one in (site.query, site.key))
+        if embedded and not _has_bias(site):
+            calls.setdefault(site.event.call, message)
+    yield from map(Report, calls, calls.values())
 
 
 def _has_bias(site: AttentionSite) -> bool:
     """Whether anything but a mask of a known shape is added to the scores: it may be a bias by distance."""
-    if site.kind == "formula":
-        added = [step.operand for step in site.before if step.op in ("add", "sub") and step.operand is not None]
-        return any(mask_values(one) is None and number(one) is None for one in added)
-    names = ("attn_mask", "score_mod", "block_mask", "**")
-    given = [one for name in names if (one := site.output.get(name)) is not None and not is_none(one)]
-    return any(mask_values(one) is None for one in given)
+    given = (site.output[name] for name in ("attn_mask", "score_mod", "block_mask", "**"))
+    added = (step.operand for step in site.before if step.op in ("add", "sub") and number(step.operand) is None)
+    return any(mask_values(one) is None for one in (*added, *given) if not is_none(one))
 
 
 def _embeds_tokens_alone(source: Term) -> bool:
@@ -288,48 +254,41 @@ def _reads_last_of_projected(output: Term, source: Term, facts: ModuleFacts) -> 
 
     Without a mask and without positions every position gets the same function of the set: the last one means nothing.
     """
-    if source.op != "apply" or source.value != "torch.nn.Linear" or source.input.op != "parameter":
+    projected = source.op == "apply" and source.value == "torch.nn.Linear" and source.input.op == "parameter"
+    if not projected or not is_none(output["mask"]) or not is_none(output["is_causal"]):
         return False
-    if any(not is_none(output.get(name)) for name in ("mask", "is_causal")):
-        return False
-    return any(
-        one.op == "item" and len(one.items) == 2 and one.items[0].op == "slice" and number(one.items[1]) == -1
-        for one in facts.consumers.get(id(output), [])
-    )
+    read = (one.items for one in facts.uses(output, "item") if len(one.items) == 2)
+    return any(one[0].op == "slice" and number(one[1]) == -1 for one in read)
 
 
 @rule("ATT241", Severity.ERROR)
 def attention_without_mask_function(facts: ModuleFacts) -> Iterator[Report]:
     """An attention function is registered with transformers, and no mask function under its name."""
-    calls = [
-        (node, ast.unparse(node.func))
-        for node in facts.nodes[ast.Call]
-        if node.args and last_name(node.func) == "register"
-    ]
-    registered = [
-        (call, call.args[0])
-        for call, name in calls
-        if re.search(r"(^|\.)(AttentionInterface|ALL_ATTENTION_FUNCTIONS)(\(\))?\.register$", name)
-    ]
-    masks = {
-        ast.unparse(call.args[0])
-        for call, name in calls
-        if re.search(r"(^|\.)(AttentionMaskInterface|ALL_MASK_ATTENTION_FUNCTIONS)(\(\))?\.register$", name)
-    }
-    masks |= {
-        ast.unparse(node.slice)
-        for node in facts.nodes[ast.Subscript]
-        if last_name(node.value) == "ALL_MASK_ATTENTION_FUNCTIONS"
-    }
-    for call, name in registered:
-        if _OF_PICTURES.search(" ".join(map(ast.unparse, call.args))) or getattr(name, "value", None) in _HAS_MASKS:
+    registered, masks = [], set()
+    for call in facts.nodes[ast.Call]:
+        if call.args and last_name(call.func) == "register":
+            found = _REGISTRIES.search(ast.unparse(call.func))
+            if found is not None and "mask" in found[2].lower():
+                masks.add(ast.unparse(call.args[0]))
+            elif found is not None:
+                registered.append(call)
+    stored = (one for one in facts.nodes[ast.Subscript] if last_name(one.value) == "ALL_MASK_ATTENTION_FUNCTIONS")
+    masks |= {ast.unparse(one.slice) for one in stored}
+    for call in registered:
+        name, written = ast.unparse(call.args[0]), " ".join(map(ast.unparse, call.args))
+        if _OF_PICTURES.search(written) or getattr(call.args[0], "value", None) in _HAS_MASKS:
             continue
-        if ast.unparse(name) not in masks and len(call.args) >= 2 and _may_read_mask(call.args[1], facts):
+        if name not in masks and len(call.args) >= 2 and _may_read_mask(call.args[1], facts):
             yield Report(
                 call,
-                f"the attention function {ast.unparse(name)} is registered without a mask function of that name: its "
+                f"the attention function {name} is registered without a mask function of that name: its "
                 "mask is None; register one with AttentionMaskInterface",
             )
+
+
+_REGISTRIES = re.compile(
+    r"(^|\.)(Attention(?:Mask)?Interface|ALL_ATTENTION_FUNCTIONS|ALL_MASK_ATTENTION_FUNCTIONS)(\(\))?\.register$"
+)
 
 
 _HAS_MASKS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -352,30 +311,22 @@ def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:
 def table_without_offset(facts: ModuleFacts) -> Iterator[Report]:
     """A table of positions is kept under a key that leaves out a number which it depends on."""
     for test in facts.nodes[ast.If]:
-        compared = test.test
         function = function_around(test, facts)
-        if not (isinstance(compared, ast.Compare) and isinstance(compared.ops[0], ast.NotIn) and function is not None):
-            continue
-        store = ast.unparse(compared.comparators[0])
-        kept = [one for body in test.body for one in ast.walk(body) if isinstance(one, ast.Assign)]
-        stores = [one for one in kept if any(ast.unparse(target).startswith(f"{store}[") for target in one.targets)]
-        arguments = {one.arg for one in parameters(function)}
-        values = dict(_named_assignments(function))
-        key = _read(compared.left, values)
-        for one in stores:
-            missing = (_read(one.value, values) & arguments & _POSITION_NUMBERS) - key
-            if missing:
-                name = min(missing)
-                yield Report(one, f"this is kept without `{name}` in its key: another {name} gets the same numbers")
+        match test.test:
+            case ast.Compare(left=key, ops=[ast.NotIn(), *_], comparators=[kept, *_]) if function is not None:
+                assigned = below(function, ast.Assign)
+                values = {one.targets[0].id: one for one in assigned if isinstance(one.targets[0], ast.Name)}
+                known = {one.arg for one in parameters(function)} & _POSITION_NUMBERS - _read(key, values)
+                store = f"{ast.unparse(kept)}["
+                for one in (one for body in test.body for one in below(body, ast.Assign)):
+                    missing = known & _read(one.value, values)
+                    if missing and any(ast.unparse(target).startswith(store) for target in one.targets):
+                        name = min(missing)
+                        message = f"this is kept without `{name}` in its key: another {name} gets the same numbers"
+                        yield Report(one, message)
 
 
 _POSITION_NUMBERS = frozenset({"offset", "start", "start_pos", "position", "base", "theta", "scale", "factor", "past"})
-
-
-def _named_assignments(function: Function) -> Iterator[tuple[str, ast.Assign]]:
-    for one in ast.walk(function):
-        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
-            yield one.targets[0].id, one
 
 
 def _read(node: ast.AST, values: dict[str, ast.Assign], depth: int = 4) -> set[str]:

@@ -11,6 +11,7 @@ from ..attention_sites import (
     AttentionSite,
     DimensionPower,
     Step,
+    WrittenFormula,
     dimension_power,
     names_in,
     product,
@@ -19,13 +20,14 @@ from ..attention_sites import (
 )
 from ..finding import Severity
 from ..module_facts import Function, ModuleFacts
-from ..term import Term, exchanges_middle, is_none, label, number, sides, text, through, walk
-from .base import Report, around, formulas, function_around, is_used_as_value, last_name, rule
+from ..term import ABSENT, Term, exchanges_middle, is_none, label, number, same, sides, text, through, walk
+from .base import Report, around, below, formulas, function_around, is_used_as_value, last_name, rule
 
 _QUERY_NAMES = re.compile(
     r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
 )
 _KEY_NAMES = re.compile(r"^(k|key|keys|xk|wk|k_?proj|to_k|key_layer|k_?states?|key_states|w_?k(ey)?)$", re.I)
+_VALUE_NAMES = re.compile(r"v", re.I)
 _PROJECTIONS = frozenset({"apply"})
 _BIAS_NAMES = re.compile(r"pos(ition)?_bias|rel(_|ative|$)|bias_table|alibi|slope", re.I)
 
@@ -34,25 +36,22 @@ _BIAS_NAMES = re.compile(r"pos(ition)?_bias|rel(_|ative|$)|bias_table|alibi|slop
 def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
     """Dot products of queries and keys are not divided by √d."""
     for site in _free_formulas(facts):
-        if (
-            _looks_like_transformer(site)
-            and not _may_be_scaled(site, facts)
-            and not _may_get_scaled_queries(site, facts)
-            and not _is_read_both_ways(site, facts)
-        ):
+        scaled = _may_be_scaled(site) or _may_get_scaled_queries(site, facts) or _is_read_both_ways(site, facts)
+        if not scaled and _looks_like_transformer(site):
+            luong = any(step.op in ("squeeze", "element", "item") for step in site.before) or _is_named_dot(site, facts)
             yield Report(
-                site.scores.term.node if site.scores else site.output.node,
+                site.scores.term.node,
                 "scores of queries and keys are not divided by the square root of their dimension: "
                 "multiply by `dim ** -0.5` before the softmax",
                 unless="these are the plain dot products of Luong's attention"
-                if any(step.op in ("squeeze", "element", "item") for step in site.before) or _is_named_dot(site, facts)
-                else _if_adapted(site.output.node, facts),
+                if luong
+                else _if_adapted(site.node, facts),
             )
 
 
 def _is_named_dot(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the function around is named as attention by dot products, and not by scaled ones."""
-    function = function_around(site.output.node, facts)
+    function = function_around(site.node, facts)
     return function is not None and re.match(r"_*dot_?(product_?)?att", function.name, re.I) is not None
 
 
@@ -68,10 +67,8 @@ def _if_adapted(node: ast.AST, facts: ModuleFacts) -> str:
     return "the published model that this is adapted from has that scale" if adapted else ""
 
 
-def _free_formulas(facts: ModuleFacts) -> Iterator[AttentionSite]:
-    """The formulas whose scale may be chosen: not those of a model that published weights are loaded into, which need
-    the scale that they were trained with.
-    """
+def _free_formulas(facts: ModuleFacts) -> Iterator[WrittenFormula]:
+    """The formulas whose scale may be chosen: published weights need the scale that they were trained with."""
     bases = (base for node in facts.nodes[ast.ClassDef] for base in node.bases)
     published = any(re.search(r"Pre[tT]rainedModel$", last_name(base)) for base in bases)
     return iter(()) if published or _PUBLISHED.search(facts.source) else formulas(facts)
@@ -90,14 +87,9 @@ def _looks_like_transformer(site: AttentionSite) -> bool:
         weights = {id(one.get("other")) for one in sources}
         fused = sources[0] is sources[1] is sources[2] and source_of(site.query) is not site.query
         return fused or (len(weights) == 3 and text(sources[0].input) == text(sources[1].input))
-    names = [label(one) for one in sources]
-    return (
-        all(one.op == "parameter" for one in sources)
-        and bool(_QUERY_NAMES.match(names[0]))
-        and bool(_KEY_NAMES.match(names[1]))
-        and bool(re.match(r"^v|^value", names[2], re.I))
-        and site.event.depth == 0
-    )
+    named = zip((_QUERY_NAMES, _KEY_NAMES, _VALUE_NAMES), map(label, sources), strict=True)
+    passed = site.event.depth == 0 and all(one.op == "parameter" for one in sources)
+    return passed and all(pattern.match(name) for pattern, name in named)
 
 
 def _without_bias(term: Term) -> Term:
@@ -106,22 +98,19 @@ def _without_bias(term: Term) -> Term:
     return next(learned, term) if term.op == "add" else term
 
 
-def _may_be_scaled(site: AttentionSite, facts: ModuleFacts) -> bool:
-    if any(step.op in ("mul", "div", "tanh", "clamp") for step in site.before):
-        return True
-    if any(step.op in ("add", "sub") and step.operand and _is_bias(step.operand) for step in site.before):
-        return True
+def _may_be_scaled(site: AttentionSite) -> bool:
+    for step in site.before:
+        if step.op in ("mul", "div", "tanh", "clamp") or (step.op in ("add", "sub") and _is_bias(step.operand)):
+            return True
     if any(scale_steps(term) for term in (site.query, site.key)):
         return True
     names = {name for term in (site.query, site.key) for name in names_in(term, stop=_PROJECTIONS | {"matmul"})}
-    return any(SCALE_NAME.search(name) for name in names) or _mentions_scale(site, facts)
+    return any(SCALE_NAME.search(name) for name in names) or _mentions_scale(site)
 
 
-def _is_read_both_ways(site: AttentionSite, facts: ModuleFacts) -> bool:
+def _is_read_both_ways(site: WrittenFormula, facts: ModuleFacts) -> bool:
     """Whether scores have a softmax over either axis: an affinity of two texts, which is published without a scale."""
-    scores = site.softmax.input if site.softmax is not None else None
-    taken = [one for one in facts.consumers.get(id(scores), []) if one.op == "softmax"]
-    return len({number(one.get("dim")) for one in taken}) > 1
+    return len({number(one["dim"]) for one in facts.uses(site.softmax.input, "softmax")}) > 1
 
 
 def _may_get_scaled_queries(site: AttentionSite, facts: ModuleFacts) -> bool:
@@ -131,23 +120,20 @@ def _may_get_scaled_queries(site: AttentionSite, facts: ModuleFacts) -> bool:
     return function is not None and is_used_as_value(function, facts)
 
 
-def _is_bias(term: Term) -> bool:
-    return any(_BIAS_NAMES.search(name) for name in names_in(term))
+def _is_bias(term: Term | None) -> bool:
+    return any(_BIAS_NAMES.search(name) for name in names_in(term or ABSENT))
 
 
-def _mentions_scale(site: AttentionSite, facts: ModuleFacts) -> bool:
+def _mentions_scale(site: AttentionSite) -> bool:
     """Whether the function around has a name for a scale: what it does with it may not have been understood."""
-    nodes = ast.walk(site.event.function) if site.event.function is not None else ()
-    named = (one for one in nodes if isinstance(one, ast.Name | ast.Attribute | ast.arg))
+    named = below(site.event.function, ast.Name, ast.Attribute, ast.arg)
     names = {one.arg if isinstance(one, ast.arg) else last_name(one) for one in named}
     return any(re.search(r"scal|temper|norm|sqrt", name, re.I) for name in names - {"LayerNorm"})
 
 
 def _scales(site: AttentionSite) -> list[tuple[Term, DimensionPower]]:
     """The factors of a site before its softmax that are powers of a dimension."""
-    return [
-        (term, power) for where, term, power in _factors(site) if where != "weights" and power.dimension is not None
-    ]
+    return [(term, power) for where, term, power in _factors(site) if where != "weights" and power.dimension]
 
 
 def _factors(site: AttentionSite) -> Iterator[tuple[str, Term, DimensionPower]]:
@@ -160,10 +146,9 @@ def _factors(site: AttentionSite) -> Iterator[tuple[str, Term, DimensionPower]]:
 
 
 def _step_power(step: Step) -> Iterator[DimensionPower]:
-    if step.op in ("mul", "div") and step.operand is not None and not step.conditional:
-        found = dimension_power(step.operand)
-        if found is not None:
-            yield DimensionPower(found.power if step.op == "mul" else -found.power, found.dimension)
+    found = dimension_power(step.operand or ABSENT) if step.op in ("mul", "div") and not step.conditional else None
+    if found is not None:
+        yield found.by(step.op)
 
 
 def _leading_factors(term: Term) -> Iterator[tuple[Term, DimensionPower]]:
@@ -174,7 +159,7 @@ def _leading_factors(term: Term) -> Iterator[tuple[Term, DimensionPower]]:
             for inner, factor in sides(scaled):
                 found = dimension_power(factor)
                 if found is not None and found.dimension is not None and found.power != 1.0:
-                    yield scaled, DimensionPower(found.power if scaled.op == "mul" else -found.power, found.dimension)
+                    yield scaled, found.by(scaled.op)
                     term = inner
                     break
         elif scaled.op not in ("transpose", "reshape", "permute", "unsqueeze", "cast", "rearrange"):
@@ -188,23 +173,20 @@ def doubled_scale(facts: ModuleFacts) -> Iterator[Report]:
         if site.kind == "module":
             continue
         factors = _scales(site)
-        power = sum(scale.power for _, scale in factors)
-        if site.kind in ("sdpa", "flex"):
-            if abs(power + 0.5) < 1e-6 and is_none(site.output.get("scale")):
-                yield Report(
-                    factors[0][0].node,
-                    "the query or key is scaled by 1/√d, and the attention function scales by 1/√d again: "
-                    "drop this factor, or pass scale=1.0",
-                )
-        elif (
-            len(factors) > 1 and abs(power + 1.0) < 1e-6 and all(abs(scale.power + 0.5) < 1e-6 for _, scale in factors)
-        ):
+        powers = [round(scale.power, 6) for _, scale in factors]
+        if site.kind in ("sdpa", "flex") and round(sum(powers), 6) == -0.5 and is_none(site.output["scale"]):
+            yield Report(
+                factors[0][0].node,
+                "the query or key is scaled by 1/√d, and the attention function scales by 1/√d again: "
+                "drop this factor, or pass scale=1.0",
+            )
+        if site.kind == "formula" and powers == [-0.5, -0.5]:
             yield Report(factors[-1][0].node, _SCALED_TWICE)
     for event in facts.operations("matmul", "einsum"):  # scores that go through a layer before the softmax
         scores = product(event.term)
         if scores is not None and any(_is_root_scaled(one) for one in (scores.left, scores.right)):
-            for consumer in facts.consumers.get(id(event.term), []):
-                if consumer.op in ("mul", "div") and consumer.input is event.term and _is_root_step(consumer):
+            for consumer in facts.uses(event.term, "mul", "div"):
+                if consumer.input is event.term and _is_root_step(consumer):
                     yield Report(consumer.node, _SCALED_TWICE)
 
 
@@ -212,8 +194,8 @@ _SCALED_TWICE = "scores are scaled by 1/√d a second time: scale queries or sco
 
 
 def _is_root_step(term: Term) -> bool:
-    step = Step(term.op, term, term.get("other"))
-    return any(one.dimension is not None and abs(one.power + 0.5) < 1e-6 for one in _step_power(step))
+    found = _step_power(Step(term.op, term, term["other"]))
+    return any(one.dimension is not None and round(one.power, 6) == -0.5 for one in found)
 
 
 def _is_root_scaled(term: Term) -> bool:
@@ -230,14 +212,11 @@ def wrong_power(facts: ModuleFacts) -> Iterator[Report]:
         if all(any(one.op == "normalize" for one in walk(term, stop=_PROJECTIONS)) for term in (site.query, site.key)):
             continue  # cosines, which are scaled up
         factors = _scales(site)
-        power = sum(scale.power for _, scale in factors)
-        if len(factors) == 1 and any(abs(power - wrong) < 1e-6 for wrong in (-1.0, 0.5, 1.0)):
-            done = {-1.0: "divided by d", 0.5: "multiplied by √d", 1.0: "multiplied by d"}[round(power, 1)]
-            yield Report(
-                factors[0][0].node,
-                f"scores are {done}; they need to be divided by √d",
-                unless=_if_adapted(factors[0][0].node, facts),
-            )
+        node, power = (factors[0][0].node, round(factors[0][1].power, 6)) if len(factors) == 1 else (None, 0)
+        done = {-1.0: "divided by d", 0.5: "multiplied by √d", 1.0: "multiplied by d"}.get(power)
+        if node is not None and done is not None:
+            message = f"scores are {done}; they need to be divided by √d"
+            yield Report(node, message, unless=_if_adapted(node, facts))
 
 
 @rule("ATT104", Severity.ERROR)
@@ -245,7 +224,7 @@ def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
     """Scores of several heads are scaled by the width of the model, or by a length, not by the dimension of a head."""
     for site in _free_formulas(facts):
         for where, term, power in _factors(site):
-            if power.dimension is None or abs(power.power + 0.5) > 1e-6 or where == "weights":
+            if power.dimension is None or round(power.power, 6) != -0.5 or where == "weights":
                 continue
             if _is_width_of_all_heads(power.dimension, site):
                 yield Report(
@@ -271,26 +250,19 @@ def wrong_dimension(facts: ModuleFacts) -> Iterator[Report]:
 
 def _rooted(step: Step) -> Term | None:
     """The x of a division by √x, or of a product with 1/√x."""
-    operand = step.operand
-    if step.op not in ("mul", "div") or operand is None:
-        return None
-    if step.op == "mul" and operand.op == "div" and number(operand.get("input")) == 1:
-        operand = operand.get("other") or operand
-    if operand.op in ("sqrt", "rsqrt"):
-        return operand.input
-    return operand.input if operand.op == "pow" and abs(number(operand.get("other")) or 0) == 0.5 else None
+    operand = step.operand if step.op in ("mul", "div") and step.operand is not None else ABSENT
+    if step.op == "mul" and operand.op == "div" and number(operand["input"]) == 1:
+        operand = operand["other"]
+    root = operand.op == "pow" and abs(number(operand["other"]) or 0) == 0.5
+    return operand.input if root or operand.op in ("sqrt", "rsqrt") else None
 
 
 def _is_number_of_heads(counted: Term, site: AttentionSite) -> bool:
     """Whether a term is the number of heads into which the query is split, before its axes were moved."""
-    query = site.query
-    query = through(query, "cast", "mul", "div", "carried", "dropout")
-    moved = query.op in ("transpose", "permute") and query.input.op == "reshape"
-    split = query.input if moved else query
+    query = through(site.query, "cast", "mul", "div", "carried", "dropout")
+    split = query.input
     axes = sum(2 if one.op == "starred" else 1 for one in split.items)  # x.reshape(*leading, heads, dim)
-    if split.op != "reshape" or axes < 4 or not moved:
-        return False
-    if not exchanges_middle(query):
+    if not exchanges_middle(query) or split.op != "reshape" or axes < 4:
         return False
     heads, dimension = split.items[-2:]
     if counted.op == "size":
@@ -304,23 +276,14 @@ def _spelled(term: Term) -> str:
 
 def _is_width_of_all_heads(dimension: Term, site: AttentionSite) -> bool:
     """Whether the query is split into heads of `dimension // heads`."""
-    sizes = [
-        size
-        for one in walk(site.query, stop=_PROJECTIONS)
-        if one.op == "reshape" and len(one.items) >= 4
-        for size in one.items
-    ]
-    if any(
-        size.op == "floordiv" and text(size.get("input")) == text(dimension) and number(size.get("other")) != 1
-        for size in sizes
-    ):
+    split = (one for one in walk(site.query, stop=_PROJECTIONS) if one.op == "reshape" and len(one.items) >= 4)
+    sizes = [size for one in split for size in one.items]
+    divided = (size for size in sizes if size.op == "floordiv" and number(size["other"]) != 1)
+    if any(same(size["input"], dimension) for size in divided):
         return True
     source = source_of(site.query)
-    module = source.get("module")
-    if source.op != "apply" or source.value != "torch.nn.Linear" or module is None:
-        return False
-    inner, outer = module.get("in_features"), module.get("out_features")
-    if inner is None or outer is None:
+    inner, outer = source["module"]["in_features"], source["module"]["out_features"]
+    if source.op != "apply" or source.value != "torch.nn.Linear" or ABSENT in (inner, outer):
         return False
     if _is_split_by_rearrange(site.query):
         return any(text(one) == text(dimension) for one in (inner, outer)) and not _is_multiple(outer, inner)
@@ -330,35 +293,23 @@ def _is_width_of_all_heads(dimension: Term, site: AttentionSite) -> bool:
 
 def _is_split_by_rearrange(query: Term) -> bool:
     """Whether einops splits the last axis of a query into heads: "b n (h d) -> b h n d"."""
-    patterns = [one.get("pattern") for one in walk(query, stop=_PROJECTIONS) if one.op == "rearrange"]
-    return any(
-        pattern is not None
-        and isinstance(pattern.value, str)
-        and re.search(r"\((h|heads|num_heads) \w+\) *->.*\b(h|heads|num_heads)\b", pattern.value)
-        for pattern in patterns
-    )
+    patterns = (str(one["pattern"].value) for one in walk(query, stop=_PROJECTIONS) if one.op == "rearrange")
+    return any(re.search(r"\((h|heads|num_heads) \w+\) *->.*\b(h|heads|num_heads)\b", one) for one in patterns)
 
 
 def _is_multiple(outer: Term, inner: Term) -> bool:
     """Whether a projection has the width of its input once for each head, not for queries, keys and values alone."""
-    if outer.op != "mul":
-        return False
-    factors = [outer.get("input"), outer.get("other")]
-    return any(text(one) == text(inner) for one in factors) and not any(number(one) in (2, 3) for one in factors)
+    factors = [outer["input"], outer["other"]] if outer.op == "mul" else []
+    return any(same(one, inner) for one in factors) and not any(number(one) in (2, 3) for one in factors)
 
 
-def _is_length(dimension: Term, site: AttentionSite) -> bool:
-    if dimension.op != "size" or dimension.value is None or site.scores is None:
+def _is_length(dimension: Term, site: WrittenFormula) -> bool:
+    if dimension.op != "size" or site.scores.term.op != "matmul":
         return False
-    if site.scores.term.op != "matmul":
-        return False
-    sized = dimension.input
-    if sized is site.scores.term:
-        return dimension.value in (-1, -2)
-    key = site.key.input if site.key.op == "transpose" else site.key
-    if sized is site.query or (sized is key and site.key.op == "transpose"):
-        return dimension.value == -2
-    return sized is site.key and site.key.op == "transpose" and dimension.value == -1
+    transposed = site.key.op == "transpose"
+    lengths = {id(site.scores.term): (-1, -2), id(site.query): (-2,)}
+    lengths |= {id(site.key.input): (-2,), id(site.key): (-1,)} if transposed else {}
+    return dimension.value in lengths.get(id(dimension.input), ())
 
 
 @rule("ATT105", Severity.ERROR)
@@ -366,7 +317,7 @@ def scale_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
     """The scale 1/√d is applied to the weights, after the softmax."""
     for site in formulas(facts):
         for where, term, power in _factors(site):
-            if where == "weights" and power.dimension is not None and abs(abs(power.power) - 0.5) < 1e-6:
+            if where == "weights" and power.dimension is not None and round(abs(power.power), 6) == 0.5:
                 yield Report(term.node, "the weights are scaled by √d after the softmax: scale the scores before it")
 
 
@@ -374,6 +325,5 @@ def scale_after_softmax(facts: ModuleFacts) -> Iterator[Report]:
 def zero_scale(facts: ModuleFacts) -> Iterator[Report]:
     """Scores are multiplied by a scale of 0, so that all weights are equal."""
     for event in facts.operations("sdpa", "flex"):
-        scale = event.term.get("scale")
-        if scale is not None and number(scale) == 0:
-            yield Report(event.term.node, "scale=0 makes all weights equal: leave it out for 1/√d")
+        if number(event.term["scale"]) == 0:
+            yield Report(event.node, "scale=0 makes all weights equal: leave it out for 1/√d")

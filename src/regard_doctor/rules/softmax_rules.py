@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ..attention_sites import AttentionSite, WeightedAverage, equation_axes, path, poolings, source_of
+from ..attention_sites import AttentionSite, WeightedAverage, WrittenFormula, equation_axes, path, poolings, source_of
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import Term, is_none, moved_axes, number, text, through, walk
+from ..term import ABSENT, Term, is_none, moved_axes, number, same, text, through, walk
 from .base import Report, formulas, function_around, rule
 
 
@@ -17,31 +17,26 @@ from .base import Report, formulas, function_around, rule
 def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
     """The softmax normalizes another axis than that of the keys, over which the values are summed."""
     for site in formulas(facts):
-        if site.softmax is None or site.weighted is None or site.softmax.get("dim") is None:
+        axis, summed, rank = number(site.softmax["dim"]), summed_axis(site), scores_rank(site)
+        if axis is None or summed is None or (axis >= 0 and rank is None and (axis > 0 or not _is_matrix(site))):
             continue
-        axis, summed, rank = number(site.softmax.get("dim")), summed_axis(site), scores_rank(site)
-        if axis is None or summed is None:
-            continue
-        if axis >= 0 and rank is None and (axis > 0 or not _is_matrix(site)):
-            continue
-        wrong = (axis - rank != summed if rank is not None else True) if axis >= 0 else axis != summed
-        if wrong and not _has_another_axis(site.softmax, facts):
+        from_end = axis if axis < 0 else axis - rank if rank is not None else None
+        if from_end != summed and not _has_another_axis(site.softmax, facts):
             yield Report(
                 site.softmax.node,
                 f"softmax over axis {axis:.0f}, but the product with the values sums over axis {summed}: "
                 f"the weights of a query do not sum to 1; use dim={summed}",
             )
-
     for event in facts.operations("softmax"):
         shared = _flattened_with_keys(event.term)
         if shared:
             yield Report(
-                event.term.node,
+                event.node,
                 f"this softmax runs over axis {shared} too, which queries and keys share: flatten the axes of the keys",
             )
     for pooled in poolings(facts):
         normalized, summed = _pooled_axes(pooled, facts)
-        if normalized is not None and normalized != summed:
+        if normalized != summed:
             yield Report(
                 pooled.softmax.node,
                 f"softmax over axis {normalized}, but the values are summed over {summed}: the weights of an average "
@@ -63,11 +58,8 @@ def _flattened_with_keys(softmax: Term) -> str:
 def _has_another_axis(softmax: Term, facts: ModuleFacts) -> bool:
     """Whether the same scores have a softmax over another axis too, as where queries and keys read each other."""
     scores = (softmax.input, *(softmax.input.items if softmax.input.op == "choice" else ()))
-    return any(
-        one.op == "softmax" and one is not softmax and text(one.get("dim")) != text(softmax.get("dim"))
-        for term in scores
-        for one in facts.consumers.get(id(term), [])
-    )
+    others = (one for term in scores for one in facts.uses(term, "softmax"))
+    return any(not same(one["dim"], softmax["dim"]) for one in others)
 
 
 def _is_learned_alone(scores: Term) -> bool:
@@ -77,16 +69,13 @@ def _is_learned_alone(scores: Term) -> bool:
 
 
 def _is_read_by_queries(state: Term, softmax: Term, facts: ModuleFacts) -> bool:
-    """Whether a product of keys and values is the state of linear attention: queries with a softmax of their own read
-    it, and no other softmax is in it.
-    """
+    """Whether queries with a softmax of their own read a product of keys and values, the state of linear attention."""
 
     def has_another(product: Term) -> bool:
         wanted = (path(one, lambda found: found.op == "softmax" and found is not softmax) for one in product.items)
         return any(one is not None for one in wanted)
 
-    readers = (one for one in facts.consumers.get(id(state), []) if one.op == "einsum")
-    return not has_another(state) and any(map(has_another, readers))
+    return not has_another(state) and any(map(has_another, facts.uses(state, "einsum")))
 
 
 def _is_sigmoid(term: Term) -> bool:
@@ -96,42 +85,37 @@ def _is_sigmoid(term: Term) -> bool:
 
 def _pooled_axes(pooled: WeightedAverage, facts: ModuleFacts) -> tuple[str | int | None, str | int | None]:
     """The axis that a softmax normalizes and the one that its average sums, by letters of an einsum or by numbers."""
-    dim = number(pooled.softmax.get("dim"))
-    if (
-        dim is None
-        or _is_learned_alone(pooled.softmax.input)
-        or any(step.op not in ("cast", "dropout", "masked_fill", "unsqueeze", "item") for step in pooled.after)
-    ):
+    dim = number(pooled.softmax["dim"])
+    known = all(step.op in ("cast", "dropout", "masked_fill", "unsqueeze", "item") for step in pooled.after)
+    if dim is None or not known or _is_learned_alone(pooled.softmax.input):
         return None, None
     moved = [step for step in pooled.after if step.op in ("unsqueeze", "item")]
     if pooled.output.op == "sum":
-        summed = number(pooled.output.get("dim"))
-        trailing = all(_appends_axis(step) for step in moved)
-        again = any(one.op == "sum" for one in facts.consumers.get(id(pooled.output), []))
-        if summed is None or dim < 0 or summed < 0 or not trailing or not moved or again:
+        summed = number(pooled.output["dim"])
+        appended = bool(moved) and all(map(_appends_axis, moved))
+        if summed is None or dim < 0 or summed < 0 or not appended or facts.uses(pooled.output, "sum"):
             return None, None
         return int(dim), int(summed)
+    return (None, None) if moved else _einsum_axes(pooled, int(dim), facts)
+
+
+def _einsum_axes(pooled: WeightedAverage, dim: int, facts: ModuleFacts) -> tuple[str | None, str | None]:
+    """As `_pooled_axes`, where the average is an einsum of weights and values."""
     axes = equation_axes(pooled.output)
     operands = [one for one in pooled.output.items if one.op != "constant"]
     led = (path(one, lambda found: found is pooled.softmax) for one in operands)
     weights = next((index for index, one in enumerate(led) if one is not None), None)
-    if (
-        axes is None
-        or weights is None
-        or moved
-        or len(operands) != 2
-        or _is_sigmoid(operands[1 - weights])
-        or not -len(axes[weights]) <= dim < len(axes[weights])
-    ):
+    if axes is None or weights is None or len(operands) != 2 or _is_sigmoid(operands[1 - weights]):
         return None, None
-    letter = axes[weights][int(dim)]
-    shared_out = letter in axes[2] and letter not in axes[1 - weights]  # to classes, slots or clusters
+    own, others, out = axes[weights], axes[1 - weights], axes[2]
+    summed = [one for one in own if one in others and one not in out]
+    if "..." in own or len(summed) != 1 or not -len(own) <= dim < len(own):
+        return None, None
+    letter = own[dim]
+    shared_out = letter in out and letter not in others  # to classes, slots or clusters
     if shared_out and not _is_read_by_queries(pooled.output, pooled.softmax, facts):
         return None, None
-    summed_letters = [one for one in axes[weights] if one in axes[1 - weights] and one not in axes[2]]
-    if "..." in axes[weights] or len(summed_letters) != 1:
-        return None, None
-    return letter, summed_letters[0] if letter in axes[2] else letter
+    return letter, summed[0] if letter in out else letter
 
 
 def _appends_axis(step: Term) -> bool:
@@ -150,50 +134,38 @@ def _is_matrix(site: AttentionSite) -> bool:
     return names == ["q", "k"]
 
 
-def summed_axis(site: AttentionSite) -> int | None:
+def summed_axis(site: WrittenFormula) -> int | None:
     """The axis of the softmax, from the end, over which the product with the values sums; None if unclear."""
-    if site.weighted is None:
-        return None
     axis = site.weighted.summed_left
     for step in reversed(site.after):
-        if step.op in ("cast", "dropout", "masked_fill", "carried"):
-            continue
-        if step.op in ("mul", "div") and step.operand is not None and number(step.operand) is not None:
-            continue
-        if step.op == "transpose":
-            pair = _transposed_pair(step.term)
-            if pair is None:
-                return None
-            axis = pair[1] if axis == pair[0] else pair[0] if axis == pair[1] else axis
-            continue
-        return None
+        pair = _transposed_pair(step.term) if step.op == "transpose" else None
+        scaled = step.op in ("mul", "div") and number(step.operand) is not None
+        if pair is not None:
+            axis = {pair[0]: pair[1], pair[1]: pair[0]}.get(axis, axis)
+        elif step.op not in ("cast", "dropout", "masked_fill", "carried") and not scaled:
+            return None
     return axis
 
 
 def _transposed_pair(term: Term) -> tuple[int, int] | None:
     if term.value in ("T", "mT", "t", "H", "mH"):
         return (-1, -2)
-    pair = [number(term.get(name)) for name in ("dim0", "dim1")]
-    if any(one is None or one >= 0 for one in pair):
-        return None
-    return int(pair[0] or 0), int(pair[1] or 0)
+    first, second = number(term["dim0"]), number(term["dim1"])
+    return (int(first), int(second)) if first is not None and second is not None and first < 0 > second else None
 
 
-def scores_rank(site: AttentionSite) -> int | None:
+def scores_rank(site: WrittenFormula) -> int | None:
     """The number of axes of the scores, where it is plain from how they are computed."""
-    if site.scores is None:
+    moving = ("reshape", "unsqueeze", "squeeze", "permute", "expand", "repeat", "rearrange", "flatten")
+    if any(step.op in moving for step in site.before):
         return None
-    for step in site.before:
-        if step.op in ("reshape", "unsqueeze", "squeeze", "permute", "expand", "repeat", "rearrange", "flatten"):
-            return None
     term = site.scores.term
     if term.op == "einsum":
         axes = equation_axes(term)
         return len(axes[2]) if axes and "..." not in axes[2] else None
-    if str(term.value).endswith("bmm"):
-        return 3
-    if str(term.value).endswith(".mm") or term.value == "mm":
-        return 2
+    spelled = str(term.value).rpartition(".")[2]
+    if spelled in ("bmm", "baddbmm", "mm"):
+        return 2 if spelled == "mm" else 3
     exchanged = moved_axes(site.key) if site.key.op == "transpose" else []
     return exchanged[1] + 1 if exchanged in ([1, 2], [2, 3]) else None
 
@@ -201,36 +173,32 @@ def scores_rank(site: AttentionSite) -> int | None:
 @rule("ATT112", Severity.WARNING)
 def implicit_axis(facts: ModuleFacts) -> Iterator[Report]:
     """The softmax of scores is called without an axis."""
+    message = "softmax without an axis takes axis 0 of three axes and axis 1 of four: pass dim=-1"
     for site in formulas(facts):
-        if site.softmax is not None and site.softmax.get("dim") is None and site.softmax.value != "softmax":
-            yield Report(
-                site.softmax.node, "softmax without an axis takes axis 0 of three axes and axis 1 of four: pass dim=-1"
-            )
+        if "dim" not in site.softmax.arguments and site.softmax.value != "softmax":
+            yield Report(site.softmax.node, message)
 
 
 @rule("ATT113", Severity.ERROR)
 def softmax_of_one(facts: ModuleFacts) -> Iterator[Report]:
     """The softmax is taken over an axis of length 1, so that all weights are 1."""
     for event in facts.operations("softmax"):
-        term = event.term
-        source = term.input
-        source = through(source, "masked_fill", "dropout", "cast", "div", "mul")
-        module = source.get("module") if source.op == "apply" else None
-        while module is not None and module.value == "torch.nn.Sequential" and module.items:
+        source = through(event.term.input, "masked_fill", "dropout", "cast", "div", "mul")
+        module = source["module"] if source.op == "apply" else ABSENT
+        while module.value == "torch.nn.Sequential" and module.items:
             module = module.items[-1]
-        one = module.get("out_features") if module is not None and module.value == "torch.nn.Linear" else None
-        if one is not None and number(one) == 1 and _is_last_of_average(term, facts):
+        of_one = module.value == "torch.nn.Linear" and number(module["out_features"]) == 1
+        if of_one and _is_last_of_average(event.term, facts):
             yield Report(
-                term.node, "softmax over an axis of length 1: all weights are 1; normalize the axis of the keys"
+                event.node, "softmax over an axis of length 1: all weights are 1; normalize the axis of the keys"
             )
 
 
 def _is_last_of_average(softmax: Term, facts: ModuleFacts) -> bool:
     """Whether a softmax is over the last axis: -1, or the one after the axis that the average sums."""
-    dim = number(softmax.get("dim"))
-    products = [one for one in facts.consumers.get(id(softmax), []) if one.op == "mul"]
-    sums = [one for product in products for one in facts.consumers.get(id(product), []) if one.op == "sum"]
-    return dim == -1 or (dim is not None and dim > 1 and any(number(one.get("dim")) == dim - 1 for one in sums))
+    dim = number(softmax["dim"])
+    sums = (one for product in facts.uses(softmax, "mul") for one in facts.uses(product, "sum"))
+    return dim == -1 or (dim is not None and dim > 1 and any(number(one["dim"]) == dim - 1 for one in sums))
 
 
 @rule("ATT115", Severity.WARNING)
@@ -239,11 +207,11 @@ def weights_with_a_gradient_to_numpy(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"no_grad|inference_mode|set_grad_enabled|requires_grad_\(False", facts.source):
         return
     for event in facts.operations("method"):
-        around = function_around(event.term.node, facts)
+        around = function_around(event.node, facts)
         detached = around is not None and re.search(r"\.(detach\(|data\b)", ast.unparse(around))
         if event.term.value == "numpy" and not detached and _has_gradient(event.term.input):
             unless = "the caller computes them under torch.no_grad()"
-            yield Report(event.term.node, "these weights have a gradient: .detach().cpu().numpy()", unless=unless)
+            yield Report(event.node, "these weights have a gradient: .detach().cpu().numpy()", unless=unless)
 
 
 def _has_gradient(term: Term) -> bool:

@@ -11,10 +11,21 @@ from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
 from ..module_facts import Event, Function, Loop, ModuleFacts
 from ..rewriting import AddKeyword, Rewrite
-from ..term import Term, is_none, is_true, number, through, walk
-from .base import Report, around, code_of, function_around, last_name, names_below, rule, statement_around, tests_around
+from ..term import ABSENT, Term, is_none, is_true, label, number, through, walk
+from .base import (
+    Report,
+    around,
+    below,
+    code_of,
+    function_around,
+    last_name,
+    names_below,
+    rule,
+    statement_around,
+    tests_around,
+    with_attributes,
+)
 from .cached_keys import is_cached
-from .mask_uses import resolved
 
 
 @rule("ATT601", Severity.WARNING)
@@ -25,58 +36,46 @@ def attention_in_loop(facts: ModuleFacts) -> Iterator[Report]:
         if loop is None or _is_over_modules(loop) or _is_of_few(loop):
             continue
         if _is_indexed_by_loop(site, loop) and not _is_ragged(site, loop):
-            yield Report(
-                site.output.node,
-                "attention in a Python loop: make the loop's axis one of the batch",
-                unless="the rounds have keys of their own" if site.event.depth > 0 and not _is_over_heads(loop) else "",
-            )
+            free = site.event.depth > 0 and not _is_over_heads(loop)
+            message = "attention in a Python loop: make the loop's axis one of the batch"
+            yield Report(site.node, message, unless="the rounds have keys of their own" if free else "")
     for node in facts.nodes[ast.ListComp]:
         if _calls_each_head(node, facts):
             yield Report(node, "each head is a module of its own, called in a Python loop: compute all heads at once")
     yield from _pairwise_loops(facts)
     for event in facts.operations("softmax"):
         if any(one.names for one in event.loops) and _is_row_of_products(event.term.input):
-            yield Report(event.term.node, "the scores of one query at a time: one matrix product has those of all")
+            yield Report(event.node, "the scores of one query at a time: one matrix product has those of all")
 
 
 def _is_row_of_products(scores: Term) -> bool:
     """Whether the scores of a query are stacked from a comprehension over the keys."""
     scores = through(scores, "div", "mul", "cast", "masked_fill")
-    if scores.op == "call" and scores.value in ("torch.tensor", "torch.Tensor", "torch.FloatTensor") and scores.items:
-        row: Term | None = scores.items[0]
-    else:
-        row = scores.get("tensors") if scores.op in ("stack", "cat") else None
-    if row is None or row.op != "comprehension":
-        return False
+    made = scores.op == "call" and scores.value in ("torch.tensor", "torch.Tensor", "torch.FloatTensor")
+    row = next(iter(scores.items), ABSENT) if made else scores["tensors"] if scores.op in ("stack", "cat") else ABSENT
+    products = walk(row.items[0]) if row.op == "comprehension" else ()
     return any(
         one.op in ("matmul", "sum") or (one.op in ("method", "call") and str(one.value).rpartition(".")[2] == "dot")
-        for one in walk(row.items[0])
+        for one in products
     )
 
 
 def _is_over_modules(loop: Loop) -> bool:
-    """Whether a loop is over layers, each of which reads what the one before has computed: not over the axis of a
-    tensor.
-    """
-    node = loop.node
-    iterated = ast.unparse(node.iter) if isinstance(node, ast.For | ast.AsyncFor) else ""
-    names = " ".join([*loop.names, iterated])
-    return bool(_LAYER_NAMES.search(names)) or bool(
-        re.match(r"enumerate\(self\.(?!\w*heads?\b)|self\.(?!\w*heads?\b)", iterated)
-    )
+    """Whether a loop is over layers, each of which reads what the one before has computed, and not over an axis."""
+    iterated = code_of(loop.node.iter) if isinstance(loop.node, ast.For | ast.AsyncFor) else ""
+    listed = re.match(r"(enumerate\()?self\.(?!\w*heads?\b)", iterated)
+    return listed is not None or _LAYER_NAMES.search(" ".join([*loop.names, iterated])) is not None
 
 
 def _is_over_heads(loop: Loop) -> bool:
-    return bool(re.search("head", " ".join([*loop.names, *(names_in(loop.iterated) if loop.iterated else ())])))
+    return any("head" in name for name in (*loop.names, *names_in(loop.iterated or ABSENT)))
 
 
 def _is_of_few(loop: Loop) -> bool:
     """Whether a loop has up to four rounds, as over two pictures that are compared."""
-    counted = loop.iterated
-    if counted is None or counted.op != "call" or counted.value != "range" or len(counted.items) != 1:
-        return False
-    rounds = number(counted.items[0])
-    return rounds is not None and rounds <= 4
+    counted = loop.iterated or ABSENT
+    rounds = number(counted.items[0]) if counted.value == "range" and len(counted.items) == 1 else None
+    return counted.op == "call" and rounds is not None and rounds <= 4
 
 
 _LAYER_NAMES = re.compile(
@@ -91,22 +90,17 @@ def _is_indexed_by_loop(site: AttentionSite, loop: Loop) -> bool:
     if one is None or not _is_of_tensor(one, loop):
         return False
     within = {id(node) for node in ast.walk(loop.node)}
-    inside = within if id(site.output.node) in within else None
-    return not any(
-        inner.op == "carried" or (inner.op == "apply" and (inside is None or id(inner.node) in inside))
-        for inner in walk(one.input)
-    )
+    made = [inner for inner in walk(one.input) if inner.op in ("carried", "apply")]
+    return not any(one.op == "carried" or id(site.node) not in within or id(one.node) in within for one in made)
 
 
 def _is_ragged(site: AttentionSite, loop: Loop) -> bool:
-    """Whether the rounds of a loop have keys of different numbers: cut or picked by what is looked up for each, or
-    gathered one by one.
-    """
+    """Whether the rounds of a loop have keys of different numbers: cut by what is looked up for each, or gathered."""
     for one in (part for term in (site.query, site.key, site.value) for part in walk(term)):
-        gathered = one.get("tensors") if one.op in ("stack", "cat") else None
-        if gathered is not None and gathered.op == "tuple" and not gathered.items:
+        gathered = one["tensors"] if one.op in ("stack", "cat") else ABSENT
+        bounds = (bound for index in one.items for bound in (index.items if index.op == "slice" else (index,)))
+        if gathered.op == "tuple" and not gathered.items:
             return True
-        bounds = [bound for index in one.items for bound in (index.items if index.op == "slice" else (index,))]
         if one.op == "item" and any(_is_looked_up(bound, loop.node) for bound in bounds):
             return True
     return False
@@ -125,20 +119,16 @@ _MADE_FROM_INPUT = frozenset(
 def _picked_part(query: Term, loop: ast.AST) -> Term | None:
     """The part that a loop picks for the query, which is made of it by layers, scales and moves of axes alone."""
     for _ in range(30):
-        if query.op == "item" and any(_is_picked(index, loop) for index in query.items):
-            return query
-        module = query.get("module") if query.op == "apply" else None
-        if module is not None and module.op == "item" and any(_is_picked(index, loop) for index in module.items):
-            return module if "head" in ast.unparse(loop) else None
+        module = query["module"] if query.op == "apply" else ABSENT
+        for one in (query, module):
+            if one.op == "item" and any(_is_picked(index, loop) for index in one.items):
+                return one if one is query or "head" in ast.unparse(loop) else None
         if query.op == "choice":
             return next((found for one in query.items if (found := _picked_part(one, loop)) is not None), None)
-        joined = query.get("tensors") if query.op == "cat" else None
-        if joined is not None and joined.items:
-            query = joined.items[0]
-            continue
-        if query.op not in _MADE_FROM_INPUT | TRANSPARENT or "input" not in query.arguments:
+        joined = query["tensors"].items if query.op == "cat" else ()
+        if not joined and (query.op not in _MADE_FROM_INPUT | TRANSPARENT or "input" not in query.arguments):
             return None
-        query = query.input
+        query = joined[0] if joined else query.input
     return None
 
 
@@ -146,12 +136,10 @@ def _is_of_tensor(part: Term, loop: Loop) -> bool:
     """Whether a part is cut from a tensor, and is no entry of a list: by its other axes, or what the loop counts."""
     if any(one.op == "slice" for one in part.items) or len(part.items) > 1:
         return True
-    counted = loop.iterated
-    if counted is None:
-        return False
-    sized = any(one.op == "size" for one in walk(counted))
-    names = " ".join([*loop.names, *names_in(counted)])
-    return sized or bool(re.search(r"head|batch|(^|\W)(bs|b|h|seq\w*|len\w*)(\W|$)|token|position|row|quer", names))
+    counted = list(walk(loop.iterated)) if loop.iterated is not None else []
+    names = " ".join([*loop.names, *map(label, counted)]) if counted else ""
+    named = re.search(r"head|batch|(^|\W)(bs|b|h|seq\w*|len\w*)(\W|$)|token|position|row|quer", names)
+    return named is not None or any(one.op == "size" for one in counted)
 
 
 def _is_picked(index: Term, loop: ast.AST) -> bool:
@@ -168,33 +156,27 @@ def _is_loop_item(term: Term, loop: ast.AST) -> bool:
 
 def _calls_each_head(node: ast.ListComp, facts: ModuleFacts) -> bool:
     """Whether a comprehension calls each of a list of modules, of a class with attention, on the same input."""
-    if len(node.generators) != 1 or not isinstance(node.elt, ast.Call):
-        return False
-    generator = node.generators[0]
-    if not isinstance(generator.target, ast.Name) or not isinstance(generator.iter, ast.Attribute):
-        return False
-    called = isinstance(node.elt.func, ast.Name) and node.elt.func.id == generator.target.id
-    if not called or "head" not in generator.iter.attr.lower():
-        return False
-    return any(
-        site.event.class_ is not None and any(loop.node is node for loop in site.event.loops) for site in facts.sites
-    )
+    match node:
+        case ast.ListComp(
+            elt=ast.Call(func=ast.Name(id=called)),
+            generators=[ast.comprehension(target=ast.Name(id=name), iter=ast.Attribute(attr=modules))],
+        ) if called == name and "head" in modules.lower():
+            loops = (loop for site in facts.sites if site.event.class_ is not None for loop in site.event.loops)
+            return any(loop.node is node for loop in loops)
+    return False
 
 
 def _pairwise_loops(facts: ModuleFacts) -> Iterator[Report]:
     """Loops within loops that set the score of one pair at a time, in functions with a softmax."""
+    message = "scores are computed pair by pair in Python loops: one matrix product has all of them"
     for outer in facts.nodes[ast.For]:
-        if not isinstance(outer.target, ast.Name):
-            continue
-        for inner in outer.body:
-            if not isinstance(inner, ast.For) or not isinstance(inner.target, ast.Name):
+        for inner in (one for one in outer.body if isinstance(one, ast.For)):
+            if not isinstance(outer.target, ast.Name) or not isinstance(inner.target, ast.Name):
                 continue
             variables = {outer.target.id, inner.target.id}
-            for node in ast.walk(inner):
-                if isinstance(node, ast.Assign) and _sets_pair(node, variables) and _is_with_softmax(outer, facts):
-                    yield Report(
-                        outer, "scores are computed pair by pair in Python loops: one matrix product has all of them"
-                    )
+            for node in below(inner, ast.Assign):
+                if _sets_pair(node, variables) and "softmax" in code_of(function_around(outer, facts)):
+                    yield Report(outer, message)
 
 
 def _sets_pair(node: ast.Assign, variables: set[str]) -> bool:
@@ -205,45 +187,35 @@ def _sets_pair(node: ast.Assign, variables: set[str]) -> bool:
     return variables <= names_below(target) & names_below(node.value) and product is not None
 
 
-def _is_with_softmax(node: ast.AST, facts: ModuleFacts) -> bool:
-    return "softmax" in code_of(function_around(node, facts))
-
-
 @rule("ATT602", Severity.WARNING)
 def unused_weights(facts: ModuleFacts) -> Iterator[Report]:
     """`nn.MultiheadAttention` computes weights that nobody uses."""
     for event in facts.applied("torch.nn.MultiheadAttention"):
         given = event.term.get("need_weights")
-        plain = "**" not in event.term.arguments and not any(one.op == "starred" for one in event.term.operands())
-        if plain and is_true(given) and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):
-            yield Report(event.term.node, "the weights are asked for and not used: pass need_weights=False")
-        if plain and given is None and isinstance(event.term.node, ast.Call) and _discards_weights(event, facts):
-            yield Report(
-                event.term.node,
-                "the weights are computed and not used: pass need_weights=False",
-                Rewrite((AddKeyword(event.term.node, "need_weights", "False"),)),
-            )
+        unknown = "**" in event.term.arguments or any(one.op == "starred" for one in event.term.operands())
+        if unknown or not isinstance(event.node, ast.Call) or not _discards_weights(event, facts):
+            continue
+        if is_true(given):
+            yield Report(event.node, "the weights are asked for and not used: pass need_weights=False")
+        elif given is None:
+            mended = Rewrite((AddKeyword(event.node, "need_weights", "False"),))
+            yield Report(event.node, "the weights are computed and not used: pass need_weights=False", mended)
 
 
 def _discards_weights(event: Event, facts: ModuleFacts) -> bool:
-    parent = facts.parents.get(event.term.node)
-    if isinstance(parent, ast.Subscript):
-        return isinstance(parent.slice, ast.Constant) and parent.slice.value == 0
-    if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-        return _is_indexed_by_zero_alone(parent.targets[0].id, event, facts)
-    if not isinstance(parent, ast.Assign) or not isinstance(parent.targets[0], ast.Tuple):
-        return False
-    targets = parent.targets[0].elts
-    if len(parent.targets) != 1 or len(targets) != 2 or not isinstance(targets[1], ast.Name):
-        return False
-    return targets[1].id == "_" or targets[1].id not in names_below(event.function or facts.tree, ast.Load)
+    match facts.parents.get(event.node):
+        case ast.Subscript(slice=ast.Constant(value=0)):
+            return True
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return _is_indexed_by_zero_alone(name, event, facts)
+        case ast.Assign(targets=[ast.Tuple(elts=[_, ast.Name(id=name)])]):
+            return name == "_" or name not in names_below(event.function or facts.tree, ast.Load)
+    return False
 
 
 def _is_indexed_by_zero_alone(name: str, event: Event, facts: ModuleFacts) -> bool:
     """Whether of a name, bound once in its function, nothing but entry 0 is used."""
-    if event.function is None:
-        return False
-    used = [node for node in ast.walk(event.function) if isinstance(node, ast.Name) and node.id == name]
+    used = [node for node in below(event.function, ast.Name) if node.id == name]
     loads = [facts.parents[node] for node in used if isinstance(node.ctx, ast.Load)]
     first = all(isinstance(one, ast.Subscript) and getattr(one.slice, "value", None) == 0 for one in loads)
     return len(used) - len(loads) == 1 and bool(loads) and first
@@ -252,42 +224,32 @@ def _is_indexed_by_zero_alone(name: str, event: Event, facts: ModuleFacts) -> bo
 @rule("ATT603", Severity.WARNING)
 def dense_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     """A causal mask, or one that hides nothing, is passed as a tensor."""
-    for event in facts.operations("sdpa"):
-        mask = event.term.get("attn_mask")
-        if mask is None or mask.op == "choice" or not facts.is_judged(event):
-            continue
-        values = next((mask_values(one) for one in resolved(mask)), None)
-        if values is not None and values.dtype != bool and not values.any():
-            yield Report(
-                event.term.node, "a mask of zeros hides nothing and keeps this off the flash kernels: pass none"
-            )
+    for event in facts.judged("sdpa"):
+        mask = event.term["attn_mask"]
+        values = mask_values(mask)
         if values is None or is_zero_one(values):
             continue
-        if triangle(hidden_pairs(values, true_hides=False)) == "future" and not is_cached(
-            event.term.get("key") or mask
-        ):
-            yield Report(
-                event.term.node,
-                "a causal mask as a tensor keeps this off the flash kernels: pass is_causal=True instead",
-            )
+        if values.dtype != bool and not values.any():
+            yield Report(event.node, "a mask of zeros hides nothing and keeps this off the flash kernels: pass none")
+        if triangle(hidden_pairs(values, true_hides=False)) == "future" and not is_cached(event.term["key"]):
+            message = "a causal mask as a tensor keeps this off the flash kernels: pass is_causal=True instead"
+            yield Report(event.node, message)
 
 
 @rule("ATT604", Severity.WARNING)
 def uncompiled_flex_attention(facts: ModuleFacts) -> Iterator[Report]:
     """`flex_attention` is called without `torch.compile`."""
+    message = "flex_attention is not compiled and computes all scores: use torch.compile(flex_attention)"
     if re.search(r"compiling\b", facts.source) or any(_compiles_a_model(one, facts) for one in facts.nodes[ast.Call]):
         return
     for event in facts.operations("flex"):
         if not _is_compiled(event.function):
-            yield Report(
-                event.term.node,
-                "flex_attention is not compiled and computes all scores: use torch.compile(flex_attention)",
-            )
+            yield Report(event.node, message)
 
 
 def _is_compiled(function: Function | None) -> bool:
     """Whether a function is compiled, or also calls what its name says is: the call as it is serves other devices."""
-    calls = (one.func for one in ast.walk(function) if isinstance(one, ast.Call)) if function is not None else ()
+    calls = (one.func for one in below(function, ast.Call))
     return any("compile" in ast.unparse(one) for one in (*calls, *getattr(function, "decorator_list", ())))
 
 
@@ -306,31 +268,26 @@ def block_mask_each_step(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.operations("block_mask"):
         if event.function is None or event.function.name != "forward" or event.depth > 0:
             continue
-        if function_around(event.term.node, facts) is event.function and not any(tests_around(event.term.node, facts)):
-            yield Report(event.term.node, "this makes the block mask in every call: make it once for each length")
+        if function_around(event.node, facts) is event.function and not any(tests_around(event.node, facts)):
+            yield Report(event.node, "this makes the block mask in every call: make it once for each length")
 
 
 @rule("ATT606", Severity.WARNING)
 def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
     """Each layer stores a causal mask of the longest length as a buffer."""
+    message = "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask"
     with_attention = {id(site.event.class_) for site in facts.sites if site.event.class_ is not None}
     for event in facts.operations("method"):
-        term = event.term
-        if term.value != "register_buffer" or len(term.items) < 2 or id(event.class_) not in with_attention:
+        node, items = event.node, event.term.items
+        if event.term.value != "register_buffer" or len(items) < 2 or id(event.class_) not in with_attention:
             continue
-        values = mask_values(term.items[1])
-        if _is_never_called(function_around(term.node, facts), facts):
+        values = mask_values(items[1])
+        if values is None or _is_never_called(function_around(node, facts), facts):
             continue
-        if values is None or any(_is_of_old_torch(test, event, facts) for test in tests_around(term.node, facts)):
-            continue
-        halves = ("future", "past", "future and self", "past and self")
         shown = values if values.min() >= 0 else values < 0
-        if triangle(shown.astype(bool)) in halves and isinstance(term.node, ast.Call):
-            yield Report(
-                term.node,
-                "each layer stores a causal mask of n² numbers: use is_causal=True, or share one mask",
-                unless=_why_stored(str(term.items[0].value), event, facts),
-            )
+        half = triangle(shown.astype(bool)) in ("future", "past", "future and self", "past and self")
+        if half and not any(_is_of_old_torch(test, event) for test in tests_around(node, facts)):
+            yield Report(node, message, unless=_why_stored(str(items[0].value), event, facts))
 
 
 def _is_never_called(method: Function | None, facts: ModuleFacts) -> bool:
@@ -372,14 +329,9 @@ def _assigned_to(call: ast.AST, facts: ModuleFacts) -> str:
     return " ".join(map(ast.unparse, node.targets)) if isinstance(node, ast.Assign) else line
 
 
-def _is_of_old_torch(test: ast.expr, event: Event, facts: ModuleFacts) -> bool:
+def _is_of_old_torch(test: ast.expr, event: Event) -> bool:
     """Whether a condition is that torch has no `scaled_dot_product_attention`, or is an attribute that says so."""
-    written = ast.unparse(test)
-    attributes = event.class_.attributes if event.class_ is not None else {}
-    for node in ast.walk(test):
-        value = attributes.get(node.attr) if isinstance(node, ast.Attribute) else None
-        if value is not None and isinstance(value.node, ast.expr):
-            written += ast.unparse(value.node)
+    written = with_attributes(test, event)
     return "hasattr" in written and "scaled_dot_product_attention" in written
 
 
@@ -388,56 +340,36 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
     """Keys and values of grouped heads are copied for every query head."""
     if re.search(r"#.*enable_gqa", facts.source):  # the author knows it, and says why not
         return
-    for event in facts.operations("sdpa"):
-        key, value = event.term.get("key"), event.term.get("value")
-        if key is None or value is None or not facts.is_judged(event):
+    for event in facts.judged("sdpa"):
+        function = function_around(event.node, facts)
+        key, value = _repeated(event.term["key"]), _repeated(event.term["value"])
+        grouped = not is_none(event.term["enable_gqa"]) or "enable_gqa=" in code_of(function)  # in another branch too
+        if key is None or value is None or grouped:
             continue
-        if _groups_heads(function_around(event.term.node, facts)):
-            continue
-        found = [_repeated(key), _repeated(value)]
-        if found[0] is not None and found[1] is not None and is_none(event.term.get("enable_gqa")):
-            helper = function_around(found[0].node, facts) is not function_around(event.term.node, facts)
-            yield Report(
-                event.term.node if helper else found[0].node,
-                "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
-                unless="another kernel of this function needs the copies" if _is_of_kernels(event, facts) else "",
-            )
+        yield Report(
+            key.node if function_around(key.node, facts) is function else event.node,
+            "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
+            unless="another kernel of this function needs the copies" if _is_of_kernels(event, facts) else "",
+        )
 
 
 def _is_of_kernels(event: Event, facts: ModuleFacts) -> bool:
     """Whether a call is one of several that a name chooses: `if self.kernel == "triton"`."""
-    return any(
-        isinstance(one, ast.Compare)
-        and any(isinstance(side, ast.Constant) and isinstance(side.value, str) for side in one.comparators)
-        for test in tests_around(event.term.node, facts)
-        for one in ast.walk(test)
-    )
-
-
-def _groups_heads(function: Function | None) -> bool:
-    """Whether a function calls with grouped heads in another branch, and copies as one of several ways."""
-    return "enable_gqa=" in code_of(function)
+    compared = (one for test in tests_around(event.node, facts) for one in below(test, ast.Compare))
+    return any(isinstance(getattr(side, "value", None), str) for one in compared for side in one.comparators)
 
 
 def _repeated(operand: Term) -> Term | None:
-    for _ in range(10):
-        if operand.op == "repeat_interleave":
-            axis = number(operand.get("dim"))
-            return operand if axis in (1, 2, -3) and number(operand.get("repeats")) != 1 else None
-        if operand.op in ("reshape", "flatten") and _is_expanded(operand.input):
-            return operand
-        if operand.op == "choice" and isinstance(operand.node, ast.Call):  # a helper that returns early for one group
-            return next((found for one in operand.items if (found := _repeated(one)) is not None), None)
-        if operand.op in ("transpose", "cast", "permute"):
-            operand = operand.input
-        else:
-            return None
-    return None
+    operand = through(operand, "transpose", "cast", "permute")
+    if operand.op == "repeat_interleave":
+        copied = number(operand["dim"]) in (1, 2, -3) and number(operand["repeats"]) != 1
+        return operand if copied else None
+    if operand.op == "choice" and isinstance(operand.node, ast.Call):  # a helper that returns early for one group
+        return next((found for one in operand.items if (found := _repeated(one)) is not None), None)
+    return operand if operand.op in ("reshape", "flatten") and _is_expanded(operand.input) else None
 
 
 def _is_expanded(term: Term) -> bool:
     """Whether a tensor is expanded along an axis that was inserted for it, which a reshape then copies."""
-    if term.op not in ("expand", "repeat"):
-        return False
-    inner = term.input
+    inner = term.input if term.op in ("expand", "repeat") else ABSENT
     return inner.op == "unsqueeze" or (inner.op == "item" and any(is_none(one) for one in inner.items))

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 from itertools import takewhile
 
-from ..attention_sites import AttentionSite, Step
+from ..attention_sites import AttentionSite, Step, WrittenFormula
 from ..finding import Severity
 from ..mask_values import mask_values
 from ..module_facts import ModuleFacts
-from ..term import HALF, Term, number, walk
-from .base import Report, around, definitions_around, formulas, function_around, last_name, rule, target_names
+from ..term import HALF, Term, moved_axes, number, walk
+from .base import (
+    Report,
+    around,
+    below,
+    code_of,
+    definitions_around,
+    formulas,
+    function_around,
+    last_name,
+    rule,
+    target_names,
+)
 from .fused_rewrite import formula_terms, fused_rewrite
 from .mask_uses import is_mask_name
 from .softmax_rules import scores_rank, summed_axis
@@ -33,7 +45,7 @@ def textbook_formula(facts: ModuleFacts) -> Iterator[Report]:
             and not _says_written_out(site, facts)
         ):
             yield Report(
-                site.output.node,
+                site.node,
                 "this is scaled_dot_product_attention, written out: the function keeps no matrix of weights in memory",
                 fused_rewrite(site, facts),
             )
@@ -45,12 +57,8 @@ _LENGTH_NAME = re.compile(r"^(n|l|t|s|len|length|seq_?len(gth)?|n?_?tokens|num_t
 
 
 def _is_beside_fused(site: AttentionSite, facts: ModuleFacts) -> bool:
-    """Whether the same function calls a fused kernel in another branch, so that the formula is the other path of it.
-
-    The kernel may stand in a function of the file that is called there.
-    """
-    function = function_around(site.output.node, facts)
-    called = [one for one in ast.walk(function) if isinstance(one, ast.Call)] if function is not None else []
+    """Whether the same function calls a fused kernel in another branch, or a function of the file that calls one."""
+    called = list(below(function_around(site.node, facts), ast.Call))
     if any(_FUSED_NAME.search(ast.unparse(one.func)) or _calls_fused(last_name(one.func), facts) for one in called):
         return True
     return any(
@@ -62,45 +70,45 @@ def _is_beside_fused(site: AttentionSite, facts: ModuleFacts) -> bool:
 
 def _calls_fused(name: str, facts: ModuleFacts) -> bool:
     """Whether all functions and methods of that name in the file call a fused kernel."""
-    methods = [one.methods[name] for one in facts.classes.values() if name in one.methods]
-    found = [*methods, facts.functions[name]] if name in facts.functions else methods
+    known = (facts.functions, *(one.methods for one in facts.classes.values()))
+    found = [functions[name] for functions in known if name in functions]
     return bool(found) and all(
-        any(isinstance(node, ast.Call) and _FUSED_NAME.search(ast.unparse(node.func)) for node in ast.walk(one))
-        for one in found
+        any(_FUSED_NAME.search(ast.unparse(call.func)) for call in below(one, ast.Call)) for one in found
     )
 
 
-def _is_over_features(site: AttentionSite) -> bool:
+def _is_over_features(site: WrittenFormula) -> bool:
     """Whether the scores sum over the positions, so that features attend to features, or have no axis of features.
 
     The weights then are few, and the fused function would take the length for the dimension of a head.
     """
-    if site.scores is None:
-        return False
     axis, term = site.scores.summed_left, site.query
     for _ in range(20):
         if term.op == "transpose":
-            pair = {number(term.get(name)) for name in ("dim0", "dim1")}
+            pair = {number(term[name]) for name in ("dim0", "dim1")}
             if pair == {-1.0, -2.0} or term.value in ("T", "mT", "t"):
                 axis = {-1: -2, -2: -1}.get(axis, axis)
             elif not all(one is not None and one >= 0 for one in pair):
                 return False
         elif term.op == "permute":
-            order = [number(one) for one in term.items]
-            if len(order) < -axis or order[axis] is None:
+            order = moved_axes(term)
+            if len(order) < -axis:
                 return False
-            axis = int(order[axis] or 0) - len(order)
-        elif term.op == "unbind" and number(term.get("dim")) == -1:
+            axis = order[axis] - len(order)
+        elif term.op == "unbind" and number(term["dim"]) == -1:
             return True
-        elif term.op == "item" and all(number(one) is not None for one in term.items):
-            pass  # a part along the first axes, as `qkv[0]` is
         elif term.op == "reshape":
             sizes = [ast.unparse(one.node) for one in term.items]
             return len(sizes) >= -axis and bool(_LENGTH_NAME.match(sizes[axis].rpartition(".")[2]))
-        elif term.op not in (*_KEEPING_AXES, "choice"):
+        elif term.op not in (*_KEEPING_AXES, "choice") and not _is_leading_part(term):
             return False
         term = term.items[0] if term.op == "choice" else term.input
     return False
+
+
+def _is_leading_part(term: Term) -> bool:
+    """Whether a term is a part along the first axes, as `qkv[0]` is."""
+    return term.op == "item" and all(number(one) is not None for one in term.items)
 
 
 def _is_of_weights(site: AttentionSite) -> bool:
@@ -115,32 +123,29 @@ _WRITTEN_OUT = re.compile(
 
 def _says_written_out(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the text of a function or class around says that the formula is written out to be read."""
-    around = definitions_around(site.output.node, facts)
+    around = definitions_around(site.node, facts)
     return any(_WRITTEN_OUT.search(ast.get_docstring(one) or "") for one in around)
 
 
-def _is_detached(site: AttentionSite, facts: ModuleFacts) -> bool:
+def _is_detached(site: WrittenFormula, facts: ModuleFacts) -> bool:
     """Whether the weights are constants for the gradients, which those of a fused function are not."""
-    for term in [site.softmax, *(step.term for step in site.after)]:
-        above = around(facts.parents.get(term.node) if term is not None else None, facts)
-        within = takewhile(lambda one: one is not site.output.node and not isinstance(one, ast.stmt), above)
+    for term in (site.softmax, *(step.term for step in site.after)):
+        above = around(facts.parents.get(term.node), facts)
+        within = takewhile(lambda one: one is not site.node and not isinstance(one, ast.stmt), above)
         if any(isinstance(one, ast.Attribute) and one.attr == "detach" for one in within):
             return True
-    product = site.output.node
-    operands = [product.left] if isinstance(product, ast.BinOp) else getattr(product, "args", [])
-    return any(ast.unparse(one).endswith(".detach()") for one in operands[:1])
+    weights = site.node.left if isinstance(site.node, ast.BinOp) else next(iter(getattr(site.node, "args", ())), None)
+    return code_of(weights).endswith(".detach()")
 
 
-def _is_expressible(site: AttentionSite) -> bool:
+def _is_expressible(site: WrittenFormula) -> bool:
     """Whether a fused function has an argument for every step."""
-    before = {step.op for step in site.before}
-    after = {step.op for step in site.after}
-    masks = [step for step in site.before if step.op in ("masked_fill", "where", "setitem", "add")]
+    before, after = [step.op for step in site.before], {step.op for step in site.after}
+    masks = ("masked_fill", "where", "setitem", "add")
     return (
-        before <= {"mul", "div", "masked_fill", "where", "setitem", "add", "cast"}
+        {*before} <= {"mul", "div", "cast", *masks}
         and after <= {"dropout", "cast"}
-        and len(masks) <= 2
-        and site.softmax is not None
+        and sum(op in masks for op in before) <= 2
         and summed_axis(site) == -1
         and _is_last_axis(site)
         and not any(_multiplies_by_mask(step) or _halves(step) for step in site.before)
@@ -153,46 +158,33 @@ def _multiplies_by_mask(step: Step) -> bool:
 
 
 def _halves(step: Step) -> bool:
-    dtype = step.term.get("dtype") if step.op == "cast" else None
-    return dtype is not None and dtype.value in HALF
+    return step.op == "cast" and step.term["dtype"].value in HALF
 
 
-def _is_last_axis(site: AttentionSite) -> bool:
+def _is_last_axis(site: WrittenFormula) -> bool:
     """Whether the softmax is over the last axis for certain."""
-    axis, rank = number(site.softmax.get("dim") if site.softmax else None), scores_rank(site)
+    axis, rank = number(site.softmax["dim"]), scores_rank(site)
     return axis == -1 or (axis is not None and rank is not None and axis == rank - 1)
 
 
-def _is_used_elsewhere(site: AttentionSite, facts: ModuleFacts) -> bool:
+def _is_used_elsewhere(site: WrittenFormula, facts: ModuleFacts) -> bool:
     """Whether scores or weights are returned, stored or used in another computation."""
     chain = {id(term) for term in formula_terms(site)} | {id(site.output)}
 
     def used(term: Term, depth: int) -> bool:
-        for consumer in facts.consumers.get(id(term), []):
-            if id(consumer) in chain or (consumer.op == "attribute" and consumer.value in ("dtype", "device")):
-                continue
-            if consumer.op in ("choice", "carried", "tuple") and depth:
-                if used(consumer, depth - 1):
-                    return True
-                continue
-            return True
-        return False
+        others = (one for one in facts.uses(term) if id(one) not in chain and one.value not in ("dtype", "device"))
+        return any(one.op not in ("choice", "carried", "tuple") or not depth or used(one, depth - 1) for one in others)
 
     return any(used(term, 3) for term in formula_terms(site)) or _is_read_later(site, facts)
 
 
-def _is_read_later(site: AttentionSite, facts: ModuleFacts) -> bool:
+def _is_read_later(site: WrittenFormula, facts: ModuleFacts) -> bool:
     """Whether the text of the function reads the name of the weights behind the product with the values."""
-    function = function_around(site.output.node, facts)
-    last = getattr(site.output.node, "end_lineno", None)
-    if function is None or last is None or site.softmax is None:
-        return False
-    names = set()
-    for term in (site.softmax, *(step.term for step in site.after)):
-        statement = facts.parents.get(term.node)
-        if isinstance(statement, ast.Assign):
-            names |= target_names(statement)
-    found = [one for one in ast.walk(function) if isinstance(one, ast.Name) and one.id in names]
+    last = getattr(site.node, "end_lineno", None) or math.inf
+    terms = (site.softmax, *(step.term for step in site.after))
+    bound = (facts.parents.get(term.node) for term in terms)
+    names = {name for one in bound if isinstance(one, ast.Assign) for name in target_names(one)}
+    found = [one for one in below(function_around(site.node, facts), ast.Name) if one.id in names]
     stored = [one for one in found if isinstance(one.ctx, ast.Store)]
     return any(
         one.lineno > last and not any(other.id == one.id and last <= other.lineno <= one.lineno for other in stored)

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 from ..attention_sites import names_in
 from ..expression_evaluation import OPERATORS
 from ..finding import Severity
-from ..mask_values import NUMPY_OPERATORS, hidden_pairs, mask_values, triangle
+from ..mask_values import NUMPY_OPERATORS, hidden_triangle
 from ..module_facts import Function, ModuleFacts
-from ..term import Term, label, same, through, walk
-from .base import Report, around, last_name, names_below, rule
-from .mask_uses import is_counted, mask_uses, resolved, site_masks
+from ..term import ABSENT, Term, label, same, through, walk
+from .base import Report, around, below, last_name, names_below, rule
+from .mask_uses import is_counted, mask_uses, parts_that_hide, resolved, site_masks
 
 _QUERY = re.compile(r"^(q|query|i|row|m)_?(idx|index|i|pos|position)?$", re.I)
 _KEY = re.compile(r"^(k|kv|key|j|col|n)_?(idx|index|i|pos|position)?$", re.I)
@@ -26,7 +27,8 @@ _LENGTH = 6
 """Positions for which the function of a mask is evaluated."""
 _FREE = 2
 """The value of a window or block: of names that are no position, and of numbers that a few positions do not reach."""
-_OPERATORS = {**NUMPY_OPERATORS, "floordiv": np.floor_divide, "mod": np.mod}
+_FUNCTIONS = {**NUMPY_OPERATORS, "floordiv": np.floor_divide, "mod": np.mod}
+_OPERATORS = {kind: _FUNCTIONS[op] for kind, op in OPERATORS.items() if op in _FUNCTIONS}
 
 
 class _Unknown(Exception):
@@ -53,15 +55,13 @@ def _mask_functions(facts: ModuleFacts) -> Iterator[tuple[ast.expr, str, str]]:
         names = [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
         if len(names) != 4 or not _QUERY.match(names[2]) or not _KEY.match(names[3]):
             continue
-        if isinstance(function, ast.Lambda):
-            yield function.body, names[2], names[3]
-        elif isinstance(function.body[-1], ast.Return) and function.body[-1].value is not None:
-            values = {
-                one.targets[0].id: one.value
-                for one in function.body[:-1]
-                if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
-            }
-            yield _Substituted(values).visit(deepcopy(function.body[-1].value)), names[2], names[3]
+        match function.body:
+            case ast.expr() as result:
+                yield result, names[2], names[3]
+            case [*before, ast.Return(value=ast.expr() as result)]:
+                assigned = (one for one in before if isinstance(one, ast.Assign))
+                values = {target.id: one.value for one in assigned if isinstance(target := one.targets[0], ast.Name)}
+                yield _Substituted(values).visit(deepcopy(result)), names[2], names[3]
 
 
 class _Substituted(ast.NodeTransformer):
@@ -89,18 +89,15 @@ def _evaluated(node: ast.expr, positions: dict[str, NDArray]) -> NDArray:
             return np.array(_FREE)
         case (
             ast.BinOp(left=left, op=operator, right=right) | ast.Compare(left=left, ops=[operator], comparators=[right])
-        ):
-            function = _OPERATORS.get(OPERATORS.get(type(operator), ""))
-            if function is not None:
-                return function(of(left), of(right))
-        case ast.BoolOp(op=ast.And()):
-            return np.logical_and.reduce(np.broadcast_arrays(*map(of, node.values)))
-        case ast.BoolOp():
-            return np.logical_or.reduce(np.broadcast_arrays(*map(of, node.values)))
-        case ast.UnaryOp(op=ast.USub()):
-            return -of(node.operand)
-        case ast.UnaryOp(op=ast.Not() | ast.Invert()):
-            return np.logical_not(of(node.operand))
+        ) if type(operator) in _OPERATORS:
+            return _OPERATORS[type(operator)](of(left), of(right))
+        case ast.BoolOp(op=operator, values=values):
+            join = np.logical_and if isinstance(operator, ast.And) else np.logical_or
+            return join.reduce(np.broadcast_arrays(*map(of, values)))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -of(operand)
+        case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
+            return np.logical_not(of(operand))
         case ast.Call(func=ast.Name(id="abs") | ast.Attribute(attr="abs"), args=[argument]):
             return np.abs(of(argument))
     raise _Unknown
@@ -129,29 +126,27 @@ def joined_documents(facts: ModuleFacts) -> Iterator[Report]:
     """The mask of documents and the causal mask are joined by *or* instead of *and*."""
     message = "documents or causal shows the past of other documents and the own future: use `&`"
     for result, query, key in _mask_functions(facts):
-        for node in ast.walk(result):
-            joined = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)
-            sides = [node.left, node.right] if isinstance(node, ast.BinOp) and joined else []
-            if (
-                sides
-                and any(_is_same_document(one) for one in sides)
-                and any(_is_order(one, query, key) for one in sides)
-            ):
+        joined = (one for one in below(result, ast.BinOp) if isinstance(one.op, ast.BitOr))
+        for sides in ((one.left, one.right) for one in joined):
+            if any(map(_is_same_document, sides)) and any(_is_order(one, query, key) for one in sides):
                 yield Report(result, message)
-    for site in facts.sites:
-        for mask, _ in site_masks(site):
-            for one in walk(mask):
-                if one.op == "or" and _joins_documents(one):
-                    yield Report(one.node, message)
+    for one in _mask_parts(facts):
+        if one.op == "or" and _joins_documents(one):
+            yield Report(one.node, message)
+
+
+def _mask_parts(facts: ModuleFacts) -> Iterator[Term]:
+    """The operations that the masks of sites are made by."""
+    return (one for site in facts.sites for mask, _ in site_masks(site) for one in walk(mask))
 
 
 def _is_same_document(node: ast.expr) -> bool:
     """Whether an expression compares the entries of one tensor of documents."""
-    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Eq):
-        return False
-    sides = [node.left, node.comparators[0]]
-    bases = {ast.unparse(one.value) for one in sides if isinstance(one, ast.Subscript)}
-    return len(bases) == 1 and bool(_DOCUMENTS.search(bases.pop()))
+    match node:
+        case ast.Compare(left=left, ops=[ast.Eq(), *_], comparators=[right, *_]):
+            bases = {ast.unparse(one.value) for one in (left, right) if isinstance(one, ast.Subscript)}
+            return len(bases) == 1 and bool(_DOCUMENTS.search(bases.pop()))
+    return False
 
 
 def _is_order(node: ast.expr, query: str, key: str) -> bool:
@@ -159,14 +154,10 @@ def _is_order(node: ast.expr, query: str, key: str) -> bool:
 
 
 def _joins_documents(term: Term) -> bool:
-    causal = same = False
-    for one in term.operands():
-        values = mask_values(one)
-        if values is not None:
-            causal |= triangle(hidden_pairs(values.astype(bool), true_hides=False)) == "future"
-        one = through(one, "unsqueeze", "item", "expand", "cast")
-        same |= one.op == "equal" and any(_DOCUMENTS.search(name) for name in names_in(one))
-    return causal and same
+    sides = list(term.operands())
+    causal = any(hidden_triangle(one, true_hides=False, as_booleans=True) == "future" for one in sides)
+    compared = [through(one, "unsqueeze", "item", "expand", "cast") for one in sides] if causal else []
+    return any(one.op == "equal" and any(map(_DOCUMENTS.search, names_in(one))) for one in compared)
 
 
 @rule("ATT218", Severity.ERROR)
@@ -175,41 +166,28 @@ def own_block_mean(facts: ModuleFacts) -> Iterator[Report]:
     for site in facts.sites:
         for mask, _ in site_masks(site) if _has_block_means(site.key) else ():
             for one in walk(mask):
-                left, right = one.get("input"), one.get("other")
-                if one.op == "less_equal":
-                    left, right = right, left
-                elif one.op != "greater_equal":
-                    continue
-                if left is not None and right is not None and left.op == "floordiv" and is_counted(right):
+                own = {"less_equal": ("other", "input"), "greater_equal": ("input", "other")}.get(one.op, ("", ""))
+                if one[own[0]].op == "floordiv" and is_counted(one[own[1]]):
                     yield Report(one.node, "the mean of a query's own block has later tokens: compare with > here")
 
 
 def _has_block_means(key: Term) -> bool:
-    return any(
-        one.op == "mean" and one.input.op in ("unflatten", "reshape")
-        for one in walk(key, stop=frozenset({"apply", "matmul"}))
-    )
+    made = walk(key, stop=frozenset({"apply", "matmul"}))
+    return any(one.op == "mean" and one.input.op in ("unflatten", "reshape") for one in made)
 
 
 @rule("ATT219", Severity.HINT)
 def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
     """A causal window of a stated size has one key more: the distances from 0 to the size."""
     unless = "it counts the keys before the query, without its own"
-    for site in facts.sites:
-        for mask, _ in site_masks(site):
-            for one in walk(mask):
-                right = one.get("other")
-                if one.op == "less_equal" and right is not None and _states_size(right) and one.input.op == "sub":
-                    yield Report(one.node, f"distances up to {ast.unparse(right.node)} are one key more", unless=unless)
-                if right is not None and _reaches_a_size(one, right):
-                    yield Report(one.node, "a distance of the size that it names is one key more", unless=unless)
-                if (
-                    one.op == "sub"
-                    and right is not None
-                    and right.op == "tril"
-                    and _is_one_below(right.get("diagonal"))
-                ):
-                    yield Report(one.node, "this leaves one key more than the size that it names", unless=unless)
+    for one in _mask_parts(facts):
+        right = one["other"]
+        if one.op == "less_equal" and one.input.op == "sub" and _states_size(right):
+            yield Report(one.node, f"distances up to {ast.unparse(right.node)} are one key more", unless=unless)
+        if _reaches_a_size(one, right):
+            yield Report(one.node, "a distance of the size that it names is one key more", unless=unless)
+        if one.op == "sub" and right.op == "tril" and _is_one_below(right["diagonal"]):
+            yield Report(one.node, "this leaves one key more than the size that it names", unless=unless)
 
 
 _SIZE = re.compile(
@@ -219,9 +197,8 @@ _SIZE = re.compile(
 
 def _reaches_a_size(compared: Term, right: Term) -> bool:
     """Whether a comparison is `q <= k + size` or `k >= q - size`, of counted positions."""
-    added = compared.op == "less_equal" and right.op == "add" and any(_states_size(one) for one in right.operands())
-    bound = right.get("other")
-    taken = compared.op == "greater_equal" and right.op == "sub" and bound is not None and _states_size(bound)
+    added = compared.op == "less_equal" and right.op == "add" and any(map(_states_size, right.operands()))
+    taken = compared.op == "greater_equal" and right.op == "sub" and _states_size(right["other"])
     sides = (compared.input, right)
     return (added or taken) and all(any(one.op == "arange" for one in walk(side)) for side in sides)
 
@@ -230,28 +207,21 @@ def _states_size(term: Term) -> bool:
     return term.op in ("parameter", "attribute") and bool(_SIZE.match(label(term)))
 
 
-def _is_one_below(diagonal: Term | None) -> bool:
+def _is_one_below(diagonal: Term) -> bool:
     """Whether a diagonal is -size - 1, or -(size + 1)."""
-    written = ast.unparse(diagonal.node) if diagonal is not None and isinstance(diagonal.node, ast.expr) else ""
-    found = re.fullmatch(r"-(?:self\.)?(\w+) - 1|-\((?:self\.)?(\w+) \+ 1\)", written)
+    found = re.fullmatch(r"-(?:self\.)?(\w+) - 1|-\((?:self\.)?(\w+) \+ 1\)", ast.unparse(diagonal.node))
     return found is not None and bool(_SIZE.match(found[1] or found[2]))
 
 
 @rule("ATT224", Severity.ERROR)
 def difference_of_infinities(facts: ModuleFacts) -> Iterator[Report]:
     """The log-sum-exp of a block that is hidden as a whole is -inf, and -inf - -inf is NaN."""
-    for event in facts.operations("exp"):
-        difference = event.term.input
-        if difference.op != "sub" or not facts.is_judged(event):
-            continue
-        scores, total = difference.get("input"), difference.get("other")
-        if scores is None or total is None or total.op not in ("call", "method"):
-            continue
-        summed = total.items[0] if total.op == "call" and total.items else total.get("input")
-        if str(total.value).rpartition(".")[2] == "logsumexp" and summed is scores and _may_be_hidden(scores):
-            yield Report(
-                event.term.node, "where every score is -inf, lse is -inf too and this is NaN: subtract 0 there"
-            )
+    for event in facts.judged("exp"):
+        difference = event.term.input if event.term.input.op == "sub" else ABSENT
+        scores, total = difference["input"], difference["other"]
+        of_scores = scores in (total["input"], *total.items[:1]) and _may_be_hidden(scores)
+        if of_scores and str(total.value).rpartition(".")[2] == "logsumexp":
+            yield Report(event.node, "where every score is -inf, lse is -inf too and this is NaN: subtract 0 there")
 
 
 def _may_be_hidden(scores: Term) -> bool:
@@ -265,36 +235,14 @@ def _may_be_hidden(scores: Term) -> bool:
 def other_documents(facts: ModuleFacts) -> Iterator[Report]:
     """A mask of documents hides the own one and shows the others."""
     for use in mask_uses(facts):
-        for mask in (part for one in resolved(use.mask) for part, _ in _joined(one, use.true_hides)):
-            hides = use.true_hides
-            while mask.op in ("invert", "not", *_SAME_PAIRS):
-                hides = not hides if mask.op in ("invert", "not") else hides
-                mask = mask.input
+        parts = (parts_that_hide(one, use.true_hides, "item", "reshape") for one in resolved(use.mask))
+        for mask, hides in chain.from_iterable(parts):
             if mask.op == ("equal" if hides else "not_equal") and _compares_itself(mask):
                 yield Report(mask.node, "this mask hides a position from its own document: compare the other way")
 
 
-_SAME_PAIRS = ("unsqueeze", "item", "expand", "reshape", "bool", "carried")
-
-
-def _joined(mask: Term, true_hides: bool) -> Iterator[tuple[Term, bool]]:
-    """The masks that hide by themselves, of which one is joined."""
-    while mask.op in _SAME_PAIRS:
-        mask = mask.input
-    if mask.op == ("or" if true_hides else "and"):
-        for one in mask.operands():
-            yield from _joined(one, true_hides)
-    else:
-        yield mask, true_hides
-
-
 def _compares_itself(mask: Term) -> bool:
     """Whether a comparison is of one array with itself, along two axes."""
-    sides = [mask.get("input"), mask.get("other")]
-    inner = []
-    for side in sides:
-        while side is not None and side.op in ("unsqueeze", "item", "expand", "reshape", "transpose"):
-            side = side.input
-        inner.append(side)
-    moved = sides[0] is not inner[0] or sides[1] is not inner[1]
-    return moved and inner[0] is not None and inner[0].op in ("parameter", "attribute", "element") and same(*inner)
+    sides = (mask["input"], mask["other"])
+    one, other = (through(side, "unsqueeze", "item", "expand", "reshape", "transpose") for side in sides)
+    return (one, other) != sides and one.op in ("parameter", "attribute", "element") and same(one, other)
