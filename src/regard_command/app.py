@@ -19,7 +19,7 @@ from regard_command.bench import bench
 from regard_command.command_error import CommandError
 from regard_command.compare import compare
 from regard_command.demo import demo
-from regard_command.doctor import MISTAKES, doctor
+from regard_command.doctor import AS_WRITTEN, doctor
 from regard_command.evaluate import evaluate
 from regard_command.examine import examine
 from regard_command.exercise_commands import exercise_commands
@@ -51,7 +51,7 @@ class Commands(TyperGroup):
 def _mistakes() -> tuple[type[ValueError], ...]:
     """The errors that say what a user can mend: those of the library can only come from where it is loaded."""
     library = sys.modules.get("regard.errors")
-    return CommandError, *MISTAKES, *((library.RegardError,) if library else ())
+    return CommandError, *((library.RegardError,) if library else ())
 
 
 # Plain text, not boxes: messages stay whole lines, which can be searched for and piped.
@@ -98,5 +98,5 @@ for name, command in {
     "serve": serve_model,
     "steps": steps,
 }.items():
-    app.command(name)(command)
+    app.command(name, context_settings=AS_WRITTEN if command is doctor else None)(command)
 app.add_typer(exercise_commands, name="exercise")

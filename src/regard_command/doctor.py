@@ -1,22 +1,22 @@
-"""`regard doctor`: the command of the distribution regard-doctor, or a line that says where it is to be had."""
+"""`regard doctor`: the command of the distribution regard-doctor, which is loaded when it runs."""
 
 from __future__ import annotations
 
 import importlib
 
-try:
-    from regard_doctor.command import doctor
-    from regard_doctor.doctor_error import DoctorError
+import typer
 
-    MISTAKES: tuple[type[ValueError], ...] = (DoctorError,)
-except ModuleNotFoundError as missing:
-    if missing.name != "regard_doctor":
-        raise
-    MISTAKES = ()
+AS_WRITTEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Settings of a command that leaves all its arguments to another one."""
 
-    def doctor() -> None:
-        """Find mistakes in the attention of Python sources; needs the package regard-doctor."""
+
+def doctor(context: typer.Context) -> None:
+    """Find mistakes in the attention of Python sources; nothing of them is run."""
+    try:
+        from regard_doctor import command
+    except ModuleNotFoundError as missing:
+        if missing.name != "regard_doctor":
+            raise
         importlib.import_module("regard.doctor")  # which says where it is to be had
-
-
-__all__ = ["MISTAKES", "doctor"]
+    else:
+        command.main(context.args, program="regard doctor")

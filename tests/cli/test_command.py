@@ -62,6 +62,25 @@ def test_what_computes_nothing_loads_no_torch(arguments):
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "loads"),
+    [
+        (["--help"], False),
+        (["translate", "--help"], False),
+        (["steps", "--example", "list"], False),
+        (["examine", "--help"], False),
+        (["doctor", "--help"], True),
+    ],
+)
+def test_the_rules_of_the_doctor_are_loaded_by_its_command_alone(arguments, loads):
+    program = (
+        f"import sys; sys.argv = ['regard', *{arguments!r}]; import regard_command\n"
+        "try:\n    regard_command.main()\nfinally:\n    print('regard_doctor' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == str(loads), done.stderr
+
+
 def test_the_benchmark_measures_what_other_processes_have():
     assert printed(LOADING.replace('"train", "missing.yaml"', '"bench"')) == "None"
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -34,6 +35,21 @@ def test_findings_are_lines_as_of_ruff(doctor):
     (line,) = result.stdout.splitlines()
     assert re.fullmatch(r"wrong\.py:2:12: ATT111 softmax over axis -2, .*", line)
     assert result.stderr == "1 error in 1 file; `regard doctor --explain ATT111` explains a code\n"
+
+
+def test_options_before_its_name_change_nothing(doctor):
+    told = CliRunner().invoke(app, ["--debug", "doctor", "--select", "ATT111", "--format=json", "wrong.py"])
+    assert (told.exit_code, told.stdout) == (1, doctor("wrong.py", "--format", "json", "--select", "ATT111").stdout)
+    assert "--baseline FILE" in doctor("--help").stdout
+
+
+def test_without_its_package_the_command_says_where_it_is_to_be_had(doctor, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("regard_doctor", "regard.doctor"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "regard_doctor", None)
+    result = doctor("wrong.py")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'regard-doctor', which is not installed; pip install regard-doctor" in result.stderr
 
 
 def test_nothing_found(doctor):

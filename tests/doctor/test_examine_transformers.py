@@ -17,7 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCau
 from transformers.masking_utils import sdpa_mask
 
 from regard.doctor.tiny_models import class_names, tiny_model
-from regard.doctor.zoo import ZooEntry, ZooReport, examine_zoo, left_by_swap
+from regard.doctor.zoo import examine_zoo, left_by_swap
+from regard.doctor.zoo_report import ZooEntry, ZooReport
 from regard.huggingface.attention_function import SUPPORTED_KEYWORDS, UNSUPPORTED_KEYWORDS
 
 CHECKED = ("future", "padding", "batch", "rows", "cache", "training", "random")
@@ -112,7 +113,9 @@ def test_the_zoo_examines_classes_in_processes_writes_a_table_and_resumes_from_i
     assert lines == [f"1/1 GPT2LMHeadModel ({report.entries[0].seconds:.1f} s): RUN102, RUN104"]
     assert report.counts()["left padding"] == (1, 0, 1)
     assert "| GPT2LMHeadModel |  |  | ✗ |  | ✗ |  |" in report.markdown()
-    assert "| left padding | 1 | 1 | 0 |" in report.markdown()
+    assert (
+        "| left padding | masked padding on the left changes the outputs of tokens | 1 | 1 | 0 |" in report.markdown()
+    )
     assert "RUN104 left padding changes results" in report.markdown()
     assert "1 of 1 classes examined" in report.summary()
 

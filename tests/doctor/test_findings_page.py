@@ -20,8 +20,8 @@ from regard.doctor.code_excerpt import (
 )
 from regard.doctor.examination_report import KINDS, Examination, finding
 from regard.doctor.findings_page import linked
-from regard.doctor.zoo import ZooEntry, ZooReport
 from regard.doctor.zoo_page import zoo_page
+from regard.doctor.zoo_report import ZooEntry, ZooReport
 from regard.explorer.static_page import content_policy
 from regard_command.app import app
 from regard_doctor.run_explanations import run_text

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError
-from .examination_report import Examination, ModelFinding, mended
+from .examination_report import Examination, ModelFinding
 from .formula_checks import check_finite_masks, check_precision, check_rotary, check_scale, check_sums
 from .leaks import check_batch, check_documents, check_future, check_padding, check_positions, check_source
 from .path_checks import (
@@ -19,10 +20,11 @@ from .path_checks import (
     check_random,
     check_state,
     check_training,
-    swapped,
+    with_attention,
 )
 from .reach_checks import check_mixing, check_window
-from .subject import InputNames, Noise, SkippedCheck, Subject, evaluating, in_double, measure_noise
+from .rounding_noise import Noise, measure_noise
+from .subject import InputNames, SkippedCheck, Subject, evaluating
 from .weight_checks import check_heads, check_rows, check_sparse
 
 OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "training", "options"}
@@ -127,13 +129,13 @@ def examine(
             raise ConfigurationError(f"the sequence has {original.length} position; two or more can be examined")
         original.maps, original.packed = maps, packed
         original.causal = _is_causal(model) if causal is None else causal
-        subject = in_double(original)
+        subject = original.in_double()
         subject.model.eval()
         noise = measure_noise(subject, original)
         findings, ran, skipped = _run(subject, noise, wanted)
         findings = _try_swap(subject, noise, findings, wanted)
     findings.sort(key=lambda found: found.code)
-    return Examination(type(model).__name__, tuple(findings), tuple(ran), skipped, noise.as_dict())
+    return Examination(type(model).__name__, tuple(findings), tuple(ran), skipped, asdict(noise))
 
 
 def _is_causal(model: nn.Module) -> bool | None:
@@ -198,7 +200,7 @@ def _try_swap(
     if not findings or not subject.is_huggingface:
         return findings
     try:
-        other = swapped(subject)
+        other = with_attention(subject, "regard")
         other.outputs()  # regard refuses what it does not know when it is called: keys selected by an indexer
     except Exception:
         return findings
@@ -206,9 +208,11 @@ def _try_swap(
     codes = {found.code for found in findings}
     names = {_CHECK_OF[code] for code in codes if code in _CHECK_OF} & set(wanted)
     again, ran, _ = _run(other, noise, tuple(names))
-    still = frozenset(found.code for found in again)
-    tried = frozenset(code for code in codes if any(_CHECK_OF.get(code) == name for name in ran))
-    return mended(findings, still, tried)
+    still = {found.code for found in again}
+    return [
+        replace(found, mended_by_swap=found.code not in still) if _CHECK_OF.get(found.code) in ran else found
+        for found in findings
+    ]
 
 
 # Run again after `regard.huggingface.swap`, where they found something.

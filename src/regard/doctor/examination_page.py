@@ -9,7 +9,7 @@ from regard_doctor.python_source import UnreadableSource, decoded, read_bytes
 
 from .code_excerpt import CodeRange, escaped, excerpt, source_lines
 from .examination_report import Evidence, Examination, ModelFinding
-from .findings_page import PageFinding, findings_page, page_rule
+from .findings_page import PageFinding, definitions, findings_page, page_rule
 from .map_figure import HATCH, atlas_of_maps, figure
 
 if TYPE_CHECKING:
@@ -90,10 +90,7 @@ def _evidence(found: ModelFinding) -> str:
         "module": None if evidence.module is None else evidence.module or "the model itself",
         "regard.huggingface.swap": None if mended is None else ("mends it" if mended else "does not mend it"),
     }
-    pairs = "".join(
-        f"<dt>{name}</dt><dd>{escaped(str(value))}</dd>" for name, value in rows.items() if value is not None
-    )
-    return f'<dl class="evidence">{pairs}</dl>' if pairs else ""
+    return definitions(rows.items())
 
 
 def _code(evidence: Evidence) -> str:
@@ -109,9 +106,5 @@ def _code(evidence: Evidence) -> str:
 
 def _checks(examination: Examination) -> str:
     ran = escaped(", ".join(examination.checked)) or "none"
-    skipped = "".join(f"<dt>{escaped(check)}</dt><dd>{escaped(why)}</dd>" for check, why in examination.skipped.items())
-    return (
-        f"<section><h2>Checks</h2><p>Ran: {ran}.</p>"
-        + (f'<h3>Not run</h3><dl class="evidence">{skipped}</dl>' if skipped else "")
-        + "</section>"
-    )
+    skipped = definitions(examination.skipped.items())
+    return f"<section><h2>Checks</h2><p>Ran: {ran}.</p>{skipped and '<h3>Not run</h3>'}{skipped}</section>"

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard_doctor.finding import Severity
 from regard_doctor.run_explanations import KINDS
 
 if TYPE_CHECKING:
     from .finding_map import Maps
+
+
+class Place(NamedTuple):
+    """A module by its name, and a line: of its `forward`, or one that it has called from."""
+
+    module: str
+    file: str | None
+    line: int | None
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,17 @@ class ModelFinding:
 
 
 def finding(
-    code: str, message: str, *, severity: Severity | None = None, maps: Maps = (), **evidence: Any
+    code: str,
+    message: str,
+    place: Place | None = None,
+    *,
+    severity: Severity | None = None,
+    maps: Maps = (),
+    **evidence: Any,
 ) -> ModelFinding:
     """A finding with the severity of its code."""
-    return ModelFinding(code, message, Evidence(**evidence), severity or KINDS[code][1], maps=maps)
+    shown = Evidence(**evidence, **(place._asdict() if place else {}))
+    return ModelFinding(code, message, shown, severity or KINDS[code][1], maps=maps)
 
 
 @dataclass(frozen=True)
@@ -99,7 +114,7 @@ class Examination:
     """Result of `examine`; `print` it, or its `to_json()`, which says why checks were skipped.
 
     model: class of the model. findings: in order of their codes. skipped: by check, why it was not run. checked: the
-    checks that ran. noise: what rounding alone changes, see `regard.doctor.subject.Noise`.
+    checks that ran. noise: what rounding alone changes, see `regard.doctor.rounding_noise.Noise`.
     """
 
     model: str
@@ -122,21 +137,9 @@ class Examination:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, of plain types."""
-        return {
-            "model": self.model,
-            "findings": [found.as_dict() for found in self.findings],
-            "checked": list(self.checked),
-            "skipped": dict(self.skipped),
-            "noise": dict(self.noise),
-        }
+        findings = [found.as_dict() for found in self.findings]
+        return {**vars(self), "findings": findings, "checked": list(self.checked)}
 
     def to_json(self) -> str:
         """As JSON text."""
         return json.dumps(self.as_dict(), indent=2)
-
-
-def mended(findings: list[ModelFinding], still: frozenset[str], tried: frozenset[str]) -> list[ModelFinding]:
-    """The findings of codes in `tried` with `mended_by_swap`: whether their code is not among `still`."""
-    return [
-        replace(found, mended_by_swap=found.code not in still) if found.code in tried else found for found in findings
-    ]

@@ -93,15 +93,26 @@ def _influence(subject: Subject, base: Tensor, rows: slice, stretch: int, cell: 
     for start in range(0, base.shape[1], stretch):
         changed = base.clone()
         changed[rows, start : start + stretch] = other[rows, start : start + stretch]
-        moved = output_moves(subject.outputs(changed, **changes)[rows] - first)
-        moved = functional.pad(moved, (0, -len(moved) % cell)).unflatten(0, (-1, cell)).amax(1)
-        columns += [moved] * -(-min(stretch, base.shape[1] - start) // cell)
-    return torch.stack(columns, 1)
+        column = moves(subject.outputs(changed, **changes)[rows] - first)
+        column = functional.pad(column, (0, -len(column) % cell)).unflatten(0, (-1, cell)).amax(1)
+        columns += [column] * -(-min(stretch, base.shape[1] - start) // cell)
+    return torch.stack(columns, 1).float().cpu()
 
 
-def output_moves(difference: Tensor) -> Tensor:
-    """The largest absolute difference of each output, (length,), of (batch, length, features); infinity for NaN."""
-    return difference.abs().nan_to_num(nan=torch.inf).amax((0, 2)).float().cpu()
+def moves(difference: Tensor, axis: int = 1) -> Tensor:
+    """The largest absolute difference at each position of an axis; infinity for NaN."""
+    return difference.abs().nan_to_num(nan=torch.inf).movedim(axis, 0).flatten(1).amax(1)
+
+
+def moved(difference: Tensor, tolerance: float, *, first: int = 0) -> dict[str, Any]:
+    """The evidence of the output that moves most in (batch, length, features); empty where rounding explains it.
+
+    first: the position of the first output in `difference`.
+    """
+    by_position = moves(difference)
+    position = int(by_position.argmax())
+    by = float(by_position[position])
+    return {"moved": position + first, "by": by, "tolerance": tolerance} if by > tolerance else {}
 
 
 def difference_map(subject: Subject, difference: Tensor, tolerance: float, *, title: str, first: int = 0) -> Maps:
@@ -111,22 +122,30 @@ def difference_map(subject: Subject, difference: Tensor, tolerance: float, *, ti
     """
     if not subject.maps:
         return ()
-    moves = torch.cat([torch.zeros(first), output_moves(difference)])
-    return (FindingMap("difference", title, moves[None, None], 0, (0, int(moves.argmax())), tolerance),)
+    by_output = functional.pad(moves(difference), (first, 0)).float().cpu()
+    return (FindingMap("difference", title, by_output[None, None], 0, (0, int(by_output.argmax())), tolerance),)
 
 
 def disagreement(
-    subject: Subject, code: str, message: str, difference: Tensor, tolerance: float, *, title: str = "", **settings: Any
+    subject: Subject,
+    code: str,
+    message: str,
+    difference: Tensor,
+    tolerance: float,
+    *,
+    title: str = "",
+    first: int = 0,
+    **settings: Any,
 ) -> list[ModelFinding]:
     """A finding where outputs that must agree, (batch, length, features), differ by more than rounding; else none.
 
-    Its evidence is the output that moves most. title: of its map; without one it has none. settings: of `finding`.
+    Its evidence is the output that moves most. title: of its map; without one it has none. first: as of `moved`.
+    settings: of `finding`.
     """
-    moves = output_moves(difference)
-    if float(moves.max()) <= tolerance:
+    evidence = moved(difference, tolerance, first=first)
+    if not evidence:
         return []
-    maps = difference_map(subject, difference, tolerance, title=title) if title else ()
-    evidence = {"moved": int(moves.argmax()), "by": float(moves.max()), "tolerance": tolerance}
+    maps = difference_map(subject, difference, tolerance, title=title, first=first) if title else ()
     return [finding(code, message, maps=maps, **evidence, **settings)]
 
 
@@ -134,13 +153,11 @@ def attention_map(
     subject: Subject, one: CapturedWeights, head: int = 0, at: tuple[int, int] | None = None, row: int = 0
 ) -> Maps:
     """The weights of a captured attention in one row of the batch; none unless `subject.maps`."""
-    if not subject.maps:
-        return ()
-    if one.weights is None or one.visible is None:
+    if not subject.maps or one.weights is None or one.visible is None:
         return ()
     row = min(row, one.weights.shape[0] - 1)
     weights, visible = one.weights[row], one.visible[row]
-    title = f"Weights of head {head} of {one.module or 'the model'}"
+    title = f"Weights of head {head} of {one.place.module or 'the model'}"
     if one.cell != (1, 1):
         title += f", the largest of {one.cell[0]} queries and {one.cell[1]} keys each"
     if weights.numel() > MOST_WEIGHTS:
@@ -174,7 +191,7 @@ def attention_of_module(
     except Exception:  # a finding without its picture is better than none
         return ()
     for one in captured:
-        if module and one.module != module and not one.module.startswith(f"{module}."):
+        if module and not f"{one.place.module}.".startswith(f"{module}."):
             continue
         length = (subject.sequence if sequence is None else sequence).shape[1]
         if is_wrong is None or one.weights is None or one.shape[2:] != (length, length):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +191,7 @@ def _article(name: str, finding: PageFinding) -> str:
         f'<article class="finding" id="{name}" tabindex="-1" data-severity="{finding.severity.value}">'
         f'<p class="about"><span class="severity">{finding.severity.value}</span> '
         f'<a href="#{finding.code}">{finding.code}</a> <a class="place muted" href="#{name}">{place}</a>{kind}</p>'
-        f"<h3>{_prose(finding.message)}</h3>{''.join(finding.parts)}"
+        f"<h3>{prose(finding.message)}</h3>{''.join(finding.parts)}"
         f'<details class="more" data-rule="{finding.code}"><summary>Why, and what is right</summary>'
         f'<p><a href="#{finding.code}">{finding.code} among the rules below</a></p></details></article>'
     )
@@ -203,7 +203,7 @@ def _rules(rules: Sequence[PageRule]) -> str:
     articles = "\n".join(
         f'<article class="rule" id="{rule.code}" data-severity="{rule.severity.value}"><h3>{rule.code}, '
         f'<span class="severity">{rule.severity.value}</span></h3><div class="rule-text">'
-        f"{''.join(f'<p>{_prose(part)}</p>' for part in rule.explanation.split(_PARAGRAPH))}{''.join(rule.parts)}"
+        f"{''.join(f'<p>{prose(part)}</p>' for part in rule.explanation.split(_PARAGRAPH))}{''.join(rule.parts)}"
         "</div></article>"
         for rule in rules
     )
@@ -213,9 +213,15 @@ def _rules(rules: Sequence[PageRule]) -> str:
 _PARAGRAPH = "\n\n"
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """Text with code in backticks."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped(" ".join(text.split())))
+
+
+def definitions(pairs: Iterable[tuple[str, Any]]) -> str:
+    """A list of names and what they are, without those that are None; empty where nothing is left."""
+    entries = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(str(one))}</dd>" for name, one in pairs if one is not None)
+    return f'<dl class="evidence">{entries}</dl>' if entries else ""
 
 
 def page_rule(code: str, documentation: str = "") -> PageRule:

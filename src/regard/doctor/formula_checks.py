@@ -10,13 +10,14 @@ from torch import Tensor
 
 from regard_doctor.finding import Severity
 
-from .examination_report import ModelFinding, finding
+from .examination_report import ModelFinding, Place, finding
 from .finding_map import attention_of_module
-from .formula_trace import FormulaTrace, Place, trace_formulas
+from .formula_trace import FormulaTrace, trace_formulas
 from .leaks import second_document
 from .module_trace import ModuleCall, trace
 from .padding_masks import padded_row, padding_keywords
-from .subject import Noise, SkippedCheck, Subject
+from .rounding_noise import Noise
+from .subject import SkippedCheck, Subject
 
 LEAST_MASK, MOST_MASK = -1e6, -50.0
 """Scores between these, far from all others, are those of a mask that trained scores can reach."""
@@ -30,6 +31,11 @@ def _once(found: list[ModelFinding]) -> list[ModelFinding]:
     return list(by_line.values())
 
 
+def _with_weights(subject: Subject, code: str, message: str, place: Place, **settings: Any) -> ModelFinding:
+    """A finding with the weights of its module."""
+    return finding(code, message, place, maps=attention_of_module(subject, place.module), **settings)
+
+
 def check_scale(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN115: dot products reach the softmax with another factor than 1/√d, d the length of their vectors.
 
@@ -41,13 +47,12 @@ def check_scale(subject: Subject, noise: Noise) -> list[ModelFinding]:
         factor, dim = one.origin.factor, one.origin.dim
         if factor is None or dim is None or dim < 2 or math.isclose(factor * dim**0.5, 1.0, rel_tol=1e-2):
             continue
-        message = f"dot products of {dim} numbers are multiplied by {factor:.4g} before the softmax; 1/√d is "
-        maps = attention_of_module(subject, one.place.module)
-        message += f"{dim**-0.5:.4g}"
-        why = _published(factor, dim, config)
-        severity = None if why is None else Severity.HINT
-        message += "" if why is None else f": so it is published, {why}"
-        found.append(finding("RUN115", message, severity=severity, maps=maps, **one.place.as_evidence()))
+        message = f"dot products of {dim} numbers are multiplied by {factor:.4g} before the softmax; "
+        message += f"1/√d is {dim**-0.5:.4g}"
+        why, severity = _published(factor, dim, config), None
+        if why is not None:
+            message, severity = f"{message}: so it is published, {why}", Severity.HINT
+        found.append(_with_weights(subject, "RUN115", message, one.place, severity=severity))
     return _once(found)
 
 
@@ -81,12 +86,10 @@ def check_sums(subject: Subject, noise: Noise) -> list[ModelFinding]:
         tolerance = max(torch.finfo(total.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
         if max(abs(total.least - 1), abs(total.most - 1)) > tolerance:
             message = f"the weights that multiply the values sum to {total.least:.3g} to {total.most:.3g}, not to 1"
-            maps = attention_of_module(subject, total.place.module)
-            found.append(finding("RUN117", message, tolerance=tolerance, maps=maps, **total.place.as_evidence()))
+            found.append(_with_weights(subject, "RUN117", message, total.place, tolerance=tolerance))
     for one in trace.softmaxes:
         if one.length == 1 and one.rows is not None and one.rows > 1:
-            message = "the softmax runs over an axis of length 1: every weight is 1"
-            found.append(finding("RUN117", message, **one.place.as_evidence()))
+            found.append(finding("RUN117", "the softmax runs over an axis of length 1: every weight is 1", one.place))
     return _once(found)
 
 
@@ -118,11 +121,9 @@ def check_finite_masks(subject: Subject, noise: Noise) -> list[ModelFinding]:
     for one in (softmax for run in runs for softmax in run.softmaxes):
         if one.mask is not None and one.place not in places:
             places.add(one.place)
-            message = (
-                f"masked scores are about {one.mask:.4g}: scores that training makes as low are attended to instead"
-            )
-            maps = attention_of_module(subject, one.place.module)
-            found.append(finding("RUN118", message, maps=maps, **one.place.as_evidence()))
+            message = f"masked scores are about {one.mask:.4g}: "
+            message += "scores that training makes as low are attended to instead"
+            found.append(_with_weights(subject, "RUN118", message, one.place))
     return found
 
 
@@ -133,7 +134,7 @@ def check_precision(subject: Subject, noise: Noise) -> list[ModelFinding]:
         if one.rows is not None and one.dtype in (torch.float16, torch.bfloat16) and one.origin.dim is not None:
             words = str(one.dtype).removeprefix("torch.")
             message = f"the softmax of scores is computed in {words}: sums over many keys lose their small weights"
-            found.append(finding("RUN119", message, **one.place.as_evidence()))
+            found.append(finding("RUN119", message, one.place))
     return _once(found)
 
 
@@ -156,7 +157,7 @@ def check_rotary(subject: Subject, noise: Noise) -> list[ModelFinding]:
         seen.add(type(call.module))
         words = _rotary_fault(subject, call)
         if words is not None:
-            found.append(finding("RUN116", f"with one vector at all positions, {words}", **call.place()))
+            found.append(finding("RUN116", f"with one vector at all positions, {words}", call.place()))
     return found
 
 
@@ -167,20 +168,11 @@ def _is_rotary(call: ModuleCall) -> bool:
 
 def _rotary_fault(subject: Subject, call: ModuleCall) -> str | None:
     """What is wrong with the positions in a module's scores and values; None where nothing is, or it does not run."""
-
-    def constant(value: Any) -> Any:
-        is_hidden = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
-        if not is_hidden or value.shape[:2] != subject.sequence.shape[:2]:
-            return value
-        return value[:, :1].expand_as(value).contiguous()
-
     found = FormulaTrace(keeps_tensors=True)
-    try:
-        with found:
-            call.again(constant)
-    except Exception:
-        return None  # with a state of its own, as a cache
-    for value, _ in found.values:
+    with found:
+        if call.again(subject, lambda value: value[:, :1].expand_as(value).contiguous()) is None:
+            return None
+    for value in found.values:
         if value.ndim > 2 and value.shape[-2] == subject.length:
             moves = (value[..., 1:, :] - value[..., :-1, :]).abs().max() if subject.length > 1 else 0.0
             if float(moves) > TABLES * float(value.abs().max()):

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core.torch_modes import functorch_active
-from .softmax_capture import calling_line, naming_modules
+from .examination_report import Place
+from .softmax_capture import ModuleWatch
 from .subject import Subject
 
 
@@ -36,19 +36,6 @@ class Origin:
 
 PLAIN = Origin()
 AVERAGE = Origin(is_average=True)
-
-
-@dataclass(frozen=True)
-class Place:
-    """The module that was running, and the line that it was called from."""
-
-    module: str
-    file: str | None
-    line: int | None
-
-    def as_evidence(self) -> dict[str, Any]:
-        """Module, file and line, as evidence takes them."""
-        return {"module": self.module, "file": self.file, "line": self.line}
 
 
 @dataclass(frozen=True)
@@ -131,19 +118,17 @@ def _unmapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class FormulaTrace(TorchFunctionMode):
+class FormulaTrace(ModuleWatch):
     """Follows tensors from layer to softmax, and weights from softmax to values.
 
-    `softmaxes` and `sums` are in the order of the calls; `names` has the modules that are running, outermost first.
-    `values` are those that weights multiply, where the trace keeps tensors. mask_of: called with the scores of each
-    softmax, for the finite number of a mask in them.
+    `softmaxes` and `sums` are in the order of the calls. `values` are those that weights multiply, where the trace
+    keeps tensors. mask_of: called with the scores of each softmax, for the finite number of a mask in them.
     """
 
     def __init__(self, *, keeps_tensors: bool = False, mask_of: Callable[[Tensor], float | None] | None = None) -> None:
         super().__init__()
         self.keeps_tensors, self.mask_of = keeps_tensors, mask_of
-        self.names: list[str] = []
-        self.values: list[tuple[Tensor, Place]] = []
+        self.values: list[Tensor] = []
         self.softmaxes: list[SoftmaxInput] = []
         self.sums: list[WeightSum] = []
         self.origins = WeakTensorKeyDictionary()
@@ -230,7 +215,7 @@ class FormulaTrace(TorchFunctionMode):
                 if not self.origin(values).is_average:
                     self._add_sum(weights, (axis,))
                 if self.keeps_tensors:
-                    self.values.append((values if weights is first else values.mT, self._place()))
+                    self.values.append(values if weights is first else values.mT)
                 return AVERAGE
         is_layer = any(isinstance(one, nn.Parameter) for one in operands) or (second.ndim == 2 < first.ndim)
         if is_layer:
@@ -265,7 +250,7 @@ class FormulaTrace(TorchFunctionMode):
             return None
         dtype = kwargs.get("dtype") or scores.dtype
         length = scores.shape[dim]
-        found = SoftmaxInput(scores.numel() // max(length, 1), length, self.origin(scores), dtype, self._place())
+        found = SoftmaxInput(scores.numel() // max(length, 1), length, self.origin(scores), dtype, self.place())
         if self.mask_of is not None:
             found = replace(found, mask=self.mask_of(_unmapped(scores.detach())))
         if self.keeps_tensors:
@@ -279,11 +264,10 @@ class FormulaTrace(TorchFunctionMode):
         factor = _multiplied(self.origin(query).factor, self.origin(key).factor)
         origin = Origin(_multiplied(factor, dim**-0.5 if scale is None else float(scale)), dim)
         operands = (query, key) if self.keeps_tensors else None
-        self.softmaxes.append(
-            SoftmaxInput(None, key.shape[-2], origin, torch.float32, self._place(), operands=operands)
-        )
+        found = SoftmaxInput(None, key.shape[-2], origin, torch.float32, self.place(), operands=operands)
+        self.softmaxes.append(found)
         if self.keeps_tensors:
-            self.values.append((value, self._place()))
+            self.values.append(value)
         return PLAIN
 
     def _add_sum(self, weights: Tensor, axes: tuple[int, ...]) -> None:
@@ -292,10 +276,7 @@ class FormulaTrace(TorchFunctionMode):
         sums = weights.detach().double().sum(axes)
         sums = sums[(sums.abs() > 1e-12) & sums.isfinite()]  # rows without keys are 0
         if sums.numel():
-            self.sums.append(WeightSum(float(sums.min()), float(sums.max()), weights.dtype, self._place()))
-
-    def _place(self) -> Place:
-        return Place(self.names[-1] if self.names else "", *calling_line())
+            self.sums.append(WeightSum(float(sums.min()), float(sums.max()), weights.dtype, self.place()))
 
 
 def trace_formulas(
@@ -307,6 +288,6 @@ def trace_formulas(
 ) -> FormulaTrace:
     """Every softmax of one run and every product of its weights; no scores are stored."""
     found = FormulaTrace(mask_of=mask_of)
-    with naming_modules(subject.model, found.names), found:
+    with found.of(subject.model), found:
         subject.run(sequence, **changes)
     return found

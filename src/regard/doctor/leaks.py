@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from bisect import bisect_left
 from functools import partial
 from typing import Any
 
@@ -11,19 +11,20 @@ from torch import Tensor, nn
 
 from regard_doctor.finding import Severity
 
-from .examination_report import ModelFinding, finding
-from .finding_map import IsWrong, Maps, attention_of_module, difference_map, disagreement, influence_map
-from .module_trace import ModuleCall, first_moved, first_moved_by, length_axis, trace
+from .examination_report import ModelFinding, Place, finding
+from .finding_map import IsWrong, Maps, attention_of_module, disagreement, influence_map, moved
+from .module_trace import ModuleCall, at_positions, first_moved, first_moved_by, trace
 from .padding_masks import (
+    PaddedRow,
     padded_row,
     padding_keywords,
     padding_token,
-    reads_source,
     source_mask,
     source_of,
     without_last,
 )
-from .subject import DOCUMENTS, Noise, SkippedCheck, Subject, largest
+from .rounding_noise import Noise
+from .subject import DOCUMENTS, SOURCES, SkippedCheck, Subject, largest
 
 PREFIXES = (1, 3, 7, 15, 31, 32, 63)
 """Lengths of the prefixes whose outputs must not move: before, at and behind the borders of blocks."""
@@ -33,16 +34,6 @@ def _with_suffix(subject: Subject, start: int, stop: int | None = None) -> Tenso
     changed = subject.sequence.clone()
     changed[:, start:stop] = subject.others(subject.sequence)[:, start:stop]
     return changed
-
-
-def _place(call: ModuleCall | None) -> dict[str, Any]:
-    return {} if call is None else call.place()
-
-
-def _largest_move(difference: Tensor, axis: int = 1) -> tuple[int, float]:
-    """The position of the largest difference, and its size."""
-    moves = difference.abs().nan_to_num(nan=torch.inf).movedim(axis, 0).flatten(1).amax(1)
-    return int(moves.argmax()), float(moves.max())
 
 
 def check_future(subject: Subject, noise: Noise) -> list[ModelFinding]:
@@ -56,14 +47,14 @@ def check_future(subject: Subject, noise: Noise) -> list[ModelFinding]:
     if subject.pooled:
         raise SkippedCheck(subject.outputs_in_words)
     prefixes = [prefix for prefix in PREFIXES if prefix < subject.length]
-    if not prefixes:
-        raise SkippedCheck("the sequence has one position")
-    base, leaking = subject.outputs(), []
-    for prefix in prefixes:
-        until = slice(prefix + subject.names.predicts_own)
-        moved = subject.outputs(_with_suffix(subject, prefix))[:, until] - base[:, until]
-        if largest(moved) > noise.same_shape:
-            leaking.append(prefix)
+    base, own = subject.outputs(), int(subject.names.predicts_own)
+
+    def evidence(prefix: int, start: int, stop: int | None = None) -> dict[str, Any]:
+        """How outputs of a prefix move when tokens from `start` on change; empty where they do not."""
+        difference = subject.outputs(_with_suffix(subject, start, stop)) - base
+        return moved(difference[:, : prefix + own], noise.same_shape)
+
+    leaking = [prefix for prefix in prefixes if evidence(prefix, prefix)]
     if not leaking:
         return []
     if subject.causal is None and len(leaking) == len(prefixes):
@@ -71,27 +62,19 @@ def check_future(subject: Subject, noise: Noise) -> list[ModelFinding]:
             "every output depends on later tokens, as in an encoder: for a decoder pass causal=True (--causal)"
         )
     prefix = leaking[0]
-    until = slice(prefix + subject.names.predicts_own)
-    token = _first_token_that_moves(subject, base, prefix, until, noise)
-    other = _with_suffix(subject, token, token + 1)
-    position, by = _largest_move(subject.outputs(other)[:, until] - base[:, until])
-    if by <= noise.same_shape:  # only several tokens together move it
-        other = _with_suffix(subject, prefix)
-        position, by = _largest_move(subject.outputs(other)[:, until] - base[:, until])
-    call = first_moved_by(subject, (None, _with_suffix(subject, prefix)), until, noise.same_shape)
-    where = "up to" if subject.names.predicts_own else "before"
-    return [
-        finding(
-            "RUN101",
-            f"outputs {where} position {', '.join(map(str, leaking))} depend on tokens from there on",
-            changed=token,
-            moved=position,
-            by=by,
-            tolerance=noise.same_shape,
-            maps=_leak_maps(subject, call, noise, at=(position, token), is_wrong=lambda query, key: key > query),
-            **_place(call),
-        )
-    ]
+    # The last token from which a changed suffix still moves the outputs.
+    token = prefix + bisect_left(range(prefix + 1, subject.length), True, key=lambda start: not evidence(prefix, start))
+    found = evidence(prefix, token, token + 1) or evidence(prefix, prefix)  # only several tokens together may move it
+    part = at_positions(subject, slice(prefix + own))
+    call = first_moved_by(subject, (None, _with_suffix(subject, prefix)), part, noise.same_shape)
+    message = f"outputs {'up to' if own else 'before'} position {', '.join(map(str, leaking))} depend on tokens from"
+    at = found["moved"], token
+    maps = _leak_maps(subject, call, noise, at=at, is_wrong=lambda query, key: key > query)
+    return [finding("RUN101", f"{message} there on", _place(call), changed=token, maps=maps, **found)]
+
+
+def _place(call: ModuleCall | None) -> Place | None:
+    return None if call is None else call.place()
 
 
 def _leak_maps(
@@ -119,16 +102,6 @@ def _reads_before(border: int, query: Tensor, key: Tensor) -> Tensor:
     return (query >= border) & (key < border)
 
 
-def _first_token_that_moves(subject: Subject, base: Tensor, prefix: int, until: slice, noise: Noise) -> int:
-    """The last start from which a changed suffix still moves outputs `until` a position, by bisection."""
-    low, high = prefix, subject.length
-    while high - low > 1:
-        middle = (low + high) // 2
-        moved = subject.outputs(_with_suffix(subject, middle))[:, until] - base[:, until]
-        low, high = (middle, high) if largest(moved) > noise.same_shape else (low, middle)
-    return low
-
-
 def check_batch(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN107: the outputs of a row move when the other rows change."""
     if subject.batch_size < 2:
@@ -136,29 +109,18 @@ def check_batch(subject: Subject, noise: Noise) -> list[ModelFinding]:
     changed = subject.sequence.clone()
     changed[1:] = subject.others(subject.sequence)[1:]
     difference = subject.outputs(changed)[:1] - subject.outputs()[:1]
-    position, by = _largest_move(difference)
-    if by <= noise.same_shape:
+    if not moved(difference, noise.same_shape):
         return []
-    call = _first_batch_leak(subject, changed, noise)
-    message = "the first row of the batch moves when the others change"
-    maps = difference_map(subject, difference, noise.same_shape, title="Outputs of the first row when others change")
-    return [finding("RUN107", message, moved=position, by=by, tolerance=noise.same_shape, maps=maps, **_place(call))]
 
+    def first_row(tensor: Tensor) -> Tensor | None:
+        return tensor[0] if tensor.ndim > 1 and tensor.shape[0] == subject.batch_size else None
 
-def _first_batch_leak(subject: Subject, changed: Tensor, noise: Noise) -> ModuleCall | None:
-    def moved(first: Tensor, second: Tensor) -> bool:
-        same = first.shape == second.shape and first.is_floating_point() and first.ndim > 1
-        if not same or first.shape[0] != subject.batch_size:
-            return False
-        return largest(torch.nan_to_num(second[0] - first[0])) > noise.same_shape
-
-    for call, other in zip(trace(subject), trace(subject, changed), strict=False):
-        if call.name != other.name or call.output is None or other.output is None:
-            continue
-        inputs = zip(call.inputs(), other.inputs(), strict=False)
-        if moved(call.output, other.output) and not any(moved(one, two) for one, two in inputs):
-            return call
-    return None
+    place = _place(first_moved_by(subject, (None, changed), first_row, noise.same_shape))
+    message, title = (
+        "the first row of the batch moves when the others change",
+        "Outputs of the first row when others change",
+    )
+    return disagreement(subject, "RUN107", message, difference, noise.same_shape, title=title, place=place)
 
 
 def _severity(subject: Subject, side: str) -> Severity:
@@ -166,7 +128,7 @@ def _severity(subject: Subject, side: str) -> Severity:
 
     The target of an encoder-decoder begins with one token in every row.
     """
-    continues = hasattr(subject.model, "generate") and not reads_source(subject)
+    continues = hasattr(subject.model, "generate") and source_of(subject) is None
     return Severity.ERROR if side == "right" or continues else Severity.WARNING
 
 
@@ -178,56 +140,49 @@ def check_padding(subject: Subject, noise: Noise) -> list[ModelFinding]:
     alone = _shorter_outputs(subject, amount)
     found = []
     for side in ("right", "left"):
-        sequence, keep, place = padded_row(subject, amount, side)
+        row = padded_row(subject, amount, side)
         try:
-            mask = padding_keywords(subject, keep)
+            mask = padding_keywords(subject, row.keep)
         except SkippedCheck:
             if side == "right":
                 raise
             continue  # lengths say nothing of padding on the left
-        if subject.pooled:
-            place = slice(None)
-        first = subject.outputs(sequence, **mask)[0, place]
+        place = slice(None) if subject.pooled else row.place
+        start = place.start or 0
+        first = subject.outputs(row.sequence, **mask)[:1, place]
         if first.shape != alone.shape:
             raise SkippedCheck("the outputs of a shorter sequence have another shape")
         if bool(first.isnan().any()):
             message = f"outputs of tokens are NaN with masked padding on the {side}, in {first.dtype}"
-            moved = int(first.isnan().any(-1).nonzero()[0]) + (place.start or 0)
-            found.append(finding("RUN110", message, severity=_severity(subject, side), moved=moved))
+            position = int(first[0].isnan().any(-1).nonzero()[0]) + start
+            found.append(finding("RUN110", message, severity=_severity(subject, side), moved=position))
             continue
-        other = sequence.clone()
-        inside = torch.where(keep[0])[0]
-        other[0] = subject.others(sequence)[0]
-        other[0, inside] = sequence[0, inside]
-        by_token = subject.names.padding is None and subject.names.pad_token is not None
-        if by_token:  # padding is this token, and no other
-            other = sequence
-        position, by = _largest_move(subject.outputs(other, **mask)[0, place] - first, axis=0)
+        other = _with_other_padding(subject, row)
+        evidence = moved(subject.outputs(other, **mask)[:1, place] - first, noise.same_shape, first=start)
         # A model may find padding by its token: then other tokens there are no padding, and its own changes nothing.
         told_by_token = padding_token(subject) is not None and largest(first - alone) <= noise.other_shape
-        if by > noise.same_shape and not told_by_token:
-            call = first_moved_by(subject, (sequence, other), place, noise.same_shape, **mask)
+        if evidence and not told_by_token:
+            part = at_positions(subject, place)
+            call = first_moved_by(subject, (row.sequence, other), part, noise.same_shape, **mask)
             message = f"outputs of tokens depend on what the padding on the {side} is, though it is masked"
-            evidence = {"moved": position + (place.start or 0), "by": by, "tolerance": noise.same_shape}
-            at = position + (place.start or 0), int((~keep[0]).nonzero()[0])
-            is_wrong = partial(_reads_padding, keep[0])
-            maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, row=0, sequence=sequence, **mask)
+            at = evidence["moved"], int((~row.keep[0]).nonzero()[0])
+            is_wrong = partial(_reads_padding, row.keep[0])
+            maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, row=0, sequence=row.sequence, **mask)
             # An output for each row may be that of the first position, which is padding then.
             severity = Severity.WARNING if side == "left" and subject.pooled else Severity.ERROR
-            found.append(finding("RUN103", message, severity=severity, maps=maps, **evidence, **_place(call)))
-            continue
-        position, by = _largest_move(first - alone, axis=0)
-        if by > noise.other_shape:
-            maps = difference_map(
-                subject,
-                (first - alone)[None],
-                noise.other_shape,
-                title="Outputs of tokens with and without padding",
-                first=place.start or 0,
-            )
-            moves = _padding_moves(subject, side, sequence, mask, alone, place, position, by, noise)
-            found.append(replace(moves, maps=maps))
+            found.append(finding("RUN103", message, _place(call), severity=severity, maps=maps, **evidence))
+        elif moved(first - alone, noise.other_shape):
+            message, severity = f"masked padding on the {side} changes results", _severity(subject, side)
+            if side == "left" and _positions_mend(subject, row, mask, alone, noise):
+                message += ": positions count the padding; position_ids of the tokens alone mend it"
+                severity = Severity.WARNING  # `generate` passes them
+            code, title = _CODES[side], "Outputs of tokens with and without padding"
+            settings = {"title": title, "first": start, "severity": severity}
+            found += disagreement(subject, code, message, first - alone, noise.other_shape, **settings)
     return found
+
+
+_CODES = {"right": "RUN105", "left": "RUN104"}
 
 
 def _shorter_outputs(subject: Subject, amount: int) -> Tensor:
@@ -237,46 +192,37 @@ def _shorter_outputs(subject: Subject, amount: int) -> Tensor:
     if subject.names.padding is not None:
         whole = torch.ones(sequence.shape[:2], dtype=torch.bool, device=sequence.device)
         keywords |= padding_keywords(subject, whole)
-    return subject.outputs(sequence, **keywords)[0]
+    return subject.outputs(sequence, **keywords)[:1]
 
 
-def _padding_moves(
-    subject: Subject,
-    side: str,
-    sequence: Tensor,
-    mask: dict[str, Tensor],
-    alone: Tensor,
-    place: slice,
-    position: int,
-    by: float,
-    noise: Noise,
-) -> ModelFinding:
-    why, severity = "", _severity(subject, side)
-    if "position_ids" in subject.parameters and side == "left":
-        positions = torch.arange(subject.length, device=sequence.device).repeat(subject.batch_size, 1)
-        positions[0] = (positions[0] - (place.start or 0)).clamp(min=0)
-        try:
-            shifted: dict[str, Any] = {**mask, "position_ids": positions}
-            again = subject.outputs(sequence, **shifted)[0, place]
-            if largest(again - alone) <= noise.other_shape:
-                why = ": positions count the padding; position_ids of the tokens alone mend it"
-                severity = Severity.WARNING  # `generate` passes them
-        except Exception:
-            why = ""
-    return finding(
-        "RUN104" if side == "left" else "RUN105",
-        f"masked padding on the {side} changes results{why}",
-        severity=severity,
-        moved=position + (place.start or 0),
-        by=by,
-        tolerance=noise.other_shape,
-    )
+def _with_other_padding(subject: Subject, row: PaddedRow) -> Tensor:
+    """The sequence with other padding; the same where one token is padding, and no other."""
+    other = row.sequence.clone()
+    if subject.names.padding is not None or subject.names.pad_token is None:
+        other[0, ~row.keep[0]] = subject.others(other)[0, ~row.keep[0]]
+    return other
+
+
+def _positions_mend(subject: Subject, row: PaddedRow, mask: dict[str, Any], alone: Tensor, noise: Noise) -> bool:
+    """Whether padding on the left changes nothing once the model is told the positions of tokens."""
+    if "position_ids" not in subject.parameters:
+        return False
+    positions = torch.arange(subject.length, device=row.sequence.device).repeat(subject.batch_size, 1)
+    positions[0] = (positions[0] - row.place.start).clamp(min=0)
+    place = slice(None) if subject.pooled else row.place
+    try:
+        again = subject.outputs(row.sequence, **{**mask, "position_ids": positions})[:1, place]
+    except Exception:
+        return False
+    return largest(again - alone) <= noise.other_shape
 
 
 def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN103, 104 and 105 of an encoder-decoder: masked padding of the source moves outputs."""
-    name, source = source_of(subject)
-    mask = source_mask(subject, name)
+    name = source_of(subject)
+    if name is None:
+        raise SkippedCheck(f"the model has no source ({', '.join(SOURCES)}, or an input with a mask of its own)")
+    source, mask = subject.inputs[name], source_mask(subject, name)
     amount = max(1, source.shape[1] // 4)
     whole = torch.ones(source.shape[:2], dtype=torch.bool, device=source.device)
     words = 0 if source.is_floating_point() else int(source.max()) + 1
@@ -285,7 +231,7 @@ def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
     if not mask(whole):  # padding is one token, and no other
         first = second = torch.full_like(first, subject.names.pad_token or 0)
     found = []
-    for side, code in (("right", "RUN105"), ("left", "RUN104")):
+    for side, code in _CODES.items():
         parts, again, keep = [source, first], [source, second], [whole, ~whole[:, :amount]]
         if side == "left":
             parts, again, keep = parts[::-1], again[::-1], keep[::-1]
@@ -295,12 +241,9 @@ def check_source(subject: Subject, noise: Noise) -> list[ModelFinding]:
         same = subject.outputs(**{name: torch.cat(again, 1), **keywords})
         message = f"outputs depend on what the padding on the {side} of the source is, though it is masked"
         moves = disagreement(subject, "RUN103", message, same - padded, noise.same_shape, severity=severity)
-        if not moves:
-            message = f"{amount} tokens of masked padding on the {side} of the source change results"
-            title = "Outputs with and without padding of the source"
-            settings = {"title": title, "severity": severity}
-            moves = disagreement(subject, code, message, padded - alone, noise.other_shape, **settings)
-        found += moves
+        message = f"{amount} tokens of masked padding on the {side} of the source change results"
+        settings = {"title": "Outputs with and without padding of the source", "severity": severity}
+        found += moves or disagreement(subject, code, message, padded - alone, noise.other_shape, **settings)
     return found
 
 
@@ -319,8 +262,6 @@ def check_documents(subject: Subject, noise: Noise) -> list[ModelFinding]:
         raise SkippedCheck("the model takes neither position_ids nor document ids")
     if subject.pooled:
         raise SkippedCheck(subject.outputs_in_words)
-    if subject.length < 2:
-        raise SkippedCheck("the sequence has one position")
     without = {"use_cache": False} if "use_cache" in subject.parameters else {}  # transformers' packing wants none
     if border is not None:
         ways: list[tuple[str, dict[str, Any]]] = [("as in the batch", {})]
@@ -331,23 +272,22 @@ def check_documents(subject: Subject, noise: Noise) -> list[ModelFinding]:
     for words, changes in ways:
         keywords = {**changes, **without}
         other = _with_suffix(subject, 0, border)
-        difference = subject.outputs(other, **keywords)[:, border:] - subject.outputs(**keywords)[:, border:]
-        position, by = _largest_move(difference)
-        if by > noise.same_shape:
-            call = first_moved_by(subject, (None, other), slice(border, None), noise.same_shape, **keywords)
+        difference = subject.outputs(other, **keywords) - subject.outputs(**keywords)
+        evidence = moved(difference[:, border:], noise.same_shape, first=border)
+        if evidence:
+            part = at_positions(subject, slice(border, None))
+            call = first_moved_by(subject, (None, other), part, noise.same_shape, **keywords)
             message = f"the second of two documents packed {words} depends on the first"
-            evidence = {"changed": border - 1, "moved": border + position, "by": by, "tolerance": noise.same_shape}
-            is_wrong = partial(_reads_before, border)
-            at = border + position, border - 1
+            at, is_wrong = (evidence["moved"], border - 1), partial(_reads_before, border)
             maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, **keywords)
-            found.append(finding("RUN102", message, maps=maps, **evidence, **_place(call)))
+            found.append(finding("RUN102", message, _place(call), changed=border - 1, maps=maps, **evidence))
     return found
 
 
 def second_document(subject: Subject) -> int | None:
     """Where the second document of the batch begins, in every row; None where there is none."""
     for name in (*DOCUMENTS, "position_ids"):
-        given = subject.keywords.get(name)
+        given = subject.inputs.get(name)
         if isinstance(given, Tensor) and given.shape == subject.sequence.shape[:2]:
             starts = given[:, 1:] < given[:, :-1] if name == "position_ids" else given[:, 1:] != given[:, :-1]
             common = starts.all(0).nonzero()
@@ -413,38 +353,26 @@ def check_positions(subject: Subject, noise: Noise) -> list[ModelFinding]:
 def _order_in_modules(subject: Subject, permuted: Tensor, order: Tensor, noise: Noise) -> list[ModelFinding]:
     """RUN106 of a causal model, whose later layers know an order from the mask alone."""
     last = subject.length - 1
+    part = at_positions(subject, slice(last, None))
     calls = trace(subject)
-    changed = trace(subject, _with_suffix(subject, 0, last))
-    mixing = first_moved(subject, calls, changed, slice(last, None), noise.same_shape)
+    mixing = first_moved(calls, trace(subject, _with_suffix(subject, 0, last)), part, noise.same_shape)
     if mixing is None or mixing.output is None:
         return []
     again = next((call for call in trace(subject, permuted) if call.name == mixing.name), None)
     if again is None or again.output is None or again.output.shape != mixing.output.shape:
         return []
-    axis = length_axis(mixing.output, subject)
-    if axis is None or largest((again.output - mixing.output).select(axis, last)) > noise.other_shape:
+    before, after = part(mixing.output), part(again.output)
+    if before is None or after is None or largest(after - before) > noise.other_shape:
         return []
     for call in calls:
-        if type(call.module) is type(mixing.module) and _module_knows_order(subject, call, order, noise):
+        if type(call.module) is type(mixing.module) and _knows_order(subject, call, order, noise):
             return []
     message = "no attention module knows the order of the tokens: it follows from the causal mask alone"
-    maps = attention_of_module(subject, mixing.name)
-    place = mixing.place()
-    return [finding("RUN106", message, severity=Severity.WARNING, tolerance=noise.other_shape, maps=maps, **place)]
+    settings = {"severity": Severity.WARNING, "maps": attention_of_module(subject, mixing.name)}
+    return [finding("RUN106", message, mixing.place(), tolerance=noise.other_shape, **settings)]
 
 
-def _module_knows_order(subject: Subject, call: ModuleCall, order: Tensor, noise: Noise) -> bool:
+def _knows_order(subject: Subject, call: ModuleCall, order: Tensor, noise: Noise) -> bool:
     """Whether the last output of a module moves when its hidden inputs are permuted; True where it cannot be told."""
-
-    def change(value: Any) -> Any:
-        hidden = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
-        return value[:, order] if hidden and value.shape[:2] == subject.sequence.shape[:2] else value
-
-    try:
-        outputs = []
-        for function in (lambda value: value, change):
-            found = call.again(function)
-            outputs.append(found[0] if isinstance(found, tuple) else found)
-        return largest((outputs[0] - outputs[1])[:, -1]) > noise.other_shape
-    except Exception:
-        return True  # with a state of its own, as a cache
+    first, second = (call.again(subject, change) for change in (Tensor.clone, lambda value: value[:, order]))
+    return first is None or second is None or largest((first - second)[:, -1]) > noise.other_shape

@@ -1,7 +1,8 @@
-"""Traces of all modules in a run, and the first module in which two runs differ at positions where they must not."""
+"""Traces of all modules in a run, and the first module in which two runs differ where they must not."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,53 +11,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .subject import CACHES, Subject, largest, output_tensor, place_of
+from .examination_report import Place
+from .subject import CACHES, Subject, hooks, largest, output_tensor
 
 
 @dataclass
 class ModuleCall:
-    """One call of a module, in the order in which calls end: its name, arguments and output tensor."""
+    """One call of a module: its name, how many calls of it came before, its arguments and output tensor."""
 
     name: str
+    number: int
     module: nn.Module
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     output: Tensor | None
 
     def inputs(self) -> list[Tensor]:
-        """The floating-point and token tensors among the arguments."""
+        """The tensors among the arguments."""
         values = [*self.arguments, *self.keywords.values()]
         return [value for value in values if isinstance(value, Tensor)]
 
-    def again(self, change: Callable[[Any], Any]) -> Any:
-        """What the module returns for changed arguments, without the cache of the first call."""
-        keywords = {name: None if name in CACHES else change(value) for name, value in self.keywords.items()}
-        with torch.no_grad():
-            return self.module(*map(change, self.arguments), **keywords)
+    def again(self, subject: Subject, change: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """The output for changed hidden inputs, (batch, length, ...), without the cache of the first call.
 
-    def place(self) -> dict[str, Any]:
-        """Module, file and line, as evidence takes them."""
-        file, line = place_of(self.module)
-        return {"module": self.name, "file": file, "line": line}
+        None where the module does not run again, with a state of its own.
+        """
+
+        def changed(value: Any) -> Any:
+            is_hidden = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 2
+            return change(value) if is_hidden and value.shape[:2] == subject.sequence.shape[:2] else value
+
+        keywords = {name: None if name in CACHES else changed(value) for name, value in self.keywords.items()}
+        try:
+            with torch.no_grad():
+                return output_tensor(self.module(*map(changed, self.arguments), **keywords))
+        except Exception:
+            return None
+
+    def place(self) -> Place:
+        """The module and the lines of its `forward`."""
+        forward = type(self.module).forward
+        try:
+            return Place(self.name, inspect.getsourcefile(forward), inspect.getsourcelines(forward)[1])
+        except (OSError, TypeError):
+            return Place(self.name, None, None)
 
 
 def trace(subject: Subject, sequence: Tensor | None = None, **changes: Any) -> list[ModuleCall]:
     """All calls of modules in one run, in the order in which they end."""
     calls: list[ModuleCall] = []
-    names = {module: name for name, module in subject.model.named_modules()}
+    counts: Counter[str] = Counter()
 
-    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        found = output_tensor(output)
-        copied = tuple(one.clone() if isinstance(one, Tensor) else one for one in arguments)
-        named = {name: one.clone() if isinstance(one, Tensor) else one for name, one in keywords.items()}
-        calls.append(ModuleCall(names[module], module, copied, named, None if found is None else found.clone()))
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value
 
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in names]
-    try:
+    def after(name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        named = {key: copied(value) for key, value in keywords.items()}
+        unnamed = tuple(map(copied, arguments))
+        calls.append(ModuleCall(name, counts[name], module, unnamed, named, copied(output_tensor(output))))
+        counts[name] += 1
+
+    with hooks(subject.model, after):
         subject.run(sequence, **changes)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 
@@ -68,42 +84,42 @@ def length_axis(tensor: Tensor, subject: Subject) -> int | None:
     return None
 
 
-def _moved(first: Tensor, second: Tensor, subject: Subject, positions: slice, tolerance: float) -> bool:
-    if first.shape != second.shape or not first.is_floating_point():
-        return False
-    axis = length_axis(first, subject)
-    if axis is None:
-        return False
-    index = (slice(None),) * axis + (positions,)
-    return largest(torch.nan_to_num(second[index] - first[index])) > tolerance
+Part = Callable[[Tensor], Tensor | None]
+"""The part of a tensor that two runs must agree in; None of a tensor that has none."""
+
+
+def at_positions(subject: Subject, positions: slice) -> Part:
+    """What tensors have at these positions of the sequence."""
+
+    def part(tensor: Tensor) -> Tensor | None:
+        axis = length_axis(tensor, subject)
+        return None if axis is None else tensor[(slice(None),) * axis + (positions,)]
+
+    return part
 
 
 def first_moved_by(
-    subject: Subject, sequences: tuple[Tensor | None, Tensor | None], positions: slice, tolerance: float, **changes: Any
+    subject: Subject, sequences: tuple[Tensor | None, Tensor | None], part: Part, tolerance: float, **changes: Any
 ) -> ModuleCall | None:
     """As `first_moved`, of the runs of two sequences; None for that of the subject."""
     first, second = (trace(subject, sequence, **changes) for sequence in sequences)
-    return first_moved(subject, first, second, positions, tolerance)
+    return first_moved(first, second, part, tolerance)
 
 
-def first_moved(
-    subject: Subject, first: list[ModuleCall], second: list[ModuleCall], positions: slice, tolerance: float
-) -> ModuleCall | None:
-    """The first module whose inputs at these positions are the same in both runs, and whose output is not."""
-    seen: Counter[str] = Counter()
-    by_name: dict[tuple[str, int], ModuleCall] = {}
-    for call in second:
-        by_name[call.name, seen[call.name]] = call
-        seen[call.name] += 1
-    seen.clear()
+def first_moved(first: list[ModuleCall], second: list[ModuleCall], part: Part, tolerance: float) -> ModuleCall | None:
+    """The first module whose inputs are the same in this part in both runs, and whose output is not."""
+
+    def moved(one: Tensor | None, two: Tensor | None) -> bool:
+        if one is None or two is None or one.shape != two.shape or not one.is_floating_point():
+            return False
+        before, after = part(one), part(two)
+        return before is not None and after is not None and largest(torch.nan_to_num(after - before)) > tolerance
+
+    others = {(call.name, call.number): call for call in second}
     for call in first:
-        other = by_name.get((call.name, seen[call.name]))
-        seen[call.name] += 1
-        if other is None or call.output is None or other.output is None:
+        other = others.get((call.name, call.number))
+        if other is None or not moved(call.output, other.output):
             continue
-        inputs = zip(call.inputs(), other.inputs(), strict=False)
-        if any(_moved(one, two, subject, positions, tolerance) for one, two in inputs):
-            continue
-        if _moved(call.output, other.output, subject, positions, tolerance):
+        if not any(map(moved, call.inputs(), other.inputs())):
             return call
     return None

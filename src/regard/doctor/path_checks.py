@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from regard_doctor.finding import Severity
 
 from .examination_report import ModelFinding, finding
-from .finding_map import difference_map, disagreement, output_moves
-from .padding_masks import is_of_source
+from .finding_map import difference_map, disagreement, moves
+from .padding_masks import of_positions
+from .rounding_noise import Noise
 from .softmax_capture import capture_weights
-from .subject import CACHES, KEEP_MASKS, Noise, SkippedCheck, Subject, dropouts, fresh, largest, position_outputs
+from .subject import CACHES, KEEP_MASKS, SkippedCheck, Subject, dropouts, fresh, largest
 
 RETURNED_WEIGHTS = (
     "output_attentions",
@@ -41,9 +42,9 @@ def _cached_steps(
 
     The cache is what the model returns, or an object of the batch that it changes. with_positions: pass `position_ids`.
     """
-    cache, parts, start = fresh(subject.keywords.get(name)), [], 0
+    cache, parts, start = fresh(subject.inputs.get(name)), [], 0
     keywords: dict[str, Any] = {"use_cache": True} if "use_cache" in subject.parameters else {}
-    if "attention_mask" in subject.keywords and str(subject.key) == "input_ids":
+    if "attention_mask" in subject.inputs and str(subject.key) == "input_ids":
         keywords["attention_mask"] = None
     for size in sizes:
         part = subject.sequence[:, start : start + size]
@@ -54,7 +55,7 @@ def _cached_steps(
             positions = torch.arange(start, start + part.shape[1], device=part.device)
             keywords["position_ids"] = positions.repeat(part.shape[0], 1)
         output = subject.run(part, **keywords, **({} if cache is None else {name: cache}))
-        parts.append(position_outputs(output))
+        parts.append(subject.outputs_of(output))
         returned = _cache_in(output)
         cache = cache if returned is None else returned
         if cache is None:
@@ -78,9 +79,7 @@ def _of_part(subject: Subject, start: int, size: int) -> dict[str, Any]:
         SkippedCheck: a mask of pairs, whose rows and columns are cut in one way by one model and in another by others.
     """
     cut = {}
-    for name, value in subject.keywords.items():
-        if not isinstance(value, Tensor) or name in subject.same or is_of_source(subject, name):
-            continue
+    for name, value in of_positions(subject):
         if name == "attention_mask" and value.ndim == 2:
             continue
         if value.ndim > 2 and list(value.shape[1:]).count(subject.length) > 1:
@@ -124,22 +123,17 @@ def check_cache(subject: Subject, noise: Noise) -> list[ModelFinding]:
             message = f"{words} with a cache raise {type(error).__name__}: {str(error)[:120]}"
             found.append(finding("RUN120", message, severity=Severity.WARNING))
             continue
-        moves = output_moves(outputs - whole)
-        if float(moves.max()) > noise.other_shape:
-            first = int((moves > noise.other_shape).nonzero()[0])
+        by_position = moves(outputs - whole)
+        if float(by_position.max()) > noise.other_shape:
+            first = int((by_position > noise.other_shape).nonzero()[0])
             message = f"{words} with a cache give other outputs than the sequence at once, from position {first} on"
             if _positions_mend(subject, sizes, name, whole, noise):
                 message += ": the model counts positions wrongly, position_ids of the tokens mend it"
             title = f"Outputs of {words} with a cache, and of the sequence at once"
             maps = difference_map(subject, outputs - whole, noise.other_shape, title=title)
-            evidence = {"moved": first, "by": float(moves.max()), "tolerance": noise.other_shape}
+            evidence = {"moved": first, "by": float(by_position.max()), "tolerance": noise.other_shape}
             found.append(finding("RUN120", message, maps=maps, **evidence))
     return found
-
-
-def _select(model: Any, implementation: str) -> None:
-    """Select an attention implementation of a model of transformers."""
-    model.set_attn_implementation(implementation)
 
 
 def _implementations(subject: Subject) -> dict[str, Tensor | Exception]:
@@ -151,19 +145,14 @@ def _implementations(subject: Subject) -> dict[str, Tensor | Exception]:
         names.append(own)
     for name in names:
         try:
-            if name == "regard":
-                other = swapped(subject)
-            else:
-                other = subject.copied()
-                _select(other.model, name)
-            results[name] = other.outputs()
+            results[name] = with_attention(subject, name).outputs()
         except Exception as error:
             results[name] = error
     return results
 
 
-def swapped(subject: Subject) -> Subject:
-    """A copy of a model of transformers whose attention is regard's.
+def with_attention(subject: Subject, implementation: str) -> Subject:
+    """A copy of a model of transformers with another attention implementation; 'regard' is what `swap` makes of it.
 
     Raises:
         SkippedCheck: none of its attentions can be selected.
@@ -171,7 +160,10 @@ def swapped(subject: Subject) -> Subject:
     from ..huggingface import swap
 
     other = subject.copied()
-    if not swap(other.model).replaced:
+    model: Any = other.model
+    if implementation != "regard":
+        model.set_attn_implementation(implementation)
+    elif not swap(model).replaced:
         raise SkippedCheck("no attention of the model can be selected")
     return other
 
@@ -318,10 +310,7 @@ def check_eager(subject: Subject, noise: Noise) -> list[ModelFinding]:
     faster = []
     for name in ("sdpa", "regard"):
         try:
-            other = swapped(subject) if name == "regard" else subject.copied()
-            if name == "sdpa":
-                _select(other.model, name)
-            eager, seconds = _seconds([subject, other])
+            eager, seconds = _seconds([subject, with_attention(subject, name)])
         except Exception:
             continue
         if seconds < CLEARLY * eager:

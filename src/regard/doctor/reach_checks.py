@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .examination_report import ModelFinding, finding
-from .finding_map import attention_of_module, influence_map
+from .finding_map import attention_of_module, influence_map, moves
 from .formula_trace import trace_formulas
 from .module_trace import ModuleCall, length_axis, trace
-from .subject import Noise, SkippedCheck, Subject, largest, output_tensor
+from .rounding_noise import Noise
+from .subject import SkippedCheck, Subject, largest
 
 WINDOWS = ("window", "window_size", "sliding_window", "local_window", "attention_window")
 """Attributes by which modules state how many positions they see."""
@@ -42,11 +43,9 @@ def check_window(subject: Subject, noise: Noise) -> list[ModelFinding]:
         for changed in (subject.length // 2, 0, subject.length - 1):
             far = _far_moves(subject, call, changed, window, noise)
             if far is not None:
-                position, by = far
                 message = f"a window of {window} is stated, and most outputs farther away move"
-                evidence = {"changed": changed, "moved": position, "by": by, "tolerance": noise.other_shape}
                 maps = attention_of_module(subject, call.name, partial(_is_beyond, window))
-                found.append(finding("RUN108", message, maps=maps, **evidence, **call.place()))
+                found.append(finding("RUN108", message, call.place(), changed=changed, maps=maps, **far))
                 break
     return found
 
@@ -56,32 +55,25 @@ def _is_beyond(window: int, query: Tensor, key: Tensor) -> Tensor:
     return (query - key).abs() > window
 
 
-def _far_moves(subject: Subject, call: ModuleCall, changed: int, window: int, noise: Noise) -> tuple[int, float] | None:
-    """The farthest position that moves, and how much, where most positions beyond the window do."""
+def _far_moves(subject: Subject, call: ModuleCall, changed: int, window: int, noise: Noise) -> dict[str, Any] | None:
+    """The evidence of the farthest position that moves, where most positions beyond the window do."""
 
-    def change(value: Any) -> Any:
-        is_hidden = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 2
-        if not is_hidden or value.shape[:2] != subject.sequence.shape[:2]:
-            return value
+    def change(value: Tensor) -> Tensor:
         other = value.clone()
         other[:, changed] = subject.others(value)[:, changed]
         return other
 
-    try:
-        output = output_tensor(call.again(change))
-    except Exception:
-        return None  # with a state of its own, as a cache
+    output = call.again(subject, change)
     axis = length_axis(call.output, subject) if call.output is not None else None
     if output is None or call.output is None or axis is None or output.shape != call.output.shape:
         return None
-    moves = (output - call.output).abs().nan_to_num(nan=torch.inf).movedim(axis, 0).flatten(1).amax(1)
-    distance = (torch.arange(subject.length, device=moves.device) - changed).abs()
-    far, moved = distance > window, moves > noise.other_shape
-    for side in (torch.arange(subject.length, device=moves.device) > changed, distance >= 0):
-        beyond = far & side
-        if int(beyond.sum()) and int((beyond & moved).sum()) * 2 > int(beyond.sum()):
-            position = int((distance * (beyond & moved)).argmax())
-            return position, float(moves[position])
+    by_position = moves(output - call.output, axis)
+    away = torch.arange(subject.length, device=by_position.device) - changed
+    far, moved = away.abs() > window, by_position > noise.other_shape
+    for beyond in (far & (away > 0), far):
+        if int((beyond & moved).sum()) * 2 > int(beyond.sum()):
+            position = int((away.abs() * (beyond & moved)).argmax())
+            return {"moved": position, "by": float(by_position[position]), "tolerance": noise.other_shape}
     return None
 
 

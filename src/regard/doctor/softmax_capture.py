@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,13 +22,12 @@ from ..attention import scaled_dot_product_attention
 from ..core.problem import Problem
 from ..core.torch_modes import functorch_active
 from ..kernels.hooks import attention_hook
-from .subject import Subject
+from .examination_report import Place
+from .subject import Subject, hooks
 
 SOFTMAX = {torch.softmax, functional.softmax, Tensor.softmax}
 TORCH = str(Path(torch.__file__).parent)
 OURS = str(Path(__file__).parents[1])
-
-
 CELLS = 512
 """Rows and columns of the weights that are stored: of longer sequences, the largest of some neighbouring weights."""
 MOST_READ = 1 << 20
@@ -42,11 +41,11 @@ class CapturedWeights:
     shape: (batch, heads, queries, keys). visible_keys: the keys that the mask leaves to each query. top, first: the
     largest weight of each query, and that of the first key. off_uniform: the largest difference of a query's weights
     from equal ones. These are (batch, heads, queries). apart: (heads, heads), the largest difference of the weights of
-    two heads, where heads are compared. is_nan: whether any weight is NaN.
+    two heads, where heads are compared.
     weights, visible: the largest weight of each cell, and whether the mask leaves any pair of it, (batch, heads, rows,
     columns), where the subject has maps. cell: the queries and keys of a cell, 1 up to CELLS of them.
-    kind: 'softmax' of scores in the model's own code, 'sdpa', 'multihead' or 'regard'. module: the innermost module
-    that ran. file, line: where it was called from, outside torch.
+    kind: 'softmax' of scores in the model's own code, 'sdpa', 'multihead' or 'regard'. place: the innermost module that
+    ran, and where it was called from.
     """
 
     shape: tuple[int, int, int, int]
@@ -55,18 +54,16 @@ class CapturedWeights:
     first: Tensor
     off_uniform: Tensor
     apart: Tensor | None
-    is_nan: bool
-    weights: Tensor | None
-    visible: Tensor | None
     cell: tuple[int, int]
     kind: str
-    module: str
-    file: str | None
-    line: int | None
+    place: Place
+    weights: Tensor | None = None
+    visible: Tensor | None = None
 
-    def place(self) -> dict[str, Any]:
-        """Module, file and line, as evidence takes them."""
-        return {"module": self.module, "file": self.file, "line": self.line}
+    @property
+    def is_nan(self) -> bool:
+        """Whether any weight is NaN."""
+        return bool(self.top.isnan().any())
 
 
 ReadRows: TypeAlias = Callable[[slice], tuple[Tensor, Tensor]]
@@ -80,36 +77,22 @@ def _statistics(
     batch, heads, queries, keys = shape
     cell = (-(-queries // CELLS), -(-keys // CELLS))
     step = max(1, MOST_READ // max(1, batch * heads * keys) // cell[0]) * cell[0]
-    columns: dict[str, list[Tensor]] = {"visible_keys": [], "top": [], "first": [], "off_uniform": []}
-    cells: list[Tensor] = []
-    visible_cells: list[Tensor] = []
+    parts: list[dict[str, Tensor]] = []
     apart: Tensor | None = None
-    is_nan = False
     for start in range(0, queries, step):
         weights, visible = read(slice(start, start + step))
         weights, visible = weights.detach(), visible.expand_as(weights)
-        is_nan = is_nan or bool(weights.isnan().any())
         count = visible.sum(-1)
-        columns["visible_keys"].append(count)
-        columns["top"].append(weights.amax(-1))
-        columns["first"].append(weights[..., 0].clone())
-        uniform = visible / count.unsqueeze(-1).clamp(min=1)
-        columns["off_uniform"].append((weights - uniform).abs().amax(-1))
+        part = {"visible_keys": count, "top": weights.amax(-1), "first": weights[..., 0].clone()}
+        part["off_uniform"] = (weights - visible / count.unsqueeze(-1).clamp(min=1)).abs().amax(-1)
+        if stores_cells:
+            part |= {"weights": _largest_of_cells(weights, cell), "visible": _largest_of_cells(visible, cell)}
+        parts.append(part)
         if compares_heads:
             differences = _head_differences(weights)
             apart = differences if apart is None else torch.maximum(apart, differences)
-        if stores_cells:
-            cells.append(_largest_of_cells(weights, cell))
-            visible_cells.append(_largest_of_cells(visible, cell))
-    return {
-        "shape": shape,
-        **{name: torch.cat(parts, 2) for name, parts in columns.items()},
-        "apart": apart,
-        "is_nan": is_nan,
-        "weights": torch.cat(cells, 2) if cells else None,
-        "visible": torch.cat(visible_cells, 2) if cells else None,
-        "cell": cell,
-    }
+    columns = {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}
+    return {"shape": shape, "cell": cell, "apart": apart, **columns}
 
 
 def _head_differences(weights: Tensor) -> Tensor:
@@ -128,7 +111,7 @@ def _largest_of_cells(pairs: Tensor, cell: tuple[int, int]) -> Tensor:
     return padded.unflatten(-1, (-1, cell[1])).amax(-1).unflatten(-2, (-1, cell[0])).amax(-2)
 
 
-def calling_line() -> tuple[str | None, int | None]:
+def _calling_line() -> tuple[str | None, int | None]:
     """File and line that called a function of torch, outside torch and regard."""
     frame = sys._getframe(2)
     while frame is not None:
@@ -139,14 +122,33 @@ def calling_line() -> tuple[str | None, int | None]:
     return None, None
 
 
-class _Capture(TorchFunctionMode):
-    """Records weights of torch's functions; `names` holds the modules that are running, outermost first."""
+class ModuleWatch(TorchFunctionMode):
+    """Sees the functions of torch that the modules of a model call; `names` are those that run, outermost first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def place(self) -> Place:
+        """The innermost module, and the line that calls, outside torch and regard."""
+        return Place(self.names[-1] if self.names else "", *_calling_line())
+
+    def of(self, model: nn.Module) -> AbstractContextManager[None]:
+        """The context in which `names` are those of this model."""
+
+        def leave(*_: Any) -> None:
+            self.names.pop()
+
+        return hooks(model, leave, self.names.append)
+
+
+class _Capture(ModuleWatch):
+    """Records weights of torch's functions, and of regard."""
 
     def __init__(self, lengths: set[int], *, stores_cells: bool, compares_heads: bool) -> None:
         super().__init__()
         self.lengths, self.stores_cells, self.compares_heads = lengths, stores_cells, compares_heads
         self.kind = "regard"
-        self.names: list[str] = []
         self.found: list[CapturedWeights] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,11 +160,7 @@ class _Capture(TorchFunctionMode):
             output, weights = func(*args, **kwargs)
             if weights is not None:
                 captured = weights if weights.ndim == 4 else weights.unsqueeze(0)
-                self.add(
-                    captured.shape,
-                    lambda rows: (captured[:, :, rows], captured[:, :, rows] > 0),
-                    "multihead",
-                )
+                self.add(captured.shape, lambda rows: (captured[:, :, rows], captured[:, :, rows] > 0), "multihead")
             return output, weights
         result = func(*args, **kwargs)
         if func in SOFTMAX and not functorch_active():  # the numbers of a mapped tensor cannot be read
@@ -220,31 +218,9 @@ class _Capture(TorchFunctionMode):
 
     def add(self, shape: torch.Size, read: ReadRows, kind: str) -> None:
         """Record the weights of (batch, heads, queries, keys), with the module that is running."""
-        file, line = calling_line()
-        name = self.names[-1] if self.names else ""
         settings = {"stores_cells": self.stores_cells, "compares_heads": self.compares_heads}
         found = _statistics(tuple(shape), read, **settings)  # type: ignore[arg-type]
-        self.found.append(CapturedWeights(**found, kind=kind, module=name, file=file, line=line))
-
-
-@contextmanager
-def naming_modules(model: nn.Module, names: list[str]) -> Iterator[None]:
-    """Append the name of each module while it runs."""
-
-    def enter(name: str) -> Any:
-        return lambda module, arguments: names.append(name)
-
-    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-        names.pop()
-
-    handles = []
-    for name, module in model.named_modules():
-        handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        self.found.append(CapturedWeights(**found, kind=kind, place=self.place()))
 
 
 def capture_weights(
@@ -260,7 +236,7 @@ def capture_weights(
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it computes an encoder layer in one call
     try:
-        with naming_modules(subject.model, capture.names), attention_hook(capture.on_problem), capture:
+        with capture.of(subject.model), attention_hook(capture.on_problem), capture:
             subject.run(sequence, **changes)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

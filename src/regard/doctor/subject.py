@@ -1,4 +1,4 @@
-"""A model with a batch, called again and again with changed inputs, and the differences that rounding alone makes."""
+"""A model with a batch, called again and again with changed inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,48 +36,10 @@ SOURCES = ("input_ids", "src", "source", "input_features", "input_values", "cont
 DOCUMENTS = ("document_ids", "doc_ids", "documents", "segment_ids", "sequence_ids", "seq_idx")
 LARGEST_COPY = 200_000_000
 """Parameters up to which a model is copied to float64."""
-SAFETY = 4.0
-"""Rounding is measured on a few inputs; others may round this much worse."""
 
 
 class SkippedCheck(Exception):
     """A check that this model or batch has no use for, with the reason."""
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What rounding changes in the outputs of a model.
-
-    repeat: the same input twice. order: the rows of the batch in reverse order, 0 for a random model. precision:
-    float32 instead of float64, the most of three inputs; where the model does not run in float64, or is random, its
-    parameters changed by half a unit in the last place. unit: one unit in the last place of the largest output. seeds:
-    the same input with another random seed.
-    """
-
-    repeat: float
-    order: float
-    precision: float
-    unit: float
-    seeds: float
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the outputs depend on the random seed."""
-        return self.seeds > SAFETY * max(self.repeat, self.unit)
-
-    @property
-    def same_shape(self) -> float:
-        """Largest difference that rounding makes between inputs of one shape."""
-        return SAFETY * max(self.repeat, self.order, self.unit)
-
-    @property
-    def other_shape(self) -> float:
-        """Largest difference that rounding makes between inputs of different shapes, or kernels."""
-        return max(self.same_shape, SAFETY * self.precision)
-
-    def as_dict(self) -> dict[str, float]:
-        """All fields."""
-        return asdict(self)
 
 
 def output_tensor(output: Any) -> Tensor | None:
@@ -89,14 +52,6 @@ def output_tensor(output: Any) -> Tensor | None:
             return value
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, Sequence) else ()
     return next((value for value in values if isinstance(value, Tensor)), None)
-
-
-def position_outputs(output: Any) -> Tensor:
-    """The output for each position, (batch, length, features), of what a model returned."""
-    found = output_tensor(output)
-    if found is None:
-        raise ConfigurationError("the model returns a tensor for one input and none for another")
-    return found.flatten(2) if found.ndim > 2 else found.unsqueeze(-1)
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -119,13 +74,19 @@ def fresh(value: Any) -> Any:
     return _mapped(value, copied)
 
 
-def place_of(module: nn.Module) -> tuple[str | None, int | None]:
-    """File and line of a module's `forward`."""
-    forward = type(module).forward
+@contextmanager
+def hooks(model: nn.Module, after: Callable[..., None], before: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Call after(name, module, arguments, keywords, output) when a module has run, and before(name) when it starts."""
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(partial(after, name), with_kwargs=True))
+        if before is not None:
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: before(name)))
     try:
-        return inspect.getsourcefile(forward), inspect.getsourcelines(forward)[1]
-    except (OSError, TypeError):
-        return None, None
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -160,12 +121,9 @@ class Subject:
         if not isinstance(model, nn.Module):
             raise ConfigurationError(f"a model is a torch.nn.Module, not {type(model).__name__}")
         self.model, self.names = model, names or InputNames()
-        if isinstance(batch, Mapping):
-            self.arguments: tuple[Any, ...] = ()
-            self.keywords = dict(batch)
-        else:
-            self.arguments = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-            self.keywords = {}
+        if not isinstance(batch, Mapping):
+            batch = dict(enumerate(batch if isinstance(batch, (list, tuple)) else (batch,)))
+        self.inputs: dict[str | int, Any] = dict(batch)
         try:
             self.parameters = inspect.signature(model.forward).parameters
         except (TypeError, ValueError):
@@ -178,8 +136,7 @@ class Subject:
         self.key = self._sequence_key(self.names.sequence, first)
         if not self.sequence.numel():
             raise ConfigurationError(f"the sequence {tuple(self.sequence.shape)} is empty; two positions are needed")
-        inputs = {**dict(enumerate(self.arguments)), **self.keywords}
-        self.same = tuple(key for key, value in inputs.items() if value is self.sequence)
+        self.same = tuple(key for key, value in self.inputs.items() if value is self.sequence)
         self.pooled = self.sequence.shape[:2] != first.shape[:2]
         self.is_subsampled = self.pooled and first.ndim > 2 and first.shape[0] == self.sequence.shape[0]
         self.output_length = first.shape[1] if first.ndim > 2 else self.length
@@ -191,7 +148,7 @@ class Subject:
 
     def _first_output(self) -> Tensor:
         try:
-            output = output_tensor(self.call(fresh(self.arguments), fresh(self.keywords)))
+            output = output_tensor(self.run())
         except Exception as error:
             shapes = ", ".join(self._shapes()) or "no tensor"
             raise ConfigurationError(
@@ -211,30 +168,25 @@ class Subject:
         return output
 
     def _shapes(self) -> Iterable[str]:
-        named = [*((str(i), v) for i, v in enumerate(self.arguments)), *self.keywords.items()]
-        return (f"{name}: {tuple(value.shape)}" for name, value in named if isinstance(value, Tensor))
+        return (f"{name}: {tuple(value.shape)}" for name, value in self.inputs.items() if isinstance(value, Tensor))
 
     def _sequence_key(self, wanted: str | int | None, output: Tensor) -> str | int:
-        inputs: dict[str | int, Any] = {**dict(enumerate(self.arguments)), **self.keywords}
+        tensors = {key: value for key, value in self.inputs.items() if isinstance(value, Tensor)}
         if wanted is not None:
-            if not isinstance(inputs.get(wanted), Tensor):
-                raise ConfigurationError(f"the batch has no tensor {wanted!r}, it has {', '.join(map(str, inputs))}")
+            if wanted not in tensors:
+                has = ", ".join(map(str, self.inputs))
+                raise ConfigurationError(f"the batch has no tensor {wanted!r}, it has {has}")
             return wanted
+        rows = {key: value for key, value in tensors.items() if value.shape[:1] == output.shape[:1]}
         readable = {
             key: value
-            for key, value in inputs.items()
-            if isinstance(value, Tensor)
-            and (value.ndim > 2 if value.is_floating_point() else value.ndim == 2 and value.dtype != torch.bool)
-            and value.shape[0] == output.shape[0]
+            for key, value in rows.items()
+            if (value.ndim > 2 if value.is_floating_point() else value.ndim == 2 and value.dtype != torch.bool)
             and not any(word in str(key) for word in ("mask", "position"))
             and key not in DOCUMENTS
         }
         if not readable and output.ndim > 2:  # samples of a sound, (batch, length)
-            readable = {
-                key: value
-                for key, value in inputs.items()
-                if isinstance(value, Tensor) and value.is_floating_point() and value.shape[:1] == output.shape[:1]
-            }
+            readable = {key: value for key, value in rows.items() if value.is_floating_point()}
         if not readable:
             raise ConfigurationError(
                 f"no input has the rows of the output {tuple(output.shape)}: {', '.join(self._shapes())}; needed are "
@@ -242,20 +194,17 @@ class Subject:
             )
         aligned = [key for key, value in readable.items() if value.shape[:2] == output.shape[:2]]
         fitting = aligned or list(readable)
-        last = fitting[-1] if self.arguments and aligned else fitting[0]
+        last = fitting[-1] if 0 in self.inputs and aligned else fitting[0]
         return next((name for name in SEQUENCES if name in fitting), last)
 
     def _double_rows(self) -> None:
-        def doubled(value: Any) -> Any:
-            is_row = isinstance(value, Tensor) and value.ndim and value.shape[0] == 1
-            return value.repeat(2, *[1] * (value.ndim - 1)) if is_row else value
+        def doubled(value: Tensor) -> Tensor:
+            return value.repeat(2, *[1] * (value.ndim - 1)) if value.shape[:1] == (1,) else value
 
-        arguments, keywords = _mapped(self.arguments, doubled), _mapped(self.keywords, doubled)
-        try:
-            self.call(fresh(arguments), fresh(keywords))
-        except Exception:
-            return  # a model of one sequence at a time
-        self.arguments, self.keywords = arguments, keywords
+        other = self.with_tensors(doubled)
+        with contextlib.suppress(Exception):  # of a model of one sequence at a time
+            other.run()
+            self.inputs = other.inputs
 
     def _special_tokens(self) -> frozenset[int]:
         config = getattr(self.model, "config", None)
@@ -269,24 +218,24 @@ class Subject:
         """The rows of the embedding that reads the sequence."""
         sizes: list[int] = []
 
-        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-            if isinstance(module, nn.Embedding) and arguments and isinstance(arguments[0], Tensor):
-                read = arguments[0]
-                if read.shape == self.sequence.shape and bool((read == self.sequence).all()):
-                    sizes.append(module.num_embeddings)
+        def after(name: str, module: nn.Module, arguments: tuple[Any, ...], *_: Any) -> None:
+            read = arguments[0] if arguments else None
+            if isinstance(module, nn.Embedding) and isinstance(read, Tensor) and torch.equal(read, self.sequence):
+                sizes.append(module.num_embeddings)
 
-        handles = [module.register_forward_hook(hook) for module in self.model.modules()]
-        try:
-            self.call(fresh(self.arguments), fresh(self.keywords))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooks(self.model, after):
+            self.run()
         return min(sizes, default=int(self.sequence.max()) + 1)
 
     @property
     def sequence(self) -> Tensor:
         """The sequence of the batch."""
-        return self.arguments[self.key] if isinstance(self.key, int) else self.keywords[self.key]
+        return self.inputs[self.key]
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The inputs that have a name."""
+        return {name: value for name, value in self.inputs.items() if isinstance(name, str)}
 
     @property
     def is_tokens(self) -> bool:
@@ -312,23 +261,19 @@ class Subject:
         """The first of the names that `forward` takes."""
         return next((name for name in names if name in self.parameters), None)
 
-    def call(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], seed: int = 0) -> Any:
-        """Run the model, without gradients, from a random seed of its own."""
+    def run(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Any:
+        """What the model returns for another sequence, and with other keywords; None takes a keyword away.
+
+        It runs without gradients, from a random seed of its own.
+        """
+        others = {} if sequence is None else dict.fromkeys(self.same, sequence)  # the same as query, key and value
+        inputs = {**fresh(self.inputs), **others, **changes}
+        arguments = [value for name, value in inputs.items() if isinstance(name, int)]
+        keywords = {name: value for name, value in inputs.items() if isinstance(name, str) and value is not None}
         devices = list({p.device for p in self.model.parameters() if p.device.type == "cuda"})
         with torch.random.fork_rng(devices), torch.no_grad():
             torch.manual_seed(seed)
             return self.model(*arguments, **keywords)
-
-    def run(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Any:
-        """What the model returns for another sequence, and with other keywords; None takes a keyword away."""
-        arguments, keywords = list(fresh(self.arguments)), fresh(self.keywords)
-        for key in self.same if sequence is not None else ():  # as query, key and value
-            if isinstance(key, int):
-                arguments[key] = sequence
-            else:
-                keywords[key] = sequence
-        keywords = {name: value for name, value in {**keywords, **changes}.items() if value is not None}
-        return self.call(tuple(arguments), keywords, seed)
 
     @property
     def outputs_in_words(self) -> str:
@@ -339,12 +284,18 @@ class Subject:
 
     def outputs(self, sequence: Tensor | None = None, *, seed: int = 0, **changes: Any) -> Tensor:
         """The output for each position, (batch, length, features), or for each row, (batch, 1, features)."""
-        found = output_tensor(self.run(sequence, seed=seed, **changes))
+        return self.outputs_of(self.run(sequence, seed=seed, **changes))
+
+    def outputs_of(self, returned: Any) -> Tensor:
+        """The outputs in what the model returned, as of `outputs`."""
+        found = output_tensor(returned)
         if found is None:
             raise ConfigurationError("the model returns a tensor for one input and none for another")
         if bool(found.isnan().any()):
             self.nan_outputs.append(int(found.isnan().sum()))
-        return found.flatten(1).unsqueeze(1) if self.pooled else position_outputs(found)
+        if self.pooled:
+            return found.flatten(1).unsqueeze(1)
+        return found.flatten(2) if found.ndim > 2 else found.unsqueeze(-1)
 
     def others(self, sequence: Tensor, seed: int = 1, vocabulary: int | None = None) -> Tensor:
         """Another sequence of the same shape: each token is another one, and no special one."""
@@ -359,27 +310,41 @@ class Subject:
         drawn = table[drawn]
         return torch.where(drawn == sequence, again, drawn).to(sequence.dtype)
 
-    def copied(self, dtype: torch.dtype | None = None) -> Subject:
-        """The same with a copy of the model, and of another floating-point dtype."""
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Subject:
+        """The same model with every tensor of its inputs changed."""
         other = copy.copy(self)
-        other.model = copy.deepcopy(self.model).eval()
-        if dtype is not None:
-            other.model._apply(lambda tensor: _in_dtype(tensor, dtype))
-
-            def convert(value: Any) -> Any:
-                if isinstance(value, nn.Module):
-                    return copy.deepcopy(value)._apply(lambda tensor: _in_dtype(tensor, dtype))
-                return _in_dtype(value, dtype) if isinstance(value, Tensor) else value
-
-            other.arguments, other.keywords = _mapped(self.arguments, convert), _mapped(self.keywords, convert)
+        other.inputs = _mapped(self.inputs, lambda value: change(value) if isinstance(value, Tensor) else value)
         return other
 
+    def copied(self) -> Subject:
+        """The same with a copy of the model."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model).eval()
+        return other
 
-def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of numbers in a dtype, complex ones, as of rotary tables, in the complex dtype of its precision."""
-    if tensor.is_complex():
-        return tensor.to(dtype.to_complex())
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    def in_double(self) -> Subject:
+        """The subject in float64 where it runs in it, and otherwise as it is."""
+        if sum(parameter.numel() for parameter in self.model.parameters()) > LARGEST_COPY:
+            return self
+        with contextlib.suppress(Exception):  # of models that convert to float32 inside
+            double = self.copied()
+            double.model._apply(_doubled)
+            double.inputs = _mapped(self.inputs, _doubled)
+            double.original = self
+            if double.outputs().dtype == torch.float64:
+                return double
+        return self
+
+
+def _doubled(value: Any) -> Any:
+    """A tensor of numbers, or a module among the inputs, in float64; complex ones, as rotary tables, in complex128."""
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value)._apply(_doubled)
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_complex():
+        return value.to(torch.complex128)
+    return value.double() if value.is_floating_point() else value
 
 
 def dropouts(model: nn.Module) -> dict[tuple[str, str], float]:
@@ -395,7 +360,7 @@ def dropouts(model: nn.Module) -> dict[tuple[str, str], float]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Any:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation, and every module back into its mode, with the dropouts that it had."""
     modes = [(module, module.training) for module in model.modules()]
     before = dropouts(model)
@@ -409,67 +374,8 @@ def evaluating(model: nn.Module) -> Any:
             setattr(model.get_submodule(name), key, value)
 
 
-def in_double(subject: Subject) -> Subject:
-    """The subject in float64 where it runs in it, and otherwise as it is."""
-    if sum(parameter.numel() for parameter in subject.model.parameters()) > LARGEST_COPY:
-        return subject
-    with contextlib.suppress(Exception):  # of models that convert to float32 inside
-        double = subject.copied(torch.float64)
-        if double.outputs().dtype == torch.float64:
-            double.original = subject
-            return double
-    return subject
-
-
 def largest(difference: Tensor) -> float:
     """Largest absolute number, infinity where one is NaN."""
     if not difference.numel():
         return 0.0
     return float(difference.abs().nan_to_num(nan=torch.inf).max())
-
-
-def measure_noise(subject: Subject, original: Subject) -> Noise:
-    """What rounding changes in the outputs of the subject; `original` is the model in its own dtype."""
-    first = subject.outputs()
-    unit = torch.finfo(first.dtype).eps * float(first.abs().nan_to_num().max())
-    repeat = _finite(subject.outputs() - first)
-    noise = Noise(repeat, 0.0, 0.0, unit, _finite(subject.outputs(seed=1) - first))
-
-    def flip(value: Any) -> Any:
-        is_rows = isinstance(value, Tensor) and value.ndim and value.shape[0] == subject.batch_size
-        return value.flip(0) if is_rows else value
-
-    order = 0.0
-    if not noise.is_random:
-        flipped = copy.copy(subject)
-        flipped.arguments, flipped.keywords = _mapped(subject.arguments, flip), _mapped(subject.keywords, flip)
-        order = _finite(flipped.outputs().flip(0) - first)
-    if first.dtype == torch.float64 and subject is not original and not noise.is_random:
-        precision = max(_finite(original.outputs().double() - first), *_precisions(subject, original))
-    else:
-        precision = _finite(_nudged(subject).outputs() - first)
-    return replace(noise, order=order, precision=precision)
-
-
-def _precisions(subject: Subject, original: Subject) -> Iterator[float]:
-    """What float32 changes of two more inputs: of one alone it can be a third of what it is of another."""
-    for seed in (1, 2):
-        other = original.others(original.sequence, seed)
-        yield _finite(original.outputs(other).double() - subject.outputs(other.to(subject.sequence.dtype)))
-
-
-def _finite(difference: Tensor) -> float:
-    """Largest absolute number that is finite."""
-    return float(difference.abs().nan_to_num(nan=0.0, posinf=0.0).max())
-
-
-def _nudged(subject: Subject) -> Subject:
-    """The subject with each parameter changed by half a unit in its last place, up or down."""
-    other = subject.copied()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in other.model.parameters():
-            if parameter.is_floating_point():
-                sign = torch.randint(2, parameter.shape, generator=generator).to(parameter) - 0.5
-                parameter.mul_(1 + torch.finfo(parameter.dtype).eps * 2 * sign)
-    return other

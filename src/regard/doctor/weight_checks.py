@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from .examination_report import ModelFinding, finding
 from .finding_map import attention_map
 from .padding_masks import without_last
+from .rounding_noise import Noise
 from .softmax_capture import CapturedWeights, capture_weights
-from .subject import Noise, SkippedCheck, Subject
+from .subject import SkippedCheck, Subject
 
 SINK_MASS = 0.95
 """A head is sink-only where the first key has this much of the weight of every row, as in papers on attention sinks."""
@@ -31,7 +33,7 @@ def captured(subject: Subject, *, compares_heads: bool = False) -> list[Captured
 
 def _tokens(subject: Subject, queries: int) -> Tensor:
     """(batch, queries): True where the batch's mask has a token."""
-    mask = subject.keywords.get("attention_mask")
+    mask = subject.inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == (subject.batch_size, queries):
         return mask.bool()
     return torch.ones(subject.batch_size, queries, dtype=torch.bool, device=subject.sequence.device)
@@ -60,7 +62,7 @@ def check_rows(subject: Subject, noise: Noise) -> list[ModelFinding]:
             row, head, position = (int(index) for index in empty.nonzero()[0])
             message = f"{int(empty.sum())} rows have no key, first head {head} in row {row} of the batch"
             maps = attention_map(subject, one, head, (position, 0), row)
-            return [*found, finding("RUN110", message, moved=position, maps=maps, **one.place())]
+            return [*found, finding("RUN110", message, one.place, moved=position, maps=maps)]
     return found
 
 
@@ -92,7 +94,7 @@ def check_heads(subject: Subject, noise: Noise) -> list[ModelFinding]:
             if bool(which.any()):
                 maps = attention_map(subject, one, int(which.nonzero()[0]))
                 message = words.format(_heads(which))
-                found.append(finding(code, message, tolerance=tolerance, maps=maps, **one.place()))
+                found.append(finding(code, message, one.place, tolerance=tolerance, maps=maps))
         found += _duplicates(subject, one, dead | sink | saturated, tolerance)
     return found
 
@@ -110,7 +112,7 @@ def _duplicates(subject: Subject, one: CapturedWeights, known: Tensor, tolerance
         return []
     named = "; ".join(f"{first} and {second}" for first, second in pairs)
     maps = attention_map(subject, one, pairs[0][0]) + attention_map(subject, one, pairs[0][1])
-    return [finding("RUN113", f"heads {named} have the same weights", tolerance=tolerance, maps=maps, **one.place())]
+    return [finding("RUN113", f"heads {named} have the same weights", one.place, tolerance=tolerance, maps=maps)]
 
 
 def check_sparse(subject: Subject, noise: Noise) -> list[ModelFinding]:
@@ -128,31 +130,19 @@ def check_sparse(subject: Subject, noise: Noise) -> list[ModelFinding]:
         left, left_half = float(one.visible_keys.sum()), float(other.visible_keys.sum())
         computed, computed_half = math.prod(one.shape), math.prod(other.shape)
         is_square = computed >= 3 * computed_half
-        if not is_square or left_half == 0 or left / left_half > 3 or (one.file, one.line) in seen:
+        if not is_square or left_half == 0 or left / left_half > 3 or one.place[1:] in seen:
             continue
-        seen.add((one.file, one.line))
+        seen.add(one.place[1:])
         message = (
             f"{left / computed:.0%} of {computed:,} pairs exist and all are computed; from {half} to {subject.length} "
             f"tokens the pairs of the mask grow {left / left_half:.1f} times, the computed ones "
             f"{computed / computed_half:.1f} times"
         )
-        found.append(finding("RUN130", message, maps=attention_map(subject, one), **one.place()))
+        found.append(finding("RUN130", message, one.place, maps=attention_map(subject, one)))
     return found
 
 
 def _half(subject: Subject, half: int) -> list[CapturedWeights]:
-    short, cut = Shortened(subject, half), without_last(subject, subject.length - half)
+    short, cut = copy.copy(subject), without_last(subject, subject.length - half)
+    short.inputs = {**subject.inputs, subject.key: subject.sequence[:, :half]}
     return [one for one in capture_weights(short, short.sequence, **cut) if one.kind != "regard"]
-
-
-class Shortened(Subject):
-    """A subject whose sequence is cut to its first positions."""
-
-    def __init__(self, subject: Subject, length: int) -> None:
-        self.__dict__.update(subject.__dict__)
-        if isinstance(self.key, int):
-            arguments = list(self.arguments)
-            arguments[self.key] = subject.sequence[:, :length]
-            self.arguments = tuple(arguments)
-        else:
-            self.keywords = {**self.keywords, self.key: subject.sequence[:, :length]}

@@ -5,214 +5,25 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import platform
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
-from regard_doctor.finding import Severity
-
 from ..errors import ConfigurationError
-from .examination_report import KINDS
+from .zoo_report import ZooEntry, ZooReport
 
-COLUMNS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "future": ("future", ("RUN101",), ""),
-    "documents": ("documents", ("RUN102",), "without a mask"),
-    "documents, ones": ("documents", ("RUN102",), "with a mask of ones"),
-    "padding": ("padding", ("RUN103",), ""),
-    "left padding": ("padding", ("RUN104",), ""),
-    "right padding": ("padding", ("RUN105",), ""),
-    "NaN": ("padding", ("RUN110",), ""),
-    "cache": ("cache", ("RUN120",), ""),
-    "backends": ("backends", ("RUN121",), ""),
-    "training": ("training", ("RUN122", "RUN123"), ""),
-    "batch": ("batch", ("RUN107",), ""),
-}
-"""Columns of the table: the check that they come from, the codes in them, and words of their messages."""
-MEANINGS = {
-    "future": "outputs depend on later tokens",
-    "documents": "two documents packed by `position_ids` that start again depend on each other, without a mask",
-    "documents, ones": "the same with the mask of ones that tokenizers return",
-    "padding": "outputs of tokens depend on which token the masked padding is",
-    "left padding": "masked padding on the left changes the outputs of tokens",
-    "right padding": "masked padding on the right changes the outputs of tokens",
-    "NaN": "masked padding makes outputs of tokens NaN",
-    "cache": "chunks, or single tokens, with a cache give other outputs than the sequence at once, or raise",
-    "backends": "eager attention, SDPA and regard disagree, or regard raises",
-    "training": "without dropout, `train()` and `eval()` disagree, or evaluation is random",
-    "batch": "a row depends on another row",
-}
-"""The finding that each column counts."""
-LEGEND = """\
-Each class has two layers, a dim of 32 and random weights. ✗: a finding that `regard.huggingface.swap` does not remove,
-or that it cannot be tried on; "swap mends": one that it removes; –: not checked, the model takes no such argument, or
-its configuration is that of an encoder. A finding is a fact about a call, not always a fault: it may be made so."""
-LEFT = """\
-Attention modules that `regard.huggingface.swap` leaves as they are, and why. A class with no others is compared by
-eager attention and SDPA alone."""
-"""What the page says above the modules that swap leaves."""
 CHECKED = ("random", "future", "documents", "padding", "source", "batch", "rows", "cache", "backends", "training")
 """Checks that random weights say something about."""
 TOKENS, ROWS = 72, 2
 MOST_WAITING = 30
 """A process is killed after so many times its limit, when it neither ends nor can be interrupted."""
-
-
-@dataclass(frozen=True)
-class ZooEntry:
-    """One class: its examination as `Examination.as_dict`, or why it could not be examined, and its seconds.
-
-    The examination also has `left`: by reason, how many attention modules `regard.huggingface.swap` leaves as they are.
-    seconds: of processor time; of a process that was lost, on the clock.
-    """
-
-    name: str
-    examination: dict[str, Any] | None
-    failure: str | None
-    seconds: float
-
-    @property
-    def findings(self) -> list[dict[str, Any]]:
-        """Findings that are errors or warnings."""
-        found = self.examination["findings"] if self.examination is not None else []
-        return [one for one in found if one["severity"] != Severity.HINT.value]
-
-    @property
-    def left(self) -> dict[str, int]:
-        """By reason, the attention modules that swap leaves as they are."""
-        return self.examination.get("left", {}) if self.examination is not None else {}
-
-
-@dataclass(frozen=True)
-class ZooReport:
-    """All classes, in alphabetic order."""
-
-    entries: tuple[ZooEntry, ...]
-    version: str
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """All fields, of plain types."""
-        return asdict(self)
-
-    @property
-    def examined(self) -> tuple[ZooEntry, ...]:
-        """The classes that ran."""
-        return tuple(entry for entry in self.entries if entry.examination is not None)
-
-    def counts(self) -> dict[str, tuple[int, int, int]]:
-        """By column: classes with a finding, those that `regard.huggingface.swap` mends, and classes checked."""
-        result = {}
-        for column, (check, _, _) in COLUMNS.items():
-            having = [self._found(entry, column) for entry in self.examined]
-            mended = [all(one["mended_by_swap"] for one in found) for found in having if found]
-            checked = [entry for entry in self.examined if entry.examination and check in entry.examination["checked"]]
-            result[column] = (len(mended), sum(mended), len(checked))
-        return result
-
-    def summary(self) -> str:
-        """One line for each column, and for the classes that did not run."""
-        lines = [
-            f"transformers {self.version}: {len(self.examined)} of {len(self.entries)} classes examined in "
-            f"{self.seconds:.0f} s"
-        ]
-        for column, (found, mended, checked) in self.counts().items():
-            lines.append(f"  {column}: {found} of {checked}" + (f", swap mends {mended}" if mended else ""))
-        reasons = Counter((entry.failure or "").split(":")[0] for entry in self.entries if entry.examination is None)
-        lines += [f"  not examined, {reason}: {count}" for reason, count in reasons.most_common()]
-        return "\n".join(lines)
-
-    def markdown(self) -> str:
-        """The page `docs/zoo.md`: counts, a row for each class, and the evidence of each finding."""
-        seconds = sum(entry.seconds for entry in self.entries)
-        lines = [
-            "# What examine finds in the models of transformers",
-            "",
-            f"`regard examine --zoo` on transformers {self.version}, torch {torch_version()}, {processor()}: "
-            f"{len(self.examined)} of {len(self.entries)} classes run, in {seconds:.0f} seconds of processor time.",
-            "",
-            LEGEND,
-            "",
-            "| column | the finding |",
-            "| --- | --- |",
-            *(f"| {column} | {words} |" for column, words in MEANINGS.items()),
-            "",
-            "| column | classes checked | with a finding | of these mended by swap |",
-            "| --- | --- | --- | --- |",
-            *(f"| {name} | {checked} | {found} | {fine} |" for name, (found, fine, checked) in self.counts().items()),
-            "",
-            "## By class",
-            "",
-            "| class | " + " | ".join(COLUMNS) + " |",
-            "| --- |" + " --- |" * len(COLUMNS),
-        ]
-        for entry in self.examined:
-            cells = [self.cell(entry, column) for column in COLUMNS]
-            lines.append(f"| {entry.name} | " + " | ".join(cells) + " |")
-        lines += ["", "## Evidence", ""]
-        for entry in self.examined:
-            if entry.findings:
-                lines.append(f"- {entry.name}")
-                lines += [f"    - {_words(one)}" for one in entry.findings]
-        lines += ["", "## What swap leaves to transformers", "", LEFT, ""]
-        for entry in self.examined:
-            lines += [f"- {entry.name}, {_modules(count)}: {reason}" for reason, count in entry.left.items()]
-        lines += ["", "## Not examined", ""]
-        lines += [f"- {entry.name}: {entry.failure}" for entry in self.entries if entry.examination is None]
-        return "\n".join(lines) + "\n"
-
-    @staticmethod
-    def _found(entry: ZooEntry, column: str) -> list[dict[str, Any]]:
-        _, codes, words = COLUMNS[column]
-        return [one for one in entry.findings if one["code"] in codes and words in one["message"]]
-
-    def cell(self, entry: ZooEntry, column: str) -> str:
-        """What the table has for a class: ✗ for a finding, "swap mends", – where the check did not run, or nothing."""
-        check, _, _ = COLUMNS[column]
-        found = self._found(entry, column)
-        if not found:
-            return "" if entry.examination and check in entry.examination["checked"] else "–"
-        return "swap mends" if all(one["mended_by_swap"] for one in found) else "✗"
-
-
-def torch_version() -> str:
-    """Version of torch."""
-    import torch
-
-    return torch.__version__
-
-
-def processor() -> str:
-    """The processor's name and how many there are, as the system says."""
-    names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
-    return f"{os.cpu_count()} × {names[0] if names else platform.processor() or platform.machine()}"
-
-
-def _cpu_lines() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.is_file() else []
-
-
-def _words(found: dict[str, Any]) -> str:
-    evidence = found["evidence"]
-    words = f"{found['code']} {KINDS[found['code']][0]}: {found['message']}"
-    if evidence["by"] is not None:
-        words += f" (output {evidence['moved']}, by {evidence['by']:.2g}, rounding {evidence['tolerance'] or 0:.1g})"
-    if evidence["module"] is not None:
-        file = (evidence["file"] or "").split("site-packages/")[-1]
-        words += f", in `{evidence['module']}`, {file}:{evidence['line']}"
-    if found["mended_by_swap"] is not None:
-        words += "; swap mends it" if found["mended_by_swap"] else "; swap does not mend it"
-    return words
-
-
-def _modules(count: int) -> str:
-    return f"{count} module" + "s" * (count != 1)
 
 
 def examine_class(name: str) -> dict[str, Any]:
@@ -275,21 +86,33 @@ def _work(connection: Connection, seconds: float) -> None:
 
 
 class Worker:
-    """A process that examines one class at a time."""
+    """Examines one class at a time in a process of its own, and in another one when that is lost."""
 
     def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, seconds), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, self.seconds), daemon=True)
         self.process.start()
         theirs.close()
-        self.name: str | None = None
-        self.since = 0.0
 
-    def begin(self, name: str) -> None:
-        """Start on a class."""
-        self.name, self.since = name, time.monotonic()
-        self.connection.send(name)
+    def examine(self, name: str) -> ZooEntry:
+        """A class, or why it could not be examined."""
+        start = time.monotonic()
+        try:
+            self.connection.send(name)
+            if self.connection.poll(MOST_WAITING * self.seconds):
+                return ZooEntry(*self.connection.recv())
+            failure = f"does not end in {self.seconds:g} s"
+        except (EOFError, OSError):
+            self.process.join(1)
+            failure = f"its process ended with code {self.process.exitcode}"
+        self.end()
+        self._start()
+        return ZooEntry(name, None, failure, time.monotonic() - start)
 
     def end(self) -> None:
         """Stop the process."""
@@ -354,47 +177,30 @@ def examine_zoo(
     start = time.monotonic()
     stored = _stored(folder, transformers.__version__)
     entries = [stored[name] for name in names if name in stored]
-    waiting = [name for name in reversed(names) if name not in stored]
+    waiting = [name for name in names if name not in stored]
+    pool = [Worker(seconds) for _ in range(min(workers, len(waiting)))]
+    free: SimpleQueue[Worker] = SimpleQueue()
+    for worker in pool:
+        free.put(worker)
 
-    def done(entry: ZooEntry) -> None:
-        entries.append(entry)
-        _store(folder, entry, transformers.__version__)
-        _tell(on_done, entry, len(entries), len(names))
+    def examined(name: str) -> ZooEntry:
+        worker = free.get()
+        try:
+            return worker.examine(name)
+        finally:
+            free.put(worker)
 
-    running = [Worker(seconds) for _ in range(min(workers, len(waiting)))]
     try:
-        while waiting or any(worker.name for worker in running):
-            for number, worker in enumerate(running):
-                if worker.name is not None and time.monotonic() - worker.since > MOST_WAITING * seconds:
-                    done(ZooEntry(worker.name, None, f"does not end in {seconds:g} s", seconds))
-                    worker.end()
-                    running[number] = worker = Worker(seconds)
-                if worker.name is None and waiting:
-                    worker.begin(waiting.pop())
-            busy = {worker.connection: worker for worker in running if worker.name is not None}
-            for connection in wait(list(busy), timeout=1.0):
-                worker = busy[connection]  # type: ignore[index]
-                done(_receive(worker))
-                if not worker.process.is_alive():
-                    worker.end()
-                    running[running.index(worker)] = Worker(seconds)
+        with ThreadPool(max(len(pool), 1)) as threads:
+            for entry in threads.imap_unordered(examined, waiting):
+                entries.append(entry)
+                _store(folder, entry, transformers.__version__)
+                _tell(on_done, entry, len(entries), len(names))
     finally:
-        for worker in running:
+        for worker in pool:
             worker.end()
     entries.sort(key=lambda entry: entry.name)
     return ZooReport(tuple(entries), transformers.__version__, time.monotonic() - start)
-
-
-def _receive(worker: Worker) -> ZooEntry:
-    """What a worker sends, or that it is gone."""
-    name, taken = worker.name or "", time.monotonic() - worker.since
-    worker.name = None
-    try:
-        name, examination, failure, taken = worker.connection.recv()
-    except (EOFError, OSError):
-        worker.process.join(1)
-        return ZooEntry(name, None, f"its process ended with code {worker.process.exitcode}", taken)
-    return ZooEntry(name, examination, failure, taken)
 
 
 def _tell(on_done: Callable[[str], object] | None, entry: ZooEntry, done: int, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,8 @@ from regard_doctor.finding import Severity
 from .code_excerpt import escaped
 from .examination_page import finding_entry, shown_file
 from .examination_report import Evidence, ModelFinding
-from .findings_page import PageFinding, findings_page, page_rule
-from .zoo import COLUMNS, LEGEND, MEANINGS, ZooEntry, ZooReport
+from .findings_page import PageFinding, definitions, findings_page, page_rule, prose
+from .zoo_report import COLUMNS, COUNT_HEADS, LEGEND, ZooEntry, ZooReport
 
 if TYPE_CHECKING:
     from ..explorer.static_page import StaticPage
@@ -55,52 +55,36 @@ def _findings(entry: ZooEntry) -> list[PageFinding]:
     return found
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls by itself; cells are HTML, the first of a row is its head."""
-    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    top = "".join(f'<th scope="col">{escaped(head)}</th>' for head in heads)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
         for first, *cells in rows
     )
     return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{heads[0]}"><table><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="table" tabindex="0" role="region" aria-label="{escaped(heads[0])}"><table><thead><tr>{top}</tr>'
+        f"</thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _marked(words: str) -> str:
-    """Text with code in backticks."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped(words))
-
-
 def _counts(report: ZooReport) -> str:
-    rows = [
-        [escaped(column), _marked(MEANINGS[column]), f"{checked}", f"{found}", f"{mended}"]
-        for column, (found, mended, checked) in report.counts().items()
-    ]
-    heads = ["Column", "The finding", "Classes checked", "With it", "Swap mends"]
-    legend = _marked(" ".join(LEGEND.split()))
-    return f'<section id="columns"><h2>What was found</h2><p class="muted">{legend}</p>{_table(heads, rows)}</section>'
+    table = _table(COUNT_HEADS, [[prose(cell) for cell in row] for row in report.count_rows()])
+    return f'<section id="columns"><h2>What was found</h2><p class="muted">{prose(LEGEND)}</p>{table}</section>'
 
 
 def _classes(report: ZooReport, sections: dict[str, int]) -> str:
-    rows = []
-    for entry in report.examined:
-        cells = [_linked(report.cell(entry, column), sections.get(entry.name)) for column in COLUMNS]
-        rows.append([escaped(entry.name), *cells])
-    return f'<section id="classes"><h2>By class</h2>{_table(["Class", *map(escaped, COLUMNS)], rows)}</section>'
+    """The table of classes, in which a cell with a finding is a link to those of its class."""
+    rows = [
+        [escaped(name), *(_linked(cell, sections.get(name)) for cell in cells)] for name, *cells in report.class_rows()
+    ]
+    return f'<section id="classes"><h2>By class</h2>{_table(["class", *COLUMNS], rows)}</section>'
 
 
 def _linked(cell: str, section: int | None) -> str:
-    """A cell with a finding as a link to those of its class; others are text."""
-    if section is None or cell in ("", "–"):
-        return cell
-    return f'<a href="#file-{section}">{cell}</a>'
+    return cell if section is None or cell in ("", "–") else f'<a href="#file-{section}">{cell}</a>'
 
 
 def _not_examined(report: ZooReport) -> str:
-    failures = [(entry.name, entry.failure or "") for entry in report.entries if entry.examination is None]
-    if not failures:
-        return ""
-    listed = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(why)}</dd>" for name, why in failures)
-    return f'<section><h2>Not examined</h2><dl class="evidence">{listed}</dl></section>'
+    failures = definitions(report.failures())
+    return f"<section><h2>Not examined</h2>{failures}</section>" if failures else ""
