@@ -207,8 +207,8 @@ for (const hash of PAGES) {
   test(`nothing scrolls sideways at 390: ${hash}`, { skip }, async () => {
     const { page, quiet } = await open(hash, { width: 390 });
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
-    if (hash.includes("lang=ko")) assert.deepEqual(await brokenWords(page), []);
     for (let larger = 0; larger < 3; larger += 1) await page.getByRole("button", { name: "A+" }).click();
+    if (hash.includes("lang=ko")) assert.deepEqual(await brokenWords(page), []);
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
     quiet();
   });
