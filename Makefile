@@ -117,13 +117,14 @@ figures: $(DEV)  ## print every figure of docs/ again and compare, from the text
 	cp docs/what-heads-learn*.md $(FIGURES)/docs
 	$(BIN)/python recipes/mechanism_figures.py --folder $(PICTURES)/mechanisms
 	$(BIN)/python recipes/findings_pages.py --folder build/pages --pictures $(PICTURES)
-	$(call printed,animal.txt,$(BIN)/python examples/animal.py --picture $(PICTURES)/animal-every-head.png)
+	$(call printed,animal.txt,$(BIN)/python recipes/example_figures.py animal $(PICTURES)/animal-every-head.png)
 	$(call printed,length_extrapolation.txt,$(BIN)/python examples/length_extrapolation.py --seeds 3 \
 	  --picture $(PICTURES)/example-lengths.svg)
-	$(call printed,time_series.txt,$(BIN)/python examples/time_series.py --picture $(PICTURES)/example-season.png)
-	$(call printed,vision_transformer.txt,$(BIN)/python examples/vision_transformer.py \
-	  --picture $(PICTURES)/example-vision.png)
-	$(call printed,speech_alignment.txt,$(BIN)/python examples/speech_alignment.py --picture $(PICTURES)/example-speech.png)
+	$(call printed,time_series.txt,$(BIN)/python recipes/example_figures.py time_series $(PICTURES)/example-season.png)
+	$(call printed,vision_transformer.txt,$(BIN)/python recipes/example_figures.py vision_transformer \
+	  $(PICTURES)/example-vision.png)
+	$(call printed,speech_alignment.txt,$(BIN)/python recipes/example_figures.py speech_alignment \
+	  $(PICTURES)/example-speech.png)
 	$(call printed,translation_alignment.txt,$(BIN)/python examples/translation_alignment.py)
 	$(call printed,movies.txt,$(BIN)/python examples/movies.py)
 	$(call printed,pointer_network.txt,$(BIN)/python examples/pointer_network.py)

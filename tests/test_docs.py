@@ -14,6 +14,7 @@ import shlex
 import struct
 import subprocess
 import sys
+import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,21 @@ def test_figures_of_the_dark_theme_have_its_page_and_ink_and_their_own_colours(t
     assert "<svg fill=" in vector
 
 
+@pytest.mark.parametrize("picture", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda picture: picture.name)
+def test_a_drawn_figure_of_the_dark_theme_is_well_formed_with_light_letters(picture, tmp_path):
+    """Else a browser shows its name in place of it."""
+    hook = load_hook("pictures")
+    for kinds in ("dark", "ko.dark") if picture.name in hook.LABELS else ("dark",):
+        target = tmp_path / f"{picture.stem}.{kinds}.svg"
+        hook.write(picture, target)
+        assert lightness(xml.etree.ElementTree.parse(target).getroot().attrib["fill"]) > 0.7
+
+
+def lightness(colour: str) -> float:
+    """Of #rrggbb, from 0 to 1."""
+    return sum(int(colour[at : at + 2], 16) for at in (1, 3, 5)) / (3 * 255)
+
+
 def test_a_page_in_korean_shows_figures_with_korean_labels(tmp_path):
     """The plugin of languages has written luong-dot.ko.png as ko/pictures/mechanisms/luong-dot.png."""
     hook = load_hook("pictures")
@@ -224,6 +240,44 @@ def test_every_label_of_a_drawn_figure_is_in_korean(name):
     assert {label for label in labels - {*korean} - of_the_text if not re.fullmatch(r"\(?[\d, →]+\)?", label)} == set()
     assert {*korean} <= labels
     assert [label for label in korean.values() if not re.search("[가-힣]", label) and not re.match(r"\d", label)] == []
+
+
+PROGRAMS = {
+    "doctor-page.png",
+    "examine-page.png",
+    *(f"explorer-{name}.png" for name in ("whole", "band", "exact", "million", "million-exact", "translation")),
+}
+"""Photographs of pages that a program shows, which are in English."""
+
+
+@pytest.mark.parametrize("name", sorted({name for name in SHOWN if name.endswith(".png")} - PROGRAMS))
+def test_every_figure_of_pixels_is_there_with_korean_labels(name):
+    korean = (DOCS / "pictures" / name).with_suffix(".ko.png")
+    assert korean.exists()
+    labels = load_hook("pictures").LABELS.get(name, {})  # what recipes/example_figures.py puts in their place
+    assert [label for label in labels.values() if not re.search("[가-힣]", label)] == []
+
+
+def test_labels_of_a_figure_are_put_in_korean_wherever_they_stand(monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    specification = importlib.util.spec_from_file_location(
+        "example_figures", DOCS.parent / "recipes" / "example_figures.py"
+    )
+    assert specification is not None
+    assert specification.loader is not None
+    recipe = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(recipe)
+    figure = Figure()
+    axes = figure.subplots()
+    axes.set(title="weight", xlabel="seconds")
+    axes.set_yticks([0, 1], ["1", "end"])
+    assert recipe.translate(figure, {"weight": "가중치", "end": "끝", "hertz": "헤르츠"}) == {"weight", "end"}
+    figure.canvas.draw()
+    assert (axes.get_title(), axes.get_xlabel()) == ("가중치", "seconds")
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1", "끝"]
 
 
 def test_every_figure_of_a_mechanism_is_drawn_with_korean_labels():

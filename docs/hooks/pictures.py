@@ -31,6 +31,7 @@ GREY, COLOURED = 0.06, 0.25
 """Between these differences of a pixel's largest and smallest channel, grey goes over into a colour."""
 PHOTOGRAPHS = {"example-vision.png"}
 """Whose black and white are what was seen, and not paper and ink."""
+ROOT_WITH_FILL = re.compile(r"<svg [^>]*\bfill=")
 HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _wanted: dict[str, Path] = {}
 """Figures to be written to the site, NAME.dark.EXT, NAME.ko.svg and NAME.ko.dark.svg, and the file of each."""
@@ -62,7 +63,8 @@ def write(source: Path, target: Path) -> None:
         text = LABEL.sub(lambda match: match[1] + labels.get(match[2], match[2]), text)
     if "dark" in kinds:
         text = HEX.sub(lambda match: _hex(match[1]), text)
-        text = text.replace("<svg ", f'<svg fill="{_hex("000000")}" ', 1)
+        if not ROOT_WITH_FILL.search(text):  # black, else: an attribute must not be there twice
+            text = text.replace("<svg ", f'<svg fill="{_hex("000000")}" ', 1)
     target.write_text(text, "utf-8")
 
 

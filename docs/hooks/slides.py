@@ -22,12 +22,15 @@ body { margin: 0; font: clamp(1rem, .6rem + 1.5vw, 1.9rem)/1.45 system-ui, "Noto
 section { box-sizing: border-box; min-height: 100vh; padding: 5vh 7vw; display: flex; flex-direction: column;
           justify-content: center; scroll-snap-align: start; border-bottom: 1px solid var(--line) }
 h1 { font-size: 2em } h2, h3 { font-size: 1.4em } h1, h2, h3 { margin: 0 0 .6em; line-height: 1.2 }
-p { margin: .4em 0; max-width: 46em } pre { overflow-x: auto; font-size: .75em; line-height: 1.4; margin: .6em 0 }
+p { margin: .4em 0; max-width: 46em } pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .68em;
+    line-height: 1.4; margin: .6em 0 }
 table { border-collapse: collapse } th, td { border: 1px solid var(--line); padding: .2em .7em; text-align: left }
-iframe { width: 100%; height: 70vh; border: 1px solid var(--line) } summary { cursor: pointer; font-weight: 600 }
+section:has(iframe) { padding-block: 2vh } figure { margin: .4em 0 } figcaption { font-size: .6em }
+iframe { box-sizing: border-box; width: 100%; height: 48vh; border: 1px solid var(--line) }
+summary { cursor: pointer; font-weight: 600 }
 details:not([open]) { margin-top: .4em } a { color: inherit }
 @media print { :root { color-scheme: light } html { font-size: 15pt } section { min-height: 0; height: 180mm; border: 0;
-               padding: 0; break-after: page; break-inside: avoid } iframe { height: 120mm } }
+               padding: 0; break-after: page; break-inside: avoid } iframe { height: 95mm } }
 """
 _slides: dict[Path, str] = {}
 

@@ -217,6 +217,12 @@ for (const language of ["en", "ko"] as const)
       assert.ok(slides.length >= 10, `${name}: ${slides.length} slides`);
       assert.deepEqual([...new Set(slides)], [1], name);
       assert.equal(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), true, name);
+      const cut = await page.locator("section, pre").evaluateAll((all) =>
+        all
+          .filter((one) => one.scrollWidth > one.clientWidth || (one.tagName === "SECTION" && one.clientHeight > innerHeight))
+          .map((one) => one.textContent?.slice(0, 30)),
+      );
+      assert.deepEqual(cut, [], name); // each slide fits the window, and no command leaves it
       assert.deepEqual(faults, []);
       await page.close();
     }
