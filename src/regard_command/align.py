@@ -120,9 +120,15 @@ def _check(
 ) -> None:
     """Refuse options without effect, and a folder that holds something."""
     if teach is not None:
+        from regard.translation.native_marian import is_native_marian
         from regard.translation.pretrained_export import check_new_folder
 
         check_new_folder(teach)
+        if checkpoint is not None and is_native_marian(checkpoint):
+            raise CommandError(
+                f"--teach writes a copy of {checkpoint}, and files of Marian are read alone: teach a model of "
+                "transformers, or one that was trained here"
+            )
     if checkpoint is None:
         for name in (
             ["choose"] * choose

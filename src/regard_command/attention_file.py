@@ -90,7 +90,7 @@ class WeightArrays:
             return
         best = translation.candidates[0]
         self._arrays[f"{line}.weights"] = best.weights.float().numpy()
-        if best.self_weights.shape[1]:
+        if best.self_weights.numel():
             self._arrays[f"{line}.self_weights"] = best.self_weights.float().numpy()
         self._arrays[f"{line}.source"] = np.array(translation.source_tokens)
         self._arrays[f"{line}.target"] = np.array(best.tokens)

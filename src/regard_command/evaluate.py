@@ -68,7 +68,6 @@ def evaluate(
     smoothed, for comparison with publications that scored so; those that lower-cased their text need --lowercase, too.
     """
     from regard.translation.bleu import check_tokenizer
-    from regard.translation.pretrained_translator import is_pretrained
     from regard.translation.run_folder import RunFolder
     from regard.translation.translator import Translator
     from regard.translation.trust import check_count
@@ -76,11 +75,12 @@ def evaluate(
 
     check_tokenizer(tokenize)
     translator = Translator.load(checkpoint, which, device, languages_of(languages))
-    if is_pretrained(checkpoint):
+    run = RunFolder(checkpoint)
+    if not run.experiment.exists():  # a model of transformers, or of Marian
         _check_pretrained(tokenised, overrides or [])
         text, search, language, name = _named_text(source, target), translator.search, None, str(checkpoint)
     else:
-        experiment = _experiment(RunFolder(checkpoint).experiment, overrides or [])
+        experiment = _experiment(run.experiment, overrides or [])
         language = _language(experiment) if tokenised else None
         text, search = _text(experiment, source, target), experiment.search
         name = f"the experiment {experiment.name!r}"
@@ -118,10 +118,10 @@ def _calibrate(translator: Translator, translations: list[Translation], referenc
 
 
 def _check_pretrained(tokenised: bool, overrides: list[str]) -> None:
-    """Refuse, of a model of transformers, options that change an experiment or read it."""
+    """Refuse, of a model that was not trained here, options that change an experiment or read it."""
     if overrides or tokenised:
         wrong = f"--set {overrides[0]}" if overrides else "--tokenised"
-        raise CommandError(f"{wrong} is of an experiment, and a model of transformers has none: leave it out")
+        raise CommandError(f"{wrong} is of an experiment, and this model has none: leave it out")
 
 
 def _scores(

@@ -173,12 +173,12 @@ def _search(folder: Path, translator: Translator, told: dict[str, Any]) -> Searc
     """The settings of the folder's search, but for those that were told."""
     from regard.translation.experiment import Experiment
     from regard.translation.pretrained_search import with_choices
-    from regard.translation.pretrained_translator import is_pretrained
     from regard.translation.run_folder import RunFolder
 
-    if is_pretrained(folder):
+    run = RunFolder(folder)
+    if not run.experiment.exists():  # a model of transformers, or of Marian
         return with_choices(translator.search, told)
-    return Experiment.load(RunFolder(folder).experiment, [f"search.{key}={told[key]}" for key in told]).search
+    return Experiment.load(run.experiment, [f"search.{key}={told[key]}" for key in told]).search
 
 
 def _check(sentences: list[str] | None, attention: Path | None, **chosen: int | None) -> None:

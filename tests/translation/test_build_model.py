@@ -38,6 +38,8 @@ OTHERS = [
     {"encoder_attention": "linear"},
     {"encoder_attention": "performer", "positions": "rotary"},
     {"encoder_attention": {"kind": "linformer", "rank": 3}, "max_source_length": 9},
+    {"decoder_attention": "ssru"},
+    {"decoder_attention": "ssru", "positions": "rotary", "normalizer": "sparsemax"},
     {"normalizer": "sparsemax"},
     {"normalizer": {"kind": "entmax", "number": 1.25}},
 ]

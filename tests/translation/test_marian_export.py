@@ -108,6 +108,7 @@ def test_beams_of_a_trained_model_say_the_tokens_of_transformers(tmp_path):
         ({"positions": {"kind": "alibi"}}, "positions are None"),
         ({"score": "dot"}, "it computes other logits"),
         ({"normalizer": {"kind": "sparsemax"}}, "it computes other logits"),
+        ({"decoder_attention": "ssru"}, "a layer of the decoder has an SSRU, a recurrent layer"),
     ],
 )
 def test_what_marian_does_not_compute_is_named(tmp_path, changes, message):

@@ -163,3 +163,26 @@ def test_one_table_needs_one_vocabulary(tmp_path: Path):
     for vocabulary in ("characters", {"source": {"kind": "words"}, "target": {"kind": "words"}}):
         with pytest.raises(ConfigurationError, match="needs a vocabulary of both: set vocabulary.shared, or write"):
             Experiment.from_mapping({**told, "vocabulary": vocabulary})
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_decoder_with_an_ssru_is_trained_and_decodes_as_it_was_trained(home: Path, tmp_path: Path, precision: str):
+    run = train(settings(home, {"decoder_attention": "ssru"}, precision=precision), tmp_path / "run")
+    assert run.updates
+    translator = Translator.load(tmp_path / "run", "last")
+    search = SearchSettings(beam=3, n_best=3, max_length_ratio=0.5)
+    source = translator.source_vocabulary.encode("fade")
+    special = translator.target_vocabulary.special
+    for observe in (True, False):
+        [found] = translator.translate(["fade"], search=search, observe=observe)
+        assert not any(one.self_weights.numel() for one in found.candidates)
+        for one in found.candidates:
+            said = [
+                translator.target_vocabulary.tokens(range(len(translator.target_vocabulary))).index(token)
+                for token in one.tokens
+            ]
+            given = torch.tensor([[special.begin, *said[:-1]]])
+            with torch.no_grad():
+                logits = translator.model(torch.tensor([source]), torch.tensor([len(source)]), given)  # type: ignore[operator]
+            probabilities = logits[0].log_softmax(-1)[torch.arange(len(said)), said]
+            assert one.log_probability == pytest.approx(float(probabilities.sum()), rel=1e-5)

@@ -47,6 +47,8 @@ from .set_blocks import InducedSetBlock as InducedSetBlock
 from .set_blocks import PerceiverEncoder as PerceiverEncoder
 from .set_blocks import PooledSet as PooledSet
 from .short_convolution import ShortConvolution as ShortConvolution
+from .ssru import SSRU as SSRU
+from .ssru import SSRUCache as SSRUCache
 from .token_shift import TokenShift as TokenShift
 from .torch_conversion import block_from_torch as block_from_torch
 from .torch_conversion import blocks_from_torch as blocks_from_torch
@@ -62,6 +64,7 @@ from .whole_norm import WholeNormProjections as WholeNormProjections
 
 __all__ = [
     "H2O",
+    "SSRU",
     "TOVA",
     "Attention",
     "BlockCache",
@@ -107,6 +110,7 @@ __all__ = [
     "Reflections",
     "RelativeAttention",
     "Residual",
+    "SSRUCache",
     "SandwichNorm",
     "ShortConvolution",
     "SnapKV",

@@ -16,6 +16,7 @@ from ..models import RecurrentTranslator, Transformer
 from ..models.recurrent import BahdanauDecoder, RecurrentMemory, RecurrentState
 from ..models.recurrent.decoders import TanhReadout
 from ..models.recurrent.source_attention import SourceAttention
+from ..nn import SSRU
 from ..scores import General
 from .captured_attention import CapturedAttention, captured_calls
 from .step_table import StepTable, Walkthrough, make_table, numbered
@@ -126,7 +127,8 @@ class TranslatedSentence:
         model: Any = self.translator.model
         if isinstance(model, RecurrentTranslator):
             return {}
-        layers = {kind: len((model.encoder if kind == "encoder" else model.decoder).blocks) for kind in get_args(Kind)}
+        kinds = [kind for kind in get_args(Kind) if kind != "self" or not _is_recurrent(model)]
+        layers = {kind: len((model.encoder if kind == "encoder" else model.decoder).blocks) for kind in kinds}
         return {
             kind: (count, _chosen_attention(model, kind, None, None).projections.num_heads)
             for kind, count in layers.items()
@@ -348,10 +350,20 @@ def _chosen_attention(model: Transformer, kind: str, layer: int | None, head: in
     if not 0 <= layer < len(blocks):
         raise ConfigurationError(f"layer is {layer}; there are {len(blocks)}, 0 to {len(blocks) - 1}")
     attention = blocks[layer].cross_attention if kind == "cross" else blocks[layer].attention
+    if isinstance(attention, SSRU):
+        raise ConfigurationError(
+            "this decoder has an SSRU, a recurrent layer, and no attention to its own words: kind 'cross' or 'encoder' "
+            "has what it attends to"
+        )
     heads = attention.projections.num_heads
     if head is not None and not 0 <= head < heads:
         raise ConfigurationError(f"head is {head}; there are {heads}, 0 to {heads - 1}")
     return attention
+
+
+def _is_recurrent(model: Transformer) -> bool:
+    """Whether the decoder has recurrent layers in the place of self-attention."""
+    return any(isinstance(module, SSRU) for module in model.decoder.modules())
 
 
 def _encoded(translator: Translator, sentence: str) -> tuple[PlacedLine, tuple[str, ...], SourceSentence]:

@@ -13,6 +13,7 @@ from regard.models.language_model.config import LINEAR_FEATURE_MAPS
 from regard.models.recurrent.decoders import READOUTS
 from regard.models.recurrent.source_attention import SourceAttention
 from regard.nn import (
+    SSRU,
     Attention,
     FeedForward,
     LengthProjection,
@@ -100,11 +101,16 @@ def _build_block(
 ) -> TransformerBlock:
     kind = PostNorm if settings.norm == "post" else PreNorm
     return TransformerBlock(
-        _build_softmax_attention(settings, mask=causal()) if decoder else _build_encoder_attention(settings, mixtures),
+        _build_decoder_attention(settings) if decoder else _build_encoder_attention(settings, mixtures),
         FeedForward(settings.dim, settings.hidden_dim, dropout=settings.activation_dropout),
         lambda: kind(nn.LayerNorm(settings.dim), settings.dropout),
         cross_attention=_build_cross_attention(settings) if decoder else None,
     )
+
+
+def _build_decoder_attention(settings: sections.TransformerSettings) -> Attention | RelativeAttention | SSRU:
+    """What a decoder block has in the place of self-attention."""
+    return SSRU(settings.dim) if settings.decoder_attention == "ssru" else _build_softmax_attention(settings, causal())
 
 
 def _build_softmax_attention(

@@ -1,4 +1,4 @@
-"""Read a translator that Marian itself saved: decoder.yml, an .npz, and the vocabularies that it names."""
+"""Read a translator that Marian itself saved: its settings, and the model and vocabularies that they name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from regard.errors import CheckpointError, VocabularyError
-from regard.models.transformer.marian_npz import MarianFile
+from regard.models.transformer.marian_file import MarianFile
 from regard.translation import yaml12
 from regard.translation.marian_translator import named_languages, source_marks
 from regard.translation.piece_vocabulary import LineMarks, PieceVocabulary
@@ -19,10 +19,11 @@ from regard.translation.sentencepiece_file import SentencePieceModel
 from regard.translation.settings import SearchSettings
 from regard.translation.vocabulary import SpecialIds
 
-DECODER = "decoder.yml"
+CONFIGS = "decoder.yml", "config.intgemm8bitalpha.yml", "config.intgemm8bit.yml"
+"""Where the settings of decoding may stand: as Marian writes them in training, and as Bergamot's models have them."""
 END, UNKNOWN = "</s>", "<unk>"
 _BEAM, _LONGEST = 12, 3.0
-"""Marian's own, where decoder.yml says nothing."""
+"""Marian's own, where the settings say nothing."""
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "word-penalty": (0,),
     "allow-unk": (False,),
@@ -35,27 +36,25 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 
 
 def is_native_marian(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder has the decoder.yml of Marian, and is neither a run nor one of transformers."""
+    """Whether a folder has settings of Marian, and is neither a run nor one of transformers."""
     folder = Path(folder)
     others = ("experiment.yaml", "config.json")
-    return (folder / DECODER).is_file() and not any((folder / name).exists() for name in others)
+    return _config(folder).is_file() and not any((folder / name).exists() for name in others)
 
 
 def read_native_marian(folder: Path, languages: Languages) -> PretrainedTranslator:
     """Read the parts of the translator; errors are those of `Translator.from_marian`."""
     refuse_language("source", languages[0])
-    settings = _yaml(folder / DECODER)
+    config = _config(folder)
+    settings = _yaml(config)
     for name, allowed in _WITHOUT_EFFECT.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise CheckpointError(
-                f"{folder / DECODER} says {name}: {settings[name]!r}, which changes a translation and is not read here"
+                f"{config} says {name}: {settings[name]!r}, which changes a translation and is not read here"
             )
-    [weights], vocabularies = _files(folder, settings, "models", 1), _files(folder, settings, "vocabs", 2)
-    if weights.suffix != ".npz":
-        raise CheckpointError(
-            f"{weights} is no .npz: Marian's files of eight bits (.bin) are not read; marian-conv, or the model before "
-            "it was quantised, gives one"
-        )
+    [weights], vocabularies = _files(config, settings, "models", 1), _files(config, settings, "vocabs", 2)
+    if weights.suffix not in (".npz", ".bin"):
+        raise CheckpointError(f"{weights} is neither an .npz nor a .bin, as Marian writes its models")
     file = MarianFile.read(weights)
     model = file.load(_parsed(weights, file.settings_text))
     source, target = (
@@ -72,12 +71,17 @@ def read_native_marian(folder: Path, languages: Languages) -> PretrainedTranslat
         PieceVocabulary(source[0], source[1], special[0], marks, size=tables[0]),
         PieceVocabulary(target[0], target[1], special[1], LineMarks(starts=named_languages(target[1])), size=tables[1]),
         SearchSettings(
-            beam=_number(folder, settings, "beam-size", _BEAM),
-            length_penalty=float(_number(folder, settings, "normalize", 0)),
+            beam=_number(config, settings, "beam-size", _BEAM),
+            length_penalty=float(_number(config, settings, "normalize", 0)),
             penalty_form="length",
-            max_length_ratio=_number(folder, settings, "max-length-factor", _LONGEST),
+            max_length_ratio=_number(config, settings, "max-length-factor", _LONGEST),
         ),
     )
+
+
+def _config(folder: Path) -> Path:
+    """The file of settings in a folder, or where the first of them would be."""
+    return next((folder / name for name in CONFIGS if (folder / name).is_file()), folder / CONFIGS[0])
 
 
 def _special(ids: Mapping[str, int], padding: int) -> SpecialIds:
@@ -100,20 +104,18 @@ def _vocabulary(path: Path, pieces: Path) -> tuple[SentencePieceModel, dict[str,
     return cutter, ids
 
 
-def _files(folder: Path, settings: Mapping[str, Any], name: str, count: int) -> list[Path]:
+def _files(config: Path, settings: Mapping[str, Any], name: str, count: int) -> list[Path]:
     named = settings.get(name)
     if not isinstance(named, list) or len(named) != count or not all(isinstance(one, str) for one in named):
-        raise CheckpointError(
-            f"{folder / DECODER} says {name}: {named!r}; it needs a list of {count} file{'s' * (count > 1)}"
-        )
-    return [folder / one for one in named]
+        raise CheckpointError(f"{config} says {name}: {named!r}; it needs a list of {count} file{'s' * (count > 1)}")
+    return [config.parent / one for one in named]
 
 
-def _number(folder: Path, settings: Mapping[str, Any], name: str, default: float) -> Any:
+def _number(config: Path, settings: Mapping[str, Any], name: str, default: float) -> Any:
     value = settings.get(name, default)
     value = 1 if value is True else 0 if value is False else value
     if not isinstance(value, int | float) or value < 0:
-        raise CheckpointError(f"{folder / DECODER} says {name}: {value!r}; it needs a number of at least 0")
+        raise CheckpointError(f"{config} says {name}: {value!r}; it needs a number of at least 0")
     return value
 
 

@@ -60,11 +60,11 @@ def checked_vocabularies(vocabularies: tuple[LineVocabulary, LineVocabulary]) ->
     """The vocabularies of a translator that was made here.
 
     Raises:
-        ConfigurationError: they are those of a model of transformers.
+        ConfigurationError: they are those of a model of transformers, or of Marian.
     """
     source, target = vocabularies
     if not isinstance(source, Vocabulary) or not isinstance(target, Vocabulary):
-        raise ConfigurationError("this translator came from transformers: copy its folder")
+        raise ConfigurationError("this translator came from transformers or Marian: copy its folder")
     return source, target
 
 

@@ -358,7 +358,10 @@ class TransformerSettings(Section):
     score: Literal["scaled_dot", "dot"] = "scaled_dot"
     """q·k/√head_dim, as in the paper, or q·k, of all attention."""
     encoder_attention: EncoderAttentionSettings = SoftmaxAttentionSettings()
-    """How the encoder's tokens attend to each other; the decoder's attention is softmax attention."""
+    """How the encoder's tokens attend to each other."""
+    decoder_attention: Literal["softmax", "ssru"] = "softmax"
+    """How the decoder's tokens learn of those before: softmax attention, or an SSRU (Kim et al. 2019), a recurrent
+    layer in its place, of one vector for each sentence. The attention to the source is softmax attention."""
     normalizer: NormalizerSettings = PlainNormalizerSettings(kind="softmax")
     """What makes weights of scores, in all softmax attention."""
     encoder_layers: Count = 6

@@ -60,7 +60,8 @@ class Candidate:
 
     `weights` is [T, S], or [T, layers, heads, S] of a model that has several maps; `self_weights` [T, layers, heads, T]
     is where each step looked at the words so far, BEGIN the first. What was not observed, or is not there, has no
-    layers. The last token is "</s>" where the translation is `finished`; one cut at the longest length has none.
+    layers or no heads. The last token is "</s>" where the translation is `finished`; one cut at the longest length has
+    none.
     """
 
     text: str
@@ -249,15 +250,17 @@ class Translator:
     def from_marian(
         cls, folder: str | Path, languages: Languages = UNCHOSEN, *, device: str | torch.device = "cpu"
     ) -> Self:
-        """Load a Transformer that Marian itself saved: decoder.yml, and the .npz and vocabularies that it names.
+        """Load a Transformer that Marian itself saved: decoder.yml, and the model and vocabularies that it names.
 
-        Vocabularies are .spm files, whose ids are the model's, or YAML files of ids with source.spm and target.spm
-        beside them. Of decoder.yml `beam-size`, `normalize` and `max-length-factor` are read. It computes in single
-        precision, with Marian's own positions and layer normalisation: a folder of transformers made of the same
-        weights has slightly other ones.
+        The model is an .npz or a .bin. Vocabularies are .spm files, whose ids are the model's, or YAML files of ids
+        with source.spm and target.spm beside them. Of decoder.yml, or config.intgemm8bitalpha.yml of a student of
+        Bergamot, `beam-size`, `normalize` and `max-length-factor` are read. It computes in single precision, with
+        Marian's own positions and layer normalisation: a folder of transformers made of the same weights has slightly
+        other ones.
 
-        Read are Transformers with norms behind each layer and self-attention in the decoder. Not read are SSRU
-        decoders, as students of Bergamot have, their .bin files of eight bits, and short lists.
+        Read are Transformers with norms behind each layer, and self-attention or an `SSRU` in the decoder. Weights of
+        eight and sixteen bits are widened, each matrix by its own scale; what they are multiplied by is rounded in
+        Marian, and not here. A short list is not read: every word of the vocabulary can be said.
 
         Raises:
             CheckpointError: a file is missing or damaged, several models are named, or a setting changes a translation
@@ -267,9 +270,14 @@ class Translator:
             VocabularyError: a vocabulary is missing, damaged, or does not fit the model.
         """
         read = read_native_marian(Path(folder), languages)
-        vocabularies = read.source_vocabulary, read.target_vocabulary
-        choice = AlignmentChoice.load(Path(folder))
-        return cls(read.model.to(_device(device)), *vocabularies, read.search, alignment=choice)
+        return cls(
+            read.model.to(_device(device)),
+            read.source_vocabulary,
+            read.target_vocabulary,
+            read.search,
+            alignment=AlignmentChoice.load(Path(folder)),
+            trust=Trust.load(Path(folder)),
+        )
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
         """Write the translator as the folder of a `MarianMTModel`, which transformers loads with equal logits.
@@ -307,7 +315,7 @@ class Translator:
         A few translations change. It cannot be undone but by loading again. See `Transformer.quantize_decoder`.
 
         Raises:
-            ConfigurationError: the model is no Transformer.
+            ConfigurationError: the model is no Transformer, or has a recurrent layer in its decoder.
         """
         if not isinstance(self.model, Transformer):
             raise ConfigurationError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigurationError
-from ...nn import FeedForward, PostNorm
+from ...nn import SSRU, FeedForward, PostNorm
 from ...positions import Sinusoidal, SplitSinusoidal
 from .encoder_decoder import Decoder, Encoder, TiedOutput
 from .marian_checkpoint import MARIAN_ACTIVATIONS, OUTPUT_BIAS, MarianSettings, marian_name
@@ -129,6 +129,8 @@ def _stack(stack: Encoder | Decoder) -> StackSizes:
         raise _unlike(f"there is a norm behind the last layer, {stack.norm}", "none, as with PostNorm")
     blocks: list[Any] = list(stack.blocks)
     for block in blocks:
+        if isinstance(block.attention, SSRU):
+            raise _unlike("a layer of the decoder has an SSRU, a recurrent layer", "self-attention there")
         if not isinstance(block.attention_residual, PostNorm):
             raise _unlike(f"the norms are those of {type(block.attention_residual).__name__}", "PostNorm")
         if not isinstance(block.attention_residual.norm, nn.LayerNorm):

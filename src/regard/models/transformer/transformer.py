@@ -14,7 +14,7 @@ from ...backends.cpu.panels import bytes_are_faster, rounded_to_bytes
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens, Weights
 from ...masks import padding
-from ...nn import BlockObservation
+from ...nn import SSRU, BlockObservation
 from ..decoded_target import DecodedTarget, SourceHead
 from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
 from .native_decoder import NativeDecoder, NativeState, NativeStep
@@ -33,7 +33,8 @@ class TransformerStep:
 class ObservedTransformerStep:
     """A `TransformerStep` with attention weights: `weights` [B, L, H, S] to the source, `self_weights` [B, L, H, T].
 
-    The T columns are the target tokens so far, this step's own the last; a cache that evicts tokens has the latest.
+    The T columns are the target tokens so far, this step's own the last; a cache that evicts tokens has the latest. A
+    decoder with `SSRU` has none to itself: H is 0 there.
     """
 
     logits: Tensor
@@ -204,7 +205,15 @@ class Transformer(nn.Module):
         inputs likewise, for each row, and multiply bytes, on processors that have instructions for it (AVX-512 VNNI):
         in less time and with other roundings than the modules, which have the rounded weights, too. A table of
         embeddings that is the output layer's is rounded for both.
+
+        Raises:
+            ConfigurationError: a layer of the decoder is an SSRU, which native steps do not have.
         """
+        if any(isinstance(module, SSRU) for module in self.decoder.modules()):
+            raise ConfigurationError(
+                "the decoder has an SSRU, a recurrent layer, of which there are no steps in int8: leave it in single "
+                "precision"
+            )
         for module in (self.output, *self.decoder.modules()):
             if isinstance(module, TiedOutput | nn.Linear):
                 module.weight.copy_(rounded_to_bytes(module.weight))
