@@ -17,8 +17,8 @@ enum { BYTES = 0 };
 /* Rows that are multiplied at once. */
 enum { ROW_TILE = LANES == 4 ? 2 : 4 };
 
-/* A row in bytes is high * 128 + low, in units of its largest number / LARGEST: 15 bits with the sign. */
-enum { LARGEST = 127 * 128 };
+/* A row in bytes is high * BASE + low, both with a sign, in units of its largest number / LARGEST: 16 bits. */
+enum { BASE = 256, LARGEST = 127 * BASE };
 
 /* Some rows of `count` numbers each, or, `in_bytes`, of bytes; count is a multiple of 8. `factor`: the number that a unit
  * of a row stands for; 1 of numbers. */
@@ -44,25 +44,32 @@ INLINE bits broadcast_word(const int8_t *source) {
     return word + (bits){0};
 }
 
-/* The unit of a row whose largest number has this size: what its numbers are multiplied by, with its factor written. A row
- * with NaN becomes anything finite, or 0: who multiplies adds NaN to the products. */
-INLINE float unit_of(const struct left_rows *left, int64_t row, float largest) {
-    const int known = largest > 0x1p-100f && largest < 0x1p100f;
-    left->factor[row] = known ? largest / LARGEST : 0.0f;
-    return known ? LARGEST / largest : 0.0f;
-}
-
-/* Writes LANES numbers of a row, or as many as there are, as bytes. */
-INLINE void round_numbers(const struct left_rows *left, int64_t row, int64_t first, lanes numbers, float unit) {
+/* Writes LANES numbers from a place on, or as many as there are, as bytes; each is multiplied by `unit` and rounded. */
+INLINE void write_bytes(const struct left_rows *left, int64_t at, int64_t count, float unit) {
     const float nearest = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, which the low bits then hold */
-    bits whole = (bits)(numbers * unit + nearest) - 0x4b400000, upper = (whole + 64) >> 7;
-    few_bytes high = __builtin_convertvector(upper, few_bytes),
-              low = __builtin_convertvector(whole - (upper << 7), few_bytes);
-    int64_t at = row * left->count + first, size = left->count - first < LANES ? left->count - first : LANES;
-    if (size == LANES) /* of a size that the compiler knows */
+    bits whole = (bits)(load_partial(left->numbers + at, count) * unit + nearest) - 0x4b400000;
+    few_bytes high = __builtin_convertvector((whole + BASE / 2) >> 8, few_bytes),
+              low = __builtin_convertvector(whole, few_bytes);
+    if (count >= LANES) /* of a size that the compiler knows */
         memcpy(left->high + at, &high, LANES), memcpy(left->low + at, &low, LANES);
     else
-        memcpy(left->high + at, &high, (size_t)size), memcpy(left->low + at, &low, (size_t)size);
+        memcpy(left->high + at, &high, (size_t)count), memcpy(left->low + at, &low, (size_t)count);
+}
+
+/* Rounds the numbers of all rows to bytes, in units of each row. A row with NaN becomes anything finite, or 0: who
+ * multiplies adds NaN to the products. */
+INLINE void round_rows(const struct left_rows *left) {
+    for (int64_t r = 0; r < left->rows; r++) {
+        int64_t a = r * left->count, end = a + left->count;
+        lanes most = {0};
+        for (int64_t b = a; b < end; b += LANES) most = max_lanes(absolute(load_partial(left->numbers + b, end - b)), most);
+        const float largest = max_of_lanes(most);
+        const int known = largest > 0x1p-100f && largest < 0x1p100f;
+        const float unit = known ? LARGEST / largest : 0.0f;
+        left->factor[r] = known ? largest / LARGEST : 0.0f;
+        for (; a + LANES <= end; a += LANES) write_bytes(left, a, LANES, unit);
+        if (a < end) write_bytes(left, a, end - a, unit);
+    }
 }
 
 /* The words of a group, one in each lane of so many vectors; as many bytes are fetched ahead, from that vector on. */
@@ -133,7 +140,7 @@ INLINE void multiply_bytes(const struct left_rows *left, int64_t row, const int3
         }
     }
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) {
-        lanes whole = __builtin_convertvector(upper[r * vectors + v], lanes) * 128.0f +
+        lanes whole = __builtin_convertvector(upper[r * vectors + v], lanes) * (float)BASE +
                       __builtin_convertvector(lower[r * vectors + v], lanes);
         sum[r * vectors + v] = whole * left->factor[row + r];
     }

@@ -104,8 +104,7 @@ INLINE void prepare_queries(const struct packed_decode *problem, const struct pa
                             const int32_t *parameters) {
     int64_t dim = problem->key.dim;
     for (int64_t r = 0; r < scratch->rows; r++) {
-        float *numbers = scratch->queries.numbers + r * dim;
-        lanes sum = {0}, largest = {0};
+        lanes sum = {0};
         for (int64_t a = 0; a < dim; a += LANES) {
             lanes entry = load_partial(scratch->query + r * dim + a, dim - a), scaled = entry;
             sum += entry * 0.0f; /* NaN, where the query is not finite */
@@ -113,16 +112,16 @@ INLINE void prepare_queries(const struct packed_decode *problem, const struct pa
                 bits word = load_words(parameters + a, dim - a);
                 scaled = entry * scales_of(word), entry *= offsets_of(word);
             }
-            store_partial(numbers + a, scaled, dim - a);
-            largest = max_lanes(absolute(scaled), largest), sum += entry;
+            store_partial(scratch->queries.numbers + r * dim + a, scaled, dim - a);
+            sum += entry;
         }
         scratch->sums[r] = sum_lanes(sum);
-        if (!in_bytes(problem)) continue;
-        float unit = unit_of(&scratch->queries, r, max_of_lanes(largest));
-        for (int64_t a = 0; a < dim; a += LANES)
-            round_numbers(&scratch->queries, r, a, load_partial(numbers + a, dim - a), unit);
     }
+    if (in_bytes(problem)) round_rows(&scratch->queries);
 }
+
+/* What is subtracted from the scores of a row whose largest is this. */
+INLINE float shift_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
 /* The scores of some rows with all tokens of a block, some vectors of them at once. */
 INLINE void score_rows(const struct packed_decode *problem, const struct packed_scratch *scratch,
@@ -167,35 +166,40 @@ INLINE void add_bias(const struct packed_decode *problem, const float *bias, int
     }
 }
 
-/* One more block of the softmax of a row: its scores become weights, and these times the scales of values the rows of
- * products with them. */
-INLINE void weigh_row(const struct packed_decode *problem, const struct packed_scratch *scratch, int64_t row,
-                      const int32_t *parameters) {
-    enum { VECTORS = TOKENS / LANES };
-    float *scores = scratch->scores + row * TOKENS, *numbers = scratch->weights.numbers + row * TOKENS;
-    float *total = scratch->total + row * LANES, *constant = scratch->constants + row * LANES;
-    lanes most = broadcast(scratch->maximum[row]), largest = {0}, scaled[VECTORS];
+/* One more block of the softmax, in three steps, each of all rows before the next: every step of one row waits for sums over
+ * its lanes, meanwhile those of the others go on. */
+enum { VECTORS = TOKENS / LANES };
+
+/* The largest score of a row so far, and what its earlier sums are multiplied by. */
+INLINE void raise_maximum(const struct packed_scratch *scratch, int64_t row) {
+    const float *scores = scratch->scores + row * TOKENS;
+    lanes most = broadcast(scratch->maximum[row]);
     UNROLL for (int v = 0; v < VECTORS; v++) most = max_lanes(load(scores + v * LANES), most); /* NaN is no maximum */
-    float maximum = max_of_lanes(most), shift = maximum == -INFINITY ? 0.0f : maximum;
-    lanes rescale = exp_or_zero(broadcast(scratch->maximum[row] - shift));
-    lanes sum = load(total) * rescale, added = load(constant) * rescale;
+    float maximum = max_of_lanes(most);
+    lanes rescale = exp_or_zero(broadcast(scratch->maximum[row] - shift_of(maximum)));
+    scratch->rescale[row] = rescale[0], scratch->maximum[row] = maximum;
+}
+
+/* The scores of a row become weights, and these times the scales of values numbers of the products with them. */
+INLINE void weigh_row(const struct packed_scratch *scratch, int64_t row, const int32_t *parameters) {
+    const float *scores = scratch->scores + row * TOKENS, shift = shift_of(scratch->maximum[row]);
+    float *total = scratch->total + row * LANES, *constant = scratch->constants + row * LANES;
+    lanes sum = load(total) * scratch->rescale[row], added = load(constant) * scratch->rescale[row];
     UNROLL for (int v = 0; v < VECTORS; v++) {
         lanes weight = exp_or_zero(load(scores + v * LANES) - shift);
         bits seen = weight != broadcast(0.0f), word = load_words(parameters + v * LANES, LANES);
         sum += weight;
         added += (lanes)(seen & (bits)(weight * offsets_of(word))); /* NaN of a token without weight is not met */
-        scaled[v] = (lanes)(seen & (bits)(weight * scales_of(word)));
-        largest = max_lanes(scaled[v], largest);
+        store(scratch->weights.numbers + row * TOKENS + v * LANES, (lanes)(seen & (bits)(weight * scales_of(word))));
     }
     store(total, sum), store(constant, added);
-    scratch->rescale[row] = rescale[0], scratch->maximum[row] = maximum;
-    float unit = in_bytes(problem) ? unit_of(&scratch->weights, row, max_of_lanes(largest)) : 0.0f;
-    UNROLL for (int v = 0; v < VECTORS; v++) {
-        if (in_bytes(problem))
-            round_numbers(&scratch->weights, row, v * LANES, scaled[v], unit);
-        else
-            store(numbers + v * LANES, scaled[v]);
-    }
+}
+
+INLINE void weigh_block(const struct packed_decode *problem, const struct packed_scratch *scratch,
+                        const int32_t *parameters) {
+    for (int64_t r = 0; r < scratch->rows; r++) raise_maximum(scratch, r);
+    for (int64_t r = 0; r < scratch->rows; r++) weigh_row(scratch, r, parameters);
+    if (in_bytes(problem)) round_rows(&scratch->weights);
 }
 
 /* output = rescale * output + weights . values for some rows and vectors of dims. filled: dims of the last vector. */
@@ -315,7 +319,7 @@ static void process_part(const struct packed_decode *problem, const struct packe
         if (problem->by_channel) prepare_queries(problem, scratch, keys.parameters);
         scores_of[row_of(problem->key.code)][in_bytes(problem)](problem, scratch, &keys);
         add_bias(problem, bias, first, end - first < TOKENS ? end - first : TOKENS, scratch->scores);
-        for (int64_t r = 0; r < scratch->rows; r++) weigh_row(problem, scratch, r, values.parameters);
+        weigh_block(problem, scratch, values.parameters);
         values_of[row_of(problem->value.code)][in_bytes(problem)](scratch, &values, problem->value.dim);
     }
     write_part(problem, scratch, unit);

@@ -44,7 +44,7 @@ struct packed_decode {
     int64_t heads, rows, first, columns; /* of the columns those before `first`, all in the first block, are not read */
     int64_t parts, part; /* the keys are cut in so many parts, each of `part` keys, whole blocks, the last of the rest */
     int64_t by_channel;  /* whether keys have parameters for each dim of a block */
-    int64_t in_bytes;    /* whether queries and weights may be rounded to 15 bits, and multiplied as whole numbers */
+    int64_t in_bytes;    /* whether queries and weights may be rounded to 16 bits, and multiplied as whole numbers */
     float scale;         /* of the query */
     struct packed_rows key, value;
     const int64_t *pages; /* the number of each block in memory, in the order of the tokens; null: one after another */
