@@ -98,12 +98,30 @@ def test_lists_of_all_heads_of_key_heads_and_of_each_head(by, heads, other, opti
 @pytest.mark.parametrize("dims", [(64, 64), (128, 64), (64, 19), (3, 128)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_lists_of_each_query_by_dims(queries, keys, length, dims, dtype):
-    generator = torch.Generator().manual_seed(queries)
-    shapes = (2, 2, queries, dims[0]), (2, 1, keys, dims[0]), (2, 1, keys, dims[1])
-    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    tensors = of_one_key_head(2, queries, keys, dims, dtype)
     mask = masks.chosen(drawn(queries, keys, 2, length)) & masks.window(before=keys // 2, after=keys // 3)
+    compare_with_float64(tensors, mask)
+
+
+# Rows are computed one at a time, half as many as sums have room for, or as many: 1, 4 and 8 with vectors of 16 lanes.
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 7, 8, 9, 13, 17])
+@pytest.mark.parametrize("dims", [(64, 64), (112, 80), (19, 37)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lists_that_so_many_heads_share(heads, dims, dtype):
+    tensors = of_one_key_head(heads, 37, 53, dims, dtype)
+    compare_with_float64(tensors, masks.chosen(drawn(37, 53, 1, 31)))
+    compare_with_float64(tensors, masks.chosen(drawn(37, 53, 1, 31, rows=3), block=3) & masks.causal())
+
+
+def of_one_key_head(heads: int, queries: int, keys: int, dims: tuple[int, int], dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(queries)
+    shapes = (2, heads, queries, dims[0]), (2, 1, keys, dims[0]), (2, 1, keys, dims[1])
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def compare_with_float64(tensors: list[Tensor], mask: Mask) -> None:
     exact = results("reference", [tensor.detach().double().requires_grad_() for tensor in tensors], mask)
-    budget = 2e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    budget = 2e-5 if tensors[0].dtype == torch.float32 else 4 * torch.finfo(tensors[0].dtype).eps
     for one, other in zip(results("gathered", tensors, mask), exact, strict=True):
         finite = other.masked_fill(other.isinf(), 0.0)
         assert one.isinf().equal(other.isinf())

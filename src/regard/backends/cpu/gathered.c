@@ -96,6 +96,8 @@ APART void spread(const struct gather_scratch *scratch, const struct piece_rows 
                   const float *rows, int64_t dim, float *target, int64_t stride) {
     if (piece->rows == 1)
         spread_rows(scratch, slopes, rows, dim, target, stride, 1);
+    else if (piece->rows == ROWS / 2)
+        spread_rows(scratch, slopes, rows, dim, target, stride, ROWS / 2);
     else
         spread_rows(scratch, slopes, rows, dim, target, stride, ROWS);
 }
@@ -171,7 +173,7 @@ INLINE void gradients_of_lists(const struct gathered *problem, struct gather_scr
  * gradients of a key head, in the order of the queries, so that they do not depend on the number of threads. */
 void EXPORTED(regard_gathered_backward)(struct gathered *problem) {
     const int64_t heads = problem->list_heads / problem->key_heads; /* those of a key head that have lists */
-    const int alone = problem->list_heads == problem->heads && problem->rows == 1;
+    const int alone = problem->list_heads == problem->heads && problem->rows == 1 && problem->length < 1 << PLACE_BITS;
     struct gather_scratch of_lists;
     struct pair_gradients of_pairs = {0};
     char *memory = alone ? new_pair_gradients(problem, &of_pairs) : new_gather_scratch(problem, &of_lists);

@@ -1,6 +1,6 @@
 /* The rows of a list against its keys, which are read where they lie: what both passes do.
  *
- * Of a piece of a list ROWS rows are computed at a time, or one. */
+ * Of a piece of a list ROWS rows are computed at a time, half as many, or one. */
 #ifndef REGARD_LISTED_ROWS_H
 #define REGARD_LISTED_ROWS_H
 
@@ -12,18 +12,18 @@
 
 #include <math.h>
 
-/* So many rows are multiplied by a key that is read once, as many sums as there are registers for beside what is read.
- * PART_VECTORS: of one row, or of all rows one each, the vectors that stay in registers while keys are read. */
-enum { ROWS = LANES == 4 ? 2 : 4, VECTORS = LANES == 16 ? 4 : 2, PART_VECTORS = 4 };
+/* So many rows, or half as many, are multiplied by a key that is read once; VECTORS of each are summed at once, so that
+ * all sums stay in registers. PART_VECTORS: those of a single row. */
+enum { ROWS = LANES / 2, VECTORS = 2, PART_VECTORS = 4 };
 
 /* Keys are fetched so many before they are read, as they lie anywhere, where those of a head are more bytes than are near
  * to the processor for certain. */
 enum { AHEAD = 16, NEAR = 1 << 18 };
 
-/* Constants that the compiler specialises the products and sums for: the dtype, dims of whole vectors, how many rows there
- * are. All else is compiled once. */
+/* Constants that the compiler specialises the products and sums for: the dtype, and how many rows there are. All else is
+ * compiled once. */
 struct kind {
-    int dtype, whole, rows;
+    int dtype, rows;
 };
 
 /* The memory of a thread. `width`: the keys of a list, rounded up to whole vectors. */
@@ -155,53 +155,67 @@ INLINE void fetch_listed(const struct gather_scratch *scratch, int64_t t, const 
     for (; byte < stop; byte += LINE) __builtin_prefetch(next + byte, 0, 3);
 }
 
-/* into[r][t] = rows[r] . row[key[t]], for all listed keys. */
+/* sum[r, i] += rows[r] . row[key[i]] over some vectors of columns, from `column` on. whole: all these columns exist. */
+INLINE void add_products(lanes *sum, const float *rows, const void *keys, const int32_t *key, int64_t stride,
+                         int64_t column, int64_t dim, const int vectors, const int whole, const struct kind kind) {
+    const int at_once = LANES / kind.rows;
+    const int64_t padded = round_up_to_lanes(dim);
+    lanes own[ROWS + PART_VECTORS];
+    UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < vectors; v++) own[r * vectors + v] =
+        load(rows + r * padded + column + v * LANES);
+    FOR_ALL_LANES for (int i = 0; i < at_once; i++) {
+        const void *row = row_at(keys, key[i], stride, kind.dtype);
+        UNROLL for (int v = 0; v < vectors; v++) {
+            lanes entry = load_entries(row, column + v * LANES, dim, kind.dtype, whole);
+            UNROLL for (int r = 0; r < kind.rows; r++) sum[r * at_once + i] += own[r * vectors + v] * entry;
+        }
+    }
+}
+
+/* into[r][t] = rows[r] . row[key[t]], for all listed keys. Of ROWS rows half are multiplied after the others, by keys that
+ * are near then. */
 INLINE void products_of(const struct gather_scratch *scratch, const float *rows, const void *keys, int64_t stride,
-                          int64_t dim, float *into, const struct kind kind) {
+                        int64_t dim, float *into, const int all_rows, const int dtype) {
+    const struct kind kind = {dtype, all_rows == ROWS ? ROWS / 2 : all_rows};
     const int at_once = LANES / kind.rows, part = kind.rows == 1 ? PART_VECTORS : 1;
     const int64_t count = scratch->count, padded = round_up_to_lanes(dim);
     const int32_t *key = scratch->key;
     for (int64_t t = 0; t < count; t += at_once) {
-        for (int i = 0; i < at_once; i++) fetch_listed(scratch, t + i, keys, stride, 0, dim, kind.dtype);
-        lanes sum[LANES] = {{0}}; /* (rows, keys) */
-        for (int64_t a = 0; a < padded; a += part * LANES) {
-            lanes own[PART_VECTORS] = {{0}};
-            UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < part; v++)
-                if (a + v * LANES < padded) own[r * part + v] = load(rows + r * padded + a + v * LANES);
-            FOR_ALL_LANES for (int i = 0; i < at_once; i++) {
-                const void *row = row_at(keys, key[t + i], stride, kind.dtype);
-                UNROLL for (int v = 0; v < part; v++) {
-                    if (a + v * LANES >= padded) break;
-                    lanes entry = load_entries(row, a + v * LANES, dim, kind.dtype, kind.whole);
-                    UNROLL for (int r = 0; r < kind.rows; r++) sum[r * at_once + i] += own[r * part + v] * entry;
-                }
-            }
+        for (int i = 0; i < at_once; i++) fetch_listed(scratch, t + i, keys, stride, 0, dim, dtype);
+        for (int first = 0; first < all_rows; first += kind.rows) {
+            lanes sum[LANES] = {{0}}; /* (rows, keys) */
+            int64_t column = 0;
+            for (; column + part * LANES <= dim; column += part * LANES)
+                add_products(sum, rows + first * padded, keys, key + t, stride, column, dim, part, 1, kind);
+            for (; column < dim; column += LANES)
+                add_products(sum, rows + first * padded, keys, key + t, stride, column, dim, 1, 0, kind);
+            float apart[LANES];
+            store(apart, sum_vectors(sum));
+            UNROLL for (int r = 0; r < kind.rows; r++)
+                memcpy(into + (first + r) * scratch->width + t, apart + r * at_once, at_once * sizeof(float));
         }
-        float apart[LANES];
-        store(apart, sum_vectors(sum));
-        UNROLL for (int r = 0; r < kind.rows; r++)
-            memcpy(into + r * scratch->width + t, apart + r * at_once, at_once * sizeof(float));
     }
 }
 
-/* into[r] = sum over the listed keys of weights[r][t] row[key[t]], for some vectors of columns. */
+/* into[r] = sum over the listed keys of weights[r][t] row[key[t]], for some vectors of columns; the weights that follow the
+ * last one in its vector are 0. whole: all these columns exist. */
 INLINE void list_sum_columns(const struct gather_scratch *scratch, const float *weights, const void *rows, int64_t stride,
-                             int64_t dim, int64_t column, float *into, const int vectors, const struct kind kind) {
+                             int64_t dim, int64_t column, float *into, const int vectors, const int whole,
+                             const struct kind kind) {
     const int steps = kind.rows == 1 ? 2 : 1; /* sums that do not wait for one another */
-    const int64_t count = scratch->count, padded = round_up_to_lanes(dim);
+    const int64_t count = scratch->count, padded = round_up_to_lanes(dim), width = scratch->width;
+    const int32_t *key = scratch->key;
     lanes sum[2][ROWS * VECTORS] = {{{0}}};
-    for (int64_t t = 0; t < count; t += steps) {
+    for (int64_t t = 0; t < count; t += steps)
         UNROLL for (int s = 0; s < steps; s++) {
-            if (s && t + s >= count) break;
-            const void *row = row_at(rows, scratch->key[t + s], stride, kind.dtype);
+            const void *row = row_at(rows, key[t + s], stride, kind.dtype);
             fetch_listed(scratch, t + s, rows, stride, column, column + vectors * LANES, kind.dtype);
             UNROLL for (int v = 0; v < vectors; v++) {
-                lanes entry = load_entries(row, column + v * LANES, dim, kind.dtype, kind.whole);
+                lanes entry = load_entries(row, column + v * LANES, dim, kind.dtype, whole);
                 UNROLL for (int r = 0; r < kind.rows; r++) sum[s][r * vectors + v] +=
-                    broadcast(weights[r * scratch->width + t + s]) * entry;
+                    broadcast(weights[r * width + t + s]) * entry;
             }
         }
-    }
     UNROLL for (int r = 0; r < kind.rows; r++) UNROLL for (int v = 0; v < vectors; v++)
         store(into + r * padded + column + v * LANES, sum[0][r * vectors + v] + sum[1][r * vectors + v]);
 }
@@ -209,25 +223,25 @@ INLINE void list_sum_columns(const struct gather_scratch *scratch, const float *
 /* The same for all columns. */
 INLINE void sums_of(const struct gather_scratch *scratch, const float *weights, const void *rows, int64_t stride,
                     int64_t dim, float *into, const struct kind kind) {
+    const int vectors = kind.rows == 1 ? PART_VECTORS : VECTORS;
     int64_t column = 0;
-    for (; column + VECTORS * LANES <= round_up_to_lanes(dim); column += VECTORS * LANES)
-        list_sum_columns(scratch, weights, rows, stride, dim, column, into, VECTORS, kind);
+    for (; column + vectors * LANES <= dim; column += vectors * LANES)
+        list_sum_columns(scratch, weights, rows, stride, dim, column, into, vectors, 1, kind);
     for (; column < dim; column += LANES)
-        list_sum_columns(scratch, weights, rows, stride, dim, column, into, 1, kind);
+        list_sum_columns(scratch, weights, rows, stride, dim, column, into, 1, 0, kind);
 }
 
 #define OF_LIST (const struct gather_scratch *scratch, const float *left, const void *right, int64_t stride, int64_t dim, float *into)
-#define BY_DIM(work, rows)                                                                \
-    if (dim % LANES)                                                                      \
-        work(scratch, left, right, stride, dim, into, (struct kind){DTYPE, 0, rows});     \
-    else                                                                                  \
-        work(scratch, left, right, stride, dim, into, (struct kind){DTYPE, 1, rows});
-TABLE_BY_DTYPE(products_of_one, OF_LIST, BY_DIM(products_of, 1))
-TABLE_BY_DTYPE(products_of_some, OF_LIST, BY_DIM(products_of, ROWS))
-TABLE_BY_DTYPE(sums_of_one, OF_LIST, BY_DIM(sums_of, 1))
-TABLE_BY_DTYPE(sums_of_some, OF_LIST, BY_DIM(sums_of, ROWS))
+#define PRODUCTS(rows) products_of(scratch, left, right, stride, dim, into, rows, DTYPE)
+#define SUMS(rows) sums_of(scratch, left, right, stride, dim, into, (struct kind){DTYPE, rows})
+TABLE_BY_DTYPE(products_of_one, OF_LIST, PRODUCTS(1))
+TABLE_BY_DTYPE(products_of_some, OF_LIST, PRODUCTS(ROWS / 2))
+TABLE_BY_DTYPE(products_of_all, OF_LIST, PRODUCTS(ROWS))
+TABLE_BY_DTYPE(sums_of_one, OF_LIST, SUMS(1))
+TABLE_BY_DTYPE(sums_of_some, OF_LIST, SUMS(ROWS / 2))
+TABLE_BY_DTYPE(sums_of_all, OF_LIST, SUMS(ROWS))
 
-/* Some rows of a piece of a list, or one, and the dtype of what is multiplied. */
+/* Some rows of a piece of a list, one, ROWS / 2 or ROWS of them, and the dtype of what is multiplied. */
 struct piece_rows {
     const struct row_place *places;
     int64_t key_head;
@@ -236,12 +250,16 @@ struct piece_rows {
 
 INLINE void list_products(const struct gather_scratch *scratch, const struct piece_rows *piece, const float *rows,
                           const void *keys, int64_t stride, int64_t dim, float *into) {
-    (piece->rows == 1 ? products_of_one : products_of_some)[piece->dtype](scratch, rows, keys, stride, dim, into);
+    (piece->rows == 1          ? products_of_one
+     : piece->rows == ROWS / 2 ? products_of_some
+                               : products_of_all)[piece->dtype](scratch, rows, keys, stride, dim, into);
 }
 
 INLINE void list_sums(const struct gather_scratch *scratch, const struct piece_rows *piece, const float *weights,
                       const void *rows, int64_t stride, int64_t dim, float *into) {
-    (piece->rows == 1 ? sums_of_one : sums_of_some)[piece->dtype](scratch, weights, rows, stride, dim, into);
+    (piece->rows == 1          ? sums_of_one
+     : piece->rows == ROWS / 2 ? sums_of_some
+                               : sums_of_all)[piece->dtype](scratch, weights, rows, stride, dim, into);
 }
 
 /* Scores from products: times the scale, with softcap, bias and span; -infinity where there is no pair, and up to the end
@@ -307,7 +325,7 @@ INLINE const void *value_of_piece(const struct gathered *problem, const struct p
 /* What is done with some rows of a list that is taken. */
 typedef void work_on_rows(const struct gathered *, struct gather_scratch *, const struct piece_rows *);
 
-/* The rows of a piece of a list, ROWS at a time; a single one, or one that is left, by itself. */
+/* The rows of a piece of a list, ROWS at a time; of what is left ROWS / 2, or one. */
 INLINE void work_on_piece(const struct gathered *problem, struct gather_scratch *scratch, int64_t batch, int64_t list_head,
                           int64_t list, int64_t piece, work_on_rows *work) {
     const int of_key_heads = problem->list_heads == problem->key_heads;
@@ -333,7 +351,7 @@ INLINE void work_on_piece(const struct gathered *problem, struct gather_scratch 
     const int64_t queries = end - first, total = heads * queries;
     for (int64_t row = 0; row < total;) {
         struct row_place places[ROWS];
-        const int64_t many = total - row == 1 ? 1 : ROWS;
+        const int64_t left = total - row, many = left == 1 ? 1 : left <= ROWS / 2 ? ROWS / 2 : ROWS;
         for (int64_t r = 0; r < many; r++) {
             const int64_t at = row + r;
             places[r] = (struct row_place){batch, head + at / queries, at < total ? first + at % queries : -1};

@@ -36,21 +36,30 @@ INLINE char *new_pair_gradients(const struct gathered *problem, struct pair_grad
     return memory;
 }
 
+/* sum[i] += rows[row[i]] . keys[key[i]] over some vectors of columns, from `column` on. whole: all these columns exist. */
+INLINE void add_pair_products(lanes *sum, const float *rows, const int32_t *row, const void *keys, const int32_t *key,
+                              int64_t stride, int64_t column, int64_t dim, const int vectors, const int whole,
+                              const int dtype) {
+    FOR_ALL_LANES for (int i = 0; i < LANES; i++) {
+        const float *own = rows + row[i] + column;
+        const void *other = row_at(keys, key[i], stride, dtype);
+        UNROLL for (int v = 0; v < vectors; v++) sum[i] +=
+            load(own + v * LANES) * load_entries(other, column + v * LANES, dim, dtype, whole);
+    }
+}
+
 /* into[t] = rows[row[t]] . keys[key[t]], for whole vectors of pairs. */
 INLINE void pair_products(const struct pairs *pairs, const float *rows, const void *keys, int64_t stride, int64_t dim,
-                          float *into, const struct kind kind) {
-    const int64_t padded = round_up_to_lanes(dim);
-    const int vectors = kind.whole ? PART_VECTORS : 1;
-    for (int64_t t = 0; t < pairs->count; t += LANES) {
-        lanes sum[LANES];
-        FOR_ALL_LANES for (int i = 0; i < LANES; i++) {
-            const float *own = rows + pairs->row[t + i];
-            const void *other = row_at(keys, pairs->key[t + i], stride, kind.dtype);
-            sum[i] = broadcast(0.0f);
-            for (int64_t a = 0; a < padded; a += vectors * LANES)
-                UNROLL for (int v = 0; v < vectors; v++) sum[i] +=
-                    load(own + a + v * LANES) * load_entries(other, a + v * LANES, dim, kind.dtype, kind.whole);
-        }
+                          float *into, const int dtype) {
+    const int32_t *row = pairs->row, *key = pairs->key;
+    const int64_t count = pairs->count;
+    for (int64_t t = 0; t < count; t += LANES) {
+        lanes sum[LANES] = {{0}};
+        int64_t column = 0;
+        for (; column + PART_VECTORS * LANES <= dim; column += PART_VECTORS * LANES)
+            add_pair_products(sum, rows, row + t, keys, key + t, stride, column, dim, PART_VECTORS, 1, dtype);
+        for (; column < dim; column += LANES)
+            add_pair_products(sum, rows, row + t, keys, key + t, stride, column, dim, 1, 0, dtype);
         store(into + t, sum_vectors(sum));
     }
 }
@@ -104,73 +113,88 @@ INLINE void slopes_of_pairs(const struct gathered *problem, struct pair_gradient
     }
 }
 
-/* For some vectors of columns: of each key target[key] += slope row, and grad_rows[row] += slope key, for all its rows. */
+/* Some vectors of columns of keys or values, from `column` on: what a tile adds to, and from. whole: all of them exist. */
+struct columns {
+    int64_t column, dim;
+    int vectors, whole, dtype;
+};
+
+/* Of each key target[key] += slope row, and grad_rows[row] += slope key, for all its rows. */
 INLINE void add_key_columns(const struct pairs *pairs, const float *slopes, const float *rows, float *grad_rows,
-                            const void *keys, int64_t key_stride, int64_t column, int64_t dim, float *target,
-                            int64_t stride, const int vectors, const struct kind kind) {
-    for (int64_t t = 0; t < pairs->count;) {
-        const int32_t key = pairs->key[t];
-        const void *other = row_at(keys, key, key_stride, kind.dtype);
-        float *to = target + key * stride + column;
-        lanes own[PART_VECTORS], sum[PART_VECTORS];
-        UNROLL for (int v = 0; v < vectors; v++) {
-            own[v] = load_entries(other, column + v * LANES, dim, kind.dtype, kind.whole);
+                            const void *keys, int64_t key_stride, float *target, int64_t stride,
+                            const struct columns own) {
+    const int32_t *key = pairs->key, *row = pairs->row;
+    const int64_t count = pairs->count;
+    for (int64_t t = 0; t < count;) {
+        const int32_t number = key[t];
+        const void *other = row_at(keys, number, key_stride, own.dtype);
+        float *to = target + number * stride + own.column;
+        lanes entry[PART_VECTORS], sum[PART_VECTORS];
+        UNROLL for (int v = 0; v < own.vectors; v++) {
+            entry[v] = load_entries(other, own.column + v * LANES, own.dim, own.dtype, own.whole);
             sum[v] = load(to + v * LANES);
         }
         do {
             const lanes slope = broadcast(slopes[t]);
-            const float *row = rows + pairs->row[t] + column;
-            float *gradient = grad_rows + pairs->row[t] + column;
-            UNROLL for (int v = 0; v < vectors; v++) {
-                sum[v] += slope * load(row + v * LANES);
-                store(gradient + v * LANES, load(gradient + v * LANES) + slope * own[v]);
+            const float *from = rows + row[t] + own.column;
+            float *gradient = grad_rows + row[t] + own.column;
+            UNROLL for (int v = 0; v < own.vectors; v++) {
+                sum[v] += slope * load(from + v * LANES);
+                store(gradient + v * LANES, load(gradient + v * LANES) + slope * entry[v]);
             }
-        } while (++t < pairs->count && pairs->key[t] == key);
-        UNROLL for (int v = 0; v < vectors; v++) store(to + v * LANES, sum[v]);
+        } while (++t < count && key[t] == number);
+        UNROLL for (int v = 0; v < own.vectors; v++) store(to + v * LANES, sum[v]);
     }
 }
 
-/* For some vectors of columns: of each value target[key] += weight row, for all its rows. */
+/* Of each value target[key] += weight row, for all its rows. */
 INLINE void add_value_columns(const struct pairs *pairs, const float *weights, const float *rows, float *target,
-                              int64_t stride, const int vectors) {
-    for (int64_t t = 0; t < pairs->count;) {
-        const int32_t key = pairs->key[t];
-        float *to = target + key * stride;
+                              int64_t stride, const struct columns own) {
+    const int32_t *key = pairs->key, *row = pairs->row;
+    const int64_t count = pairs->count;
+    for (int64_t t = 0; t < count;) {
+        const int32_t number = key[t];
+        float *to = target + number * stride + own.column;
         lanes sum[PART_VECTORS];
-        UNROLL for (int v = 0; v < vectors; v++) sum[v] = load(to + v * LANES);
+        UNROLL for (int v = 0; v < own.vectors; v++) sum[v] = load(to + v * LANES);
         do {
             const lanes weight = broadcast(weights[t]);
-            const float *row = rows + pairs->row[t];
-            UNROLL for (int v = 0; v < vectors; v++) sum[v] += weight * load(row + v * LANES);
-        } while (++t < pairs->count && pairs->key[t] == key);
-        UNROLL for (int v = 0; v < vectors; v++) store(to + v * LANES, sum[v]);
+            const float *from = rows + row[t] + own.column;
+            UNROLL for (int v = 0; v < own.vectors; v++) sum[v] += weight * load(from + v * LANES);
+        } while (++t < count && key[t] == number);
+        UNROLL for (int v = 0; v < own.vectors; v++) store(to + v * LANES, sum[v]);
     }
 }
 
 INLINE void add_pair_gradients(const struct gathered *problem, struct pair_gradients *scratch, const struct tile *tile,
-                               const struct pairs *pairs, const struct kind kind) {
+                               const struct pairs *pairs, const int dtype) {
     const int64_t key_head = tile->head / (problem->heads / problem->key_heads), batch = tile->batch,
-                  dim = problem->dim, value_dim = problem->value_dim,
+                  dim = problem->dim, value_dim = problem->value_dim, part = PART_VECTORS * LANES,
                   first_key = (batch * problem->key_heads + key_head) * problem->keys;
-    const void *key = row_at(problem->key, 1, batch * problem->key_batch + key_head * problem->key_head, kind.dtype),
-               *value =
-                   row_at(problem->value, 1, batch * problem->value_batch + key_head * problem->value_head, kind.dtype);
-    pair_products(pairs, scratch->query, key, problem->key_row, dim, scratch->weights, kind);
-    pair_products(pairs, scratch->above, value, problem->value_row, value_dim, scratch->slopes, kind);
+    const void *key = row_at(problem->key, 1, batch * problem->key_batch + key_head * problem->key_head, dtype),
+               *value = row_at(problem->value, 1, batch * problem->value_batch + key_head * problem->value_head, dtype);
+    float *grad_key = problem->grad_key + first_key * problem->grad_row,
+          *grad_value = problem->grad_value + first_key * problem->grad_value_row;
+    pair_products(pairs, scratch->query, key, problem->key_row, dim, scratch->weights, dtype);
+    pair_products(pairs, scratch->above, value, problem->value_row, value_dim, scratch->slopes, dtype);
     slopes_of_pairs(problem, scratch, tile, pairs);
-    const int vectors = kind.whole ? PART_VECTORS : 1;
-    for (int64_t column = 0; column < dim; column += vectors * LANES)
-        add_key_columns(pairs, scratch->slopes, scratch->query, scratch->grad_query, key, problem->key_row, column, dim,
-                        problem->grad_key + first_key * problem->grad_row, problem->grad_row, vectors, kind);
-    for (int64_t column = 0; column < value_dim; column += vectors * LANES)
-        add_value_columns(pairs, scratch->weights, scratch->above + column,
-                          problem->grad_value + first_key * problem->grad_value_row + column, problem->grad_value_row,
-                          vectors);
+    int64_t column = 0;
+    for (; column + part <= dim; column += part)
+        add_key_columns(pairs, scratch->slopes, scratch->query, scratch->grad_query, key, problem->key_row, grad_key,
+                        problem->grad_row, (struct columns){column, dim, PART_VECTORS, 1, dtype});
+    for (; column < dim; column += LANES)
+        add_key_columns(pairs, scratch->slopes, scratch->query, scratch->grad_query, key, problem->key_row, grad_key,
+                        problem->grad_row, (struct columns){column, dim, 1, 0, dtype});
+    for (column = 0; column + part <= value_dim; column += part)
+        add_value_columns(pairs, scratch->weights, scratch->above, grad_value, problem->grad_value_row,
+                          (struct columns){column, value_dim, PART_VECTORS, 1, FLOAT32});
+    for (; column < value_dim; column += LANES)
+        add_value_columns(pairs, scratch->weights, scratch->above, grad_value, problem->grad_value_row,
+                          (struct columns){column, value_dim, 1, 0, FLOAT32});
 }
 
 #define OF_PAIRS (const struct gathered *problem, void *scratch, const struct tile *tile, const struct pairs *pairs)
-TABLE_BY_DTYPE(gradients_of_any, OF_PAIRS, add_pair_gradients(problem, scratch, tile, pairs, (struct kind){DTYPE, 0, 1}))
-TABLE_BY_DTYPE(gradients_of_whole, OF_PAIRS, add_pair_gradients(problem, scratch, tile, pairs, (struct kind){DTYPE, 1, 1}))
+TABLE_BY_DTYPE(gradients_of_pairs, OF_PAIRS, add_pair_gradients(problem, scratch, tile, pairs, DTYPE))
 
 /* Reads the rows of a tile as float32, with zeros as their gradients. */
 INLINE void read_rows(const struct gathered *problem, struct pair_gradients *scratch, const struct tile *tile) {
@@ -192,14 +216,12 @@ INLINE void read_rows(const struct gathered *problem, struct pair_gradients *scr
 /* The gradients of a head, of which each query has a list. */
 APART void pair_gradients_of_head(const struct gathered *problem, struct pair_gradients *scratch, int64_t batch,
                                   int64_t head) {
-    const int64_t vectors = PART_VECTORS * LANES, padded = round_up_to_lanes(problem->dim);
-    const int whole = !(problem->dim % vectors || problem->value_dim % vectors);
+    const int64_t padded = round_up_to_lanes(problem->dim);
     struct tile tile = {batch, head, 0, rows_of_tile(problem)};
     for (; tile.first < problem->queries; tile.first += tile.rows) {
         tile.rows = least(tile.rows, problem->queries - tile.first);
         read_rows(problem, scratch, &tile);
-        work_on_tile(problem, &scratch->pairs, &tile, scratch,
-                     (whole ? gradients_of_whole : gradients_of_any)[problem->dtype]);
+        work_on_tile(problem, &scratch->pairs, &tile, scratch, gradients_of_pairs[problem->dtype]);
         float *gradient = problem->grad_query +
                           ((batch * problem->heads + head) * problem->queries + tile.first) * problem->grad_row;
         for (int64_t row = 0; row < tile.rows; row++, gradient += problem->grad_row)
