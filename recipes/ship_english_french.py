@@ -39,7 +39,9 @@ def main() -> None:
     trained = training_fields(run, experiment)  # what is of no such run ends here, with the model in place as it was
     average(run.path, last=arguments.last)
     export(run.path, ENGLISH_FRENCH, which="average")
-    card = Template(CARD.read_text("utf-8")).substitute(trained | weight_fields() | score_fields(experiment))
+    card = Template(CARD.read_text("utf-8")).substitute(
+        trained | weight_fields(ENGLISH_FRENCH) | score_fields(experiment)
+    )
     with atomic_write(ENGLISH_FRENCH / "README.md") as partial:
         partial.write_text(card, encoding="utf-8")
     size = sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir())
@@ -71,15 +73,15 @@ def training_fields(run: RunFolder, experiment: Experiment) -> dict[str, object]
     }
 
 
-def weight_fields() -> dict[str, object]:
+def weight_fields(folder: Path) -> dict[str, object]:
     """Fields of the model card about the exported weights."""
-    weights, header = load_weights(RunFolder(ENGLISH_FRENCH).best)
+    weights, header = load_weights(RunFolder(folder).best)
     return {
         "parameters": f"{sum(tensor.numel() for tensor in {id(one): one for one in weights.values()}.values()):,}",
         "vocabulary": f"{header['source_vocabulary']:,}",
         "longest": header[LONGEST_SOURCE],
         "averaged": len(header["averaged_updates"]),
-        "size": f"{sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir()) / 1e6:.1f} MB with the vocabulary",
+        "size": f"{sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB with the vocabulary",
     }
 
 

@@ -1,10 +1,11 @@
-"""Export the translator of a run of `english-french-longer.yaml`, with its model card.
+"""Export the translator of `regard translate`, from a run of `english-french-longer.yaml`.
 
-    python recipes/ship_english_french_longer.py --run runs/english-french-longer --data DIR --to FOLDER
+    python recipes/ship_english_french_longer.py --data DIR
 
-Averages the last weights of the run, exports them in bfloat16 to FOLDER, and writes the scores of
-`recipes/english_french_floors.py` into the model card there; DIR is that of these. What it learned from is for
-non-commercial research: FOLDER must not become a part of a package without that condition.
+Averages the last weights of the run and exports them in bfloat16 to src/regard_models/english_french_longer, chooses
+the heads that link words there, calibrates how far its translations can be trusted, and writes the model card with the
+scores of `recipes/english_french_floors.py`. DIR has the texts of that recipe, and all of Multi30k. What it learned
+from is for non-commercial research, and so is what this makes.
 """
 
 from __future__ import annotations
@@ -15,31 +16,45 @@ from pathlib import Path
 from string import Template
 
 import english_french_floors
+import trust
+from ship_english_french import MOST_BYTES, progress_fields, weight_fields
 
-from regard.errors import CheckpointError
-from regard.translation.checkpoint import load_state, load_weights
+from regard.errors import CheckpointError, ConfigurationError
+from regard.translation.checkpoint import load_weights
+from regard.translation.corpus import ParallelText
 from regard.translation.experiment import Experiment
-from regard.translation.run_folder import RunFolder, average, export
+from regard.translation.run_folder import ENGLISH_FRENCH_LONGER, RunFolder, average, export
+from regard.translation.settings import TextTable
 from regard.translation.translator import Translator
+from regard.translation.word_aligner import align_words
 from regard.utils.atomic_files import atomic_write
 
 CARD = Path(__file__).with_name("english_french_longer.md")
-MOST_BYTES = 10_000_000
+RECIPE = Path(__file__).with_name("english-french-longer.yaml")
+WHERE_AND_HOW_LONG = {"data.folder", "training.start_from", "training.max_minutes"}
+"""Keys in which a run may differ from the recipe."""
+LINKED = 1024
+"""Pairs whose links choose the head."""
 
 
 def main() -> None:
-    """Average, export, score, and write the card."""
+    """Average, export, choose, calibrate, score, and write the card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/english-french-longer"), help="folder of the run")
     parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--to", type=Path, required=True, help="folder of the exported translator")
     parser.add_argument("--last", type=int, default=3, help="how many of the last weights are averaged")
     arguments = parser.parse_args()
-    run = RunFolder(arguments.run)
+    run, recipe = RunFolder(arguments.run), Experiment.load(RECIPE)
+    other = set(recipe.differences(Experiment.load(run.experiment))) - WHERE_AND_HOW_LONG
+    if other:
+        raise ConfigurationError(f"{run.path} is no run of {RECIPE}: it differs in {', '.join(sorted(other))}")
     average(run.path, last=arguments.last)
-    folder = export(run.path, arguments.to, which="average")
+    folder = export(run.path, ENGLISH_FRENCH_LONGER, which="average")
+    recipe.save(RunFolder(folder).experiment)
+    choose_alignment(folder, arguments.data)
+    trust.main(arguments.data, folder)
     table = "\n".join(english_french_floors.report(Translator.load(folder), arguments.data))
-    card = Template(CARD.read_text("utf-8")).substitute(fields(run, folder), table=table)
+    card = Template(CARD.read_text("utf-8")).substitute(fields(run, folder, recipe), table=table)
     with atomic_write(folder / "README.md") as partial:
         partial.write_text(card, encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -48,22 +63,24 @@ def main() -> None:
         raise CheckpointError(f"the folder has {size:,} bytes; it may have {MOST_BYTES:,}")
 
 
-def fields(run: RunFolder, folder: Path) -> dict[str, object]:
+def choose_alignment(folder: Path, data: Path) -> None:
+    """Choose the head that links the words of everyday sentences as the text alone does, and keep the choice."""
+    text = ParallelText.read(TextTable(tsv=Path("tatoeba-eng-fra/eng-fra.tsv.gz")), data)
+    links = align_words(*([line.split() for line in side] for side in (text.sources, text.targets)))
+    some = slice(LINKED)
+    Translator.load(folder).choose_alignment(text.sources[some], text.targets[some], links[some]).save(folder)
+
+
+def fields(run: RunFolder, folder: Path, recipe: Experiment) -> dict[str, object]:
     """Fields of the model card about the model and its training."""
-    experiment = Experiment.load(run.experiment)
-    weights, header = load_weights(RunFolder(folder).best)
-    made = load_state(run.state)["state_dict"]["_extra_state"]["progress"]
-    model, training = experiment.model, experiment.training
+    header = load_weights(RunFolder(folder).best)[1]
     return {
-        **{name: getattr(model, name) for name in ("encoder_layers", "decoder_layers", "dim", "num_heads")},
-        "parameters": f"{sum(tensor.numel() for tensor in {id(one): one for one in weights.values()}.values()):,}",
-        "vocabulary": f"{header['source_vocabulary']:,}",
-        "averaged": ", ".join(f"{update:,}" for update in header["averaged_updates"]),
-        "size": f"{sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB with the vocabulary",
-        "seed": experiment.seed,
-        "updates": f"{made['position']['update']:,}",
-        "minutes": round(made["seconds"] / 60),
-        "batch_tokens": f"{training.batch_tokens:,}",
+        **{name: getattr(recipe.model, name) for name in ("encoder_layers", "decoder_layers", "dim", "num_heads")},
+        **weight_fields(folder),
+        **progress_fields(run, ""),
+        "means": ", ".join(f"{update:,}" for update in header["averaged_updates"]),
+        "seed": recipe.seed,
+        "batch_tokens": f"{recipe.training.batch_tokens:,}",
     }
 
 

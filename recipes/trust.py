@@ -3,9 +3,11 @@
     python recipes/trust.py --data DIR
     python recipes/trust.py --data DIR --checkpoint FOLDER
 
-DIR has `tatoeba-eng-fra/eng-fra.tsv.gz`, of which held-out pairs are taken, split as for the training, and Multi30k's
-captions as `multi30k/PART.LANGUAGE.gz`. Calibrated on the validation halves, which is kept in the model's folder;
-measured on the test halves: how many sentences get a warning, and how many of those whose translation was cut short.
+DIR has `tatoeba-eng-fra/eng-fra.tsv.gz`, of which held-out pairs are taken, split as for the training, Multi30k's
+captions as `multi30k/PART.LANGUAGE.gz`, the debates of Hansards as `align-en-fr/test.LANGUAGE.gz` and news as
+`flores200-devtest/devtest.LANGUAGE.gz`. Calibrated on the validation halves, and on the debates, which these
+translators cannot translate; that is kept in the model's folder. Measured on the test halves and the news: how many
+sentences get a warning, and how many of those whose translation was cut short.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ CUT = 0.6
 """A translation of fewer words than this share of the reference was cut short."""
 
 
-def captions(folder: Path, part: str) -> tuple[list[str], list[str]]:
-    """A part of Multi30k, English and French."""
+def both(folder: Path, part: str) -> tuple[list[str], list[str]]:
+    """A part of a text, English and French."""
     english, french = (gzip.decompress((folder / f"{part}.{code}.gz").read_bytes()) for code in ("en", "fr"))
     return english.decode("utf-8").splitlines(), french.decode("utf-8").splitlines()
 
@@ -40,9 +42,13 @@ def main(data: Path, folder: Path) -> None:
     assert experiment.data.split is not None
     held_out = split(ParallelText.read(experiment.data.train, experiment.data.folder), experiment.data.split)
     translator = Translator.load(folder)
-    everyday, known = held_out["validation"], captions(data / "multi30k", "val")
-    translations = translator.translate([*everyday.sources, *known[0]], observe=False)
-    trust = translator.calibrate(translations, [*everyday.targets, *known[1]])
+    everyday, captions, debates = (
+        held_out["validation"],
+        both(data / "multi30k", "val"),
+        both(data / "align-en-fr", "test"),
+    )
+    translations = translator.translate([*everyday.sources, *captions[0], *debates[0]], observe=False)
+    trust = translator.calibrate(translations, [*everyday.targets, *captions[1], *debates[1]])
     trust.save(folder)
     sys.stdout.write(f"calibrated on {trust.pairs:,} pairs, correlation {trust.correlation:.3f}\n\n")
     sys.stdout.write(
@@ -50,7 +56,8 @@ def main(data: Path, folder: Path) -> None:
     )
     tests = {
         "everyday sentences (Tatoeba)": (held_out["test"].sources, held_out["test"].targets),
-        "captions (Multi30k, test_2016)": captions(data / "multi30k", "test_2016_flickr"),
+        "captions (Multi30k, test_2016)": both(data / "multi30k", "test_2016_flickr"),
+        "news (FLORES-200, devtest)": both(data / "flores200-devtest", "devtest"),
     }
     for name, (sources, targets) in tests.items():
         found = translator.translate(sources, observe=False)

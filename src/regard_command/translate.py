@@ -98,7 +98,8 @@ def translate(
     """Translate sentences, or standard input line by line.
 
     Lines are translated as they arrive: one that is typed is answered at once. An empty line gives an empty line.
-    Without --checkpoint it is the small model for everyday sentences, English to French, that regard comes with.
+    Without --checkpoint it is a small model that regard comes with, English to French, for everyday sentences and
+    captions. It is for non-commercial use, as some of the text that it learned from.
 
     Tags, as <b>, placeholders, as {name} and %s, signs that the model has never seen, such as emoji, and words of more
     than 200 characters are kept as they are; the attention puts tags around the words that theirs became. Standard
@@ -121,7 +122,7 @@ def translate(
     Of a Transformer the pictures are of --layer and --head, or of the mean over all; the arrays have all of them,
     1.weights as [target, layer, head, source], and 1.self_weights for the attention to its own words.
     """
-    from regard.translation.run_folder import ENGLISH_FRENCH
+    from regard.translation.run_folder import ENGLISH_FRENCH_LONGER
     from regard.translation.terminology import Terminology
     from regard.translation.translator import Translator
     from regard_command.attention_file import attention_file
@@ -131,7 +132,7 @@ def translate(
     if trust and n_best is not None:
         raise CommandError("--trust is of the best translation, and --n-best prints others too: leave one of them out")
     kept = attention_file(attention, layer, head)
-    folder = checkpoint or ENGLISH_FRENCH
+    folder = checkpoint or ENGLISH_FRENCH_LONGER
     translator = Translator.load(folder, which, device, languages_of(languages))
     forced.check(translator.target_vocabulary)
     if trust and translator.trust is None:
@@ -144,7 +145,10 @@ def translate(
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
     search = _search(folder, translator, {key: value for key, value in told.items() if value is not None})
     if checkpoint is None:
-        typer.echo("English to French, by the model that regard comes with; --checkpoint names another", err=True)
+        typer.echo(
+            "English to French, by the model that regard comes with, for non-commercial use; --checkpoint names another",
+            err=True,
+        )
     number = 1
     arriving = arriving_lines(standard_input(), errors, lambda warning: typer.echo(warning, err=True))
     for lines in [sentences] if sentences else arriving:

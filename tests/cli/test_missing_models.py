@@ -11,16 +11,26 @@ def without_models(monkeypatch, tmp_path):
     folder = tmp_path / "regard_models"
     monkeypatch.setattr(run_folder, "MODELS", folder)
     monkeypatch.setattr(run_folder, "ENGLISH_FRENCH", folder / "english_french")
+    monkeypatch.setattr(run_folder, "ENGLISH_FRENCH_LONGER", folder / "english_french_longer")
     monkeypatch.setattr(date_demo, "ENGLISH_FRENCH", folder / "english_french")
 
 
-@pytest.mark.parametrize("command", [["demo"], ["translate", "Hello."], ["explore", "--translate", "Hello."]])
-def test_a_command_names_the_distribution_of_the_translators(without_models, regard, monkeypatch, tmp_path, command):
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["demo"], "english_french"),
+        (["translate", "Hello."], "english_french_longer"),
+        (["explore", "--translate", "Hello."], "english_french"),
+    ],
+)
+def test_a_command_names_the_distribution_of_the_translators(
+    without_models, regard, monkeypatch, tmp_path, command, name
+):
     monkeypatch.chdir(tmp_path)
     result = regard(*command)
     assert result.exit_code == 2
     assert (
-        "this needs the translator 'english_french' of the package 'regard-models', which is not installed; "
+        f"this needs the translator '{name}' of the package 'regard-models', which is not installed; "
         "pip install regard-models brings it"
     ) in result.stderr
 

@@ -3,6 +3,8 @@ import re
 import numpy as np
 import pytest
 
+from regard.translation.run_folder import ENGLISH_FRENCH
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -32,7 +34,9 @@ def test_without_a_checkpoint_it_is_english_to_french_and_says_so_once(regard):
     first, second = result.stdout.splitlines()
     assert "fatigué" in first
     assert "erci" in second
-    assert result.stderr == "English to French, by the model that regard comes with; --checkpoint names another\n"
+    assert result.stderr == (
+        "English to French, by the model that regard comes with, for non-commercial use; --checkpoint names another\n"
+    )
     lines = regard("translate", input="I am very tired.\n\nThank you.\n")
     assert lines.stdout == f"{first}\n\n{second}\n"
     assert lines.stderr == result.stderr
@@ -41,7 +45,7 @@ def test_without_a_checkpoint_it_is_english_to_french_and_says_so_once(regard):
 def test_the_model_of_the_package_has_one_set_of_weights(regard):
     result = regard("translate", "--which", "last", "Hello.")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "english_french has no last.safetensors; choose 'best', which it has" in result.stderr
+    assert "english_french_longer has no last.safetensors; choose 'best', which it has" in result.stderr
 
 
 def test_its_attention_is_kept_too(regard, tmp_path):
@@ -103,17 +107,17 @@ def test_unknown_words_are_translated_with_a_warning_on_stderr(regard, run):
     assert "line 2: the source vocabulary knows nothing of 'zehn elf'" in result.stderr
 
 
-def test_what_the_model_of_the_package_does_not_know_is_told_once_a_line(regard):
+def test_what_a_model_does_not_know_is_told_once_a_line(regard):
     lines = ["I am very tired ❤️😊❤️.", "Привет", "I am very tired.", "I am (very) tired.", "I am Ж.", "😊"]
-    plain = regard("translate", "I am very tired.").stdout
-    result = regard("translate", input="\n".join(lines))
+    plain = regard("translate", "--checkpoint", ENGLISH_FRENCH, "I am very tired.").stdout
+    result = regard("translate", "--checkpoint", ENGLISH_FRENCH, input="\n".join(lines))
     assert result.exit_code == 0
     translated = result.stdout.splitlines(keepends=True)
     bare = [line.translate(dict.fromkeys(map(ord, "()"))).strip() for line in translated]
     assert bare[2:4] == [plain.strip()] * 2
     assert translated[0] == plain.replace(".", " ❤️😊❤️.")  # before the full stop, as in the source
     assert translated[5] == "😊\n"
-    assert result.stderr.splitlines()[1:] == [
+    assert result.stderr.splitlines() == [
         "line 1: the source vocabulary does not know '❤', '😊', which it keeps as it is",
         "line 2: the source vocabulary knows nothing of 'Привет'; the translation is a guess",
         "line 2: it seems to be Russian, and the model reads English: the translation is a guess",
@@ -125,15 +129,17 @@ def test_what_the_model_of_the_package_does_not_know_is_told_once_a_line(regard)
 
 def test_a_line_longer_than_any_that_was_trained_on_is_told(regard, run):
     long = "I am very tired and I have to go home now. " * 3
-    result = regard("translate", "--beam", 1, "I am very tired.", long)
+    result = regard("translate", "--checkpoint", ENGLISH_FRENCH, "--beam", 1, "I am very tired.", long)
     assert result.exit_code == 0
-    assert result.stderr.splitlines()[1:] == [
+    assert result.stderr.splitlines() == [
         "line 2: it has 36 tokens, more than are translated at once, and is translated in 3 parts, each by itself; "
         "give one sentence a line"
     ]
-    alone = regard("translate", "--beam", 1, "I am very tired and I have to go home now.").stdout.strip()
+    alone = regard(
+        "translate", "--checkpoint", ENGLISH_FRENCH, "--beam", 1, "I am very tired and I have to go home now."
+    ).stdout.strip()
     assert result.stdout.splitlines()[1] == " ".join([alone] * 3)
-    result = regard("translate", "--beam", 1, "--split-above", 0, long)
+    result = regard("translate", "--checkpoint", ENGLISH_FRENCH, "--beam", 1, "--split-above", 0, long)
     assert "line 1: it has 36 tokens, and the model was trained on sentences of 17 at most" in result.stderr
     result = regard("translate", "--checkpoint", run, "--beam", 1, input="1\n" + "1 " * 5)
     assert "line 2: it has 5 tokens, and the model was trained on sentences of 4 at most" in result.stderr

@@ -197,6 +197,10 @@ ENGLISH_FRENCH = MODELS / "english_french"
 """A small Transformer for everyday sentences, exported from `recipes/tatoeba-english-french.yaml`: a folder for
 `Translator.load`. Its README.md tells what it learned from, how good it is, and what it is not for."""
 
+ENGLISH_FRENCH_LONGER = MODELS / "english_french_longer"
+"""The same Transformer, trained on by `recipes/english-french-longer.yaml`: captions and several sentences in a line, and
+numbers, names, addresses and quoted words are copied. For non-commercial use, as its README.md says."""
+
 KOREAN_ENGLISH = {
     "dot": MODELS / "korean_english" / "luong",
     "additive": MODELS / "korean_english" / "bahdanau",
