@@ -29,6 +29,12 @@ class ListedWords:
         """The words for these sentences, in this order; sentences may repeat."""
         return replace(self, allowed=self.allowed[sentences])
 
+    def restrict(self, logits: Tensor) -> Tensor:
+        """Logits [N, V] of all words, one row for each sentence, with -inf for those that it may not become."""
+        kept = torch.full_like(logits, -torch.inf)
+        kept[:, self.words] = logits[:, self.words].masked_fill(~self.allowed, -torch.inf)
+        return kept
+
     def best_tokens(self, features: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp [R, 1].
 
