@@ -50,6 +50,8 @@ skip-cost: true
 gemm-precision: int8shiftAlphaAll
 alignment: soft
 """
+FIRST = 3
+"""How many first words of the vocabulary the short list always has."""
 FLOAT32, INT8, INTGEMM8, INTGEMM16 = 0x404, 0x101, 0x4101, 0x4102
 
 
@@ -152,9 +154,31 @@ def write_bin(path: Path, entries: Mapping[str, Item], text: str = MODEL, *, ver
     path.write_bytes(header + struct.pack("<Q", padding) + bytes(padding) + b"".join(contents))
 
 
+def lexicon() -> list[list[int]]:
+    """For each source word two target words, at random."""
+    generator = torch.Generator().manual_seed(12)
+    return [sorted(torch.randperm(SIZE, generator=generator)[:2].tolist()) for _ in range(SIZE)]
+
+
+def listed(source: list[int]) -> list[int]:
+    """The words that a sentence may become by the lexicon: the first, those of its words, and its words themselves."""
+    return sorted({*range(FIRST), *source, *(word for token in source for word in lexicon()[token])})
+
+
+def write_short_list(path: Path, words: list[list[int]], first: int = FIRST) -> None:
+    """Write a short list in Marian's binary form; its checksum is none."""
+    starts = [0]
+    for own in words:
+        starts.append(starts[-1] + len(own))
+    flat = [word for own in words for word in own]
+    header = struct.pack("<6Q", 0xF11A48D5013417F5, 1, first, 2, len(starts), len(flat))
+    path.write_bytes(header + struct.pack(f"<{len(starts)}Q", *starts) + struct.pack(f"<{len(flat)}I", *flat))
+
+
 def write_student(folder: Path, entries: Mapping[str, Item] | None = None, text: str = MODEL) -> None:
-    """Write the folder of a student: its settings, its model, its vocabulary."""
+    """Write the folder of a student: its settings, its model, its vocabulary, its short list."""
     entries = items(student_tensors()) if entries is None else entries
+    write_short_list(folder / "lex.s2t.bin", lexicon())
     (folder / "config.intgemm8bitalpha.yml").write_text(CONFIG)
     (folder / "vocab.spm").write_bytes(spm(PIECES))
     write_bin(folder / "model.intgemm.alphas.bin", entries, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 
 import numpy as np
@@ -18,18 +19,23 @@ from bergamot_folders import (
     float_items,
     formula,
     items,
+    lexicon,
+    listed,
     rounded,
     student_tensors,
     write_bin,
+    write_short_list,
     write_student,
 )
 from marian_folders import SENTENCES
+from test_native_marian import marian_tensors, transformers_model, write_npz
 
 from regard.errors import CheckpointError, ConfigurationError
 from regard.models.transformer.marian_binary import read_binary
 from regard.nn import SSRU
 from regard.testing import Expected, assert_close
 from regard.translation.taught_head import taught_model
+from regard.translation.terminology import Terminology
 from regard.translation.translator import Translator
 
 MODEL_FILE = "model.intgemm.alphas.bin"
@@ -55,15 +61,14 @@ def in_single_precision(weights):
 
 def assert_computes(translator, weights):
     """In both precisions the translator's logits are those of the formula of these weights, on several sentences."""
-    for line in SENTENCES[:4]:
-        source = translator.source_vocabulary.encode(line)
-        target = source[::-1][1:]
-        low = formula(weights, source, target, torch.float32)
-        truth = formula(in_single_precision(weights), source, target, torch.float64)
-        assert_close(logits(translator, source, target), Expected(truth, torch.float32, [low]))
-        translator.model.double()
-        assert_close(logits(translator, source, target), Expected(truth, torch.float64, [low]))
-        translator.model.float()
+    sources = [translator.source_vocabulary.encode(line) for line in SENTENCES[:5]]
+    pairs = [(source, source[::-1][1:]) for source in sources]
+    low = torch.cat([formula(weights, *pair, torch.float32) for pair in pairs])
+    truth = torch.cat([formula(in_single_precision(weights), *pair, torch.float64) for pair in pairs])
+    for dtype in (torch.float32, torch.float64):
+        translator.model.to(dtype)
+        found = torch.cat([logits(translator, *pair) for pair in pairs])
+        assert_close(found, Expected(truth, dtype, [low]))
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -132,19 +137,151 @@ def test_it_translates_and_shows_what_it_attends_to(folder):
     assert translator.align([SENTENCES[0]], [SENTENCES[1]])[0].links
 
 
-def test_a_beam_keeps_the_state_of_each_hypothesis(folder):
-    """Log-probabilities of a beam search are those of the formula, token by token, whatever beam a token came from."""
+def ids_of(translator, tokens):
+    names = translator.target_vocabulary.tokens(range(SIZE))
+    return [names.index(token) for token in tokens]
+
+
+def restricted(row_logits, words):
+    """Logits of these words, and -inf of all others."""
+    kept = torch.full_like(row_logits, -torch.inf)
+    kept[:, words] = row_logits[:, words]
+    return kept
+
+
+@pytest.mark.parametrize("short", [True, False], ids=["listed", "all"])
+def test_a_beam_says_what_the_formula_does(folder, short):
+    """Scores are those of the formula, token by token, whatever beam a token came from, of listed words alone."""
+    if not short:
+        config = folder / "config.intgemm8bitalpha.yml"
+        config.write_text(CONFIG.replace("shortlist: [lex.s2t.bin, false]\n", ""))
     translator = Translator.load(folder)
     weights = in_single_precision(rounded(TENSORS))
     search = translator.search.model_copy(update={"beam": 4, "n_best": 4})
     for observe in (True, False):
         for found in translator.translate(SENTENCES[:3], search=search, observe=observe):
             source = translator.source_vocabulary.encode(found.source)
+            words = listed(source) if short else list(range(SIZE))
+            assert len(words) < SIZE or not short
             for one in found.candidates:
-                ids = [translator.target_vocabulary.tokens(range(SIZE)).index(token) for token in one.tokens]
-                said = formula(weights, source, ids[:-1], torch.float64).log_softmax(-1)
+                ids = ids_of(translator, one.tokens)
+                assert {*ids} <= {*words}
+                said = restricted(formula(weights, source, ids[:-1], torch.float64), words).log_softmax(-1)
                 expected = said[torch.arange(len(ids)), ids].sum() / len(ids)
                 assert one.score == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_greedy_search_says_the_best_listed_word_in_whatever_batch(folder):
+    translator = Translator.load(folder)
+    weights = in_single_precision(rounded(TENSORS))
+    together = translator.translate(SENTENCES[:5], observe=False)
+    for line, found in zip(SENTENCES[:5], together, strict=True):
+        source = translator.source_vocabulary.encode(line)
+        ids = ids_of(translator, found.candidates[0].tokens)
+        best = restricted(
+            formula(weights, source, ids[:-1], torch.float64), [word for word in listed(source) if word != 1]
+        )
+        assert best.argmax(-1).tolist() == ids
+        [alone] = translator.translate([line])
+        assert alone.text == found.text
+
+
+def test_a_text_is_the_same_short_list(folder):
+    said = [one.text for one in Translator.load(folder).translate(SENTENCES[:3])]
+    names = Translator.load(folder).source_vocabulary.tokens(range(SIZE))
+    lines = [
+        f"{names[word]} {names[token]} {0.9 - 0.01 * word:.3f}" for token, own in enumerate(lexicon()) for word in own
+    ]
+    unlikely = [f"{names[word]} {names[token]} 0.0001" for token in range(SIZE) for word in range(10, 20)]
+    text = "\n".join([*unlikely, *lines, f"NULL {names[3]} 0.9", f"{names[7]} NULL 0.9", ""])
+    config = folder / "config.intgemm8bitalpha.yml"
+    for path, opened in ((folder / "lex.s2t", open), (folder / "lex.s2t.gz", gzip.open)):
+        with opened(path, "wt", encoding="utf-8") as file:
+            file.write(text)
+        for numbers in ("3, 2", "'3', '2', '0'", "3, 70, 0.001"):
+            config.write_text(CONFIG.replace("lex.s2t.bin, false", f"{path.name}, {numbers}"))
+            assert [one.text for one in Translator.load(folder).translate(SENTENCES[:3])] == said
+    config.write_text(CONFIG.replace("lex.s2t.bin, false", "lex.s2t, 3, 70"))
+    model = taught_model(Translator.load(folder).model)
+    assert model.short_list is not None
+    assert len(model.short_list.words) > SIZE * 10
+
+
+def test_terms_and_known_translations_are_of_all_words(folder):
+    translator = Translator.load(folder)
+    source = translator.source_vocabulary.encode(SENTENCES[0])
+    word = next(
+        word
+        for word in ("house", "station", "tired")
+        if not {*translator.target_vocabulary.encode(word)[:-1]} <= {*listed(source)}
+    )
+    [found] = translator.translate([SENTENCES[0]], terms=Terminology(always=[word]))
+    assert word in found.text.split()
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_decoder_in_native_steps_has_the_same_short_list(folder, beam):
+    """Self-attention in the decoder is computed by native code; its modules say the same."""
+    write_npz(folder / "model.npz", marian_tensors(transformers_model()))
+    list_line = "\nshortlist: [lex.s2t.bin, false]\n"
+    (folder / "decoder.yml").write_text(
+        f"models: [model.npz]\nvocabs: [vocab.spm, vocab.spm]\nbeam-size: {beam}{list_line}"
+    )
+    translator = Translator.load(folder)
+    native = translator.translate(SENTENCES[:5])
+    for line, found in zip(SENTENCES[:5], native, strict=True):
+        words = {*listed(translator.source_vocabulary.encode(line))}
+        assert {*ids_of(translator, found.candidates[0].tokens)} <= words
+    taught_model(translator.model).output.register_forward_hook(lambda *_: None)  # watched modules are run
+    assert [one.text for one in translator.translate(SENTENCES[:5])] == [one.text for one in native]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            lambda whole: whole[:30],
+            r"lex.s2t.bin is damaged: it has 30 bytes, and a short list of 0 starts and 0 words",
+        ),
+        (lambda whole: whole[:-4], r"lex.s2t.bin is damaged: it has [\d,]+ bytes, and a short list of \d+ starts and"),
+        (
+            lambda whole: whole[:-4] + b"\xff\xff\0\0",
+            r"or of another vocabulary: a short list has ids \d+ to 65535, and",
+        ),
+        (
+            lambda whole: whole[:48] + struct.pack("<Q", 3) + whole[56:],
+            "lex.s2t.bin is damaged, .*: the starts of a short list need to rise from 0 to its number of words",
+        ),
+        (
+            lambda _: b"a b\n",
+            r"lex.s2t.bin, line 1: 'a b' is no entry of a short list; it needs a target word, a source",
+        ),
+        (lambda _: b"a b much\n", "line 1: 'a b much' is no entry of a short list"),
+        (lambda _: None, r"cannot read .*lex.s2t.bin: No such file or directory"),
+    ],
+)
+def test_a_short_list_that_is_none_is_named(folder, content, message):
+    path = folder / "lex.s2t.bin"
+    damaged = content(path.read_bytes())
+    path.unlink()
+    if damaged is not None:
+        path.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=message):
+        Translator.load(folder)
+
+
+def test_what_the_settings_say_of_a_short_list(folder):
+    write_short_list(folder / "other.bin", lexicon()[:-2])
+    (folder / "text").write_text("</s> </s> 1\n")
+    for told, message in (
+        ("[other.bin]", rf"other.bin is a short list of {SIZE - 2} source words, and the vocabulary has {SIZE}"),
+        ("lex.s2t.bin", r"says shortlist: 'lex.s2t.bin'; it needs a list that begins with a file"),
+        ("[text, many]", r"the settings say \['many'\] of the short list .*text: they need to be how many first words"),
+        ("[text, -1]", r"the settings say \[-1\] of the short list"),
+    ):
+        (folder / "config.intgemm8bitalpha.yml").write_text(CONFIG.replace("[lex.s2t.bin, false]", told))
+        with pytest.raises(CheckpointError, match=message):
+            Translator.load(folder)
 
 
 def test_what_a_student_has_not(folder, tmp_path):

@@ -79,6 +79,14 @@ def test_steps(folder, tmp_path):
         tables = {table["key"]: table for table in json.loads(shown.stdout)["tables"]}
         assert tables["prediction"]["rows"] == ["P(y1)"]
         assert tables["source_embedding"]["rows"][-1] == "</s>"
+    translator = Translator.from_marian(folder)
+    [said] = translator.translate(["I am not."])
+    for number, token in enumerate(
+        said.candidates[0].tokens[:3], start=1
+    ):  # the best listed word is the one that is said
+        shown = regard("steps", "I am not.", "--checkpoint", folder, "--word", number, "--format", "json")
+        prediction = next(table for table in json.loads(shown.stdout)["tables"] if table["key"] == "prediction")
+        assert prediction["columns"][0].lstrip("-") == token.lstrip("▁")
     message = regard("steps", "I am not.", "--checkpoint", folder, "--kind", "self", code=2).stderr
     assert "this decoder has an SSRU, a recurrent layer, and no attention to its own words" in message
     regard("steps", "I am not.", "--checkpoint", folder, "--html", tmp_path / "steps.html")

@@ -304,7 +304,8 @@ def _transformer_steps(
         memory = model.encode(source.ids, source.lengths)
         embedded = calls["embedding"][1]
         features = model.decoder(model.target_embedding(target), memory.layers, memory.mask)
-        logits = model.output(features)[0, -1]
+        logits = model.output(features[:, -1])
+        logits = (logits if memory.listed is None else memory.listed.restrict(logits))[0]
     keys = said if kind == "self" else source.names
     queries = source.names if kind == "encoder" else [f"q{number + 1}" for number in range(len(read))]
     view = HeadView.of(captured.problem, head=head or 0, rows=[row], queries=queries, keys=keys)

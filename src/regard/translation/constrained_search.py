@@ -118,7 +118,8 @@ def constrained_search(
             pointed = beams.pointed_at(step.weights, alignment, tables) if looks else None
         else:
             step, attention, pointed = model.step(beams.tokens, state, memory), StepWeights(), None
-        logits = step.logits.to(torch.promote_types(step.logits.dtype, torch.float32))
+        logits = step.logits
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         log_p = _log_probabilities(logits, settings, special)
         following = record.advance(beams, log_p, pointed, attention, special)
         if len(following.tokens) == 0:

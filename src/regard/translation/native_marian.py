@@ -11,12 +11,14 @@ import yaml
 
 from regard.errors import CheckpointError, VocabularyError
 from regard.models.transformer.marian_file import MarianFile
+from regard.models.transformer.short_list import ShortList
 from regard.translation import yaml12
 from regard.translation.marian_translator import named_languages, source_marks
 from regard.translation.piece_vocabulary import LineMarks, PieceVocabulary
 from regard.translation.pretrained_parts import Languages, PretrainedTranslator, refuse_language
 from regard.translation.sentencepiece_file import SentencePieceModel
 from regard.translation.settings import SearchSettings
+from regard.translation.short_list_file import ListedVocabularies, read_short_list
 from regard.translation.vocabulary import SpecialIds
 
 CONFIGS = "decoder.yml", "config.intgemm8bitalpha.yml", "config.intgemm8bit.yml"
@@ -65,6 +67,11 @@ def read_native_marian(folder: Path, languages: Languages) -> PretrainedTranslat
         if max(ids.values()) >= rows - 1:
             raise VocabularyError(f"{path} has ids up to {max(ids.values()):,}, and the model {rows - 1:,} of them")
     special = [_special(ids, rows - 1) for (_, ids), rows in zip((source, target), tables, strict=True)]
+    model.short_list = _short_list(
+        config,
+        settings,
+        ListedVocabularies(source[1], target[1], special[1].end, UNKNOWN, is_one=len({*vocabularies}) == 1),
+    )
     marks = source_marks(source[1], special[0], languages[1])
     return PretrainedTranslator(
         model,
@@ -109,6 +116,16 @@ def _files(config: Path, settings: Mapping[str, Any], name: str, count: int) -> 
     if not isinstance(named, list) or len(named) != count or not all(isinstance(one, str) for one in named):
         raise CheckpointError(f"{config} says {name}: {named!r}; it needs a list of {count} file{'s' * (count > 1)}")
     return [config.parent / one for one in named]
+
+
+def _short_list(config: Path, settings: Mapping[str, Any], vocabularies: ListedVocabularies) -> ShortList | None:
+    """The short list that the settings name; None for none."""
+    named = settings.get("shortlist") or []
+    if not named:
+        return None
+    if not isinstance(named, list) or not isinstance(named[0], str):
+        raise CheckpointError(f"{config} says shortlist: {named!r}; it needs a list that begins with a file")
+    return read_short_list(config.parent / named[0], named[1:], vocabularies)
 
 
 def _number(config: Path, settings: Mapping[str, Any], name: str, default: float) -> Any:

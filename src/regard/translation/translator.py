@@ -260,7 +260,8 @@ class Translator:
 
         Read are Transformers with norms behind each layer, and self-attention or an `SSRU` in the decoder. Weights of
         eight and sixteen bits are widened, each matrix by its own scale; what they are multiplied by is rounded in
-        Marian, and not here. A short list is not read: every word of the vocabulary can be said.
+        Marian, and not here. With a short list, where the settings name one, a search says listed words alone, each
+        sentence its own; `translator.model.short_list = None` lets it say all.
 
         Raises:
             CheckpointError: a file is missing or damaged, several models are named, or a setting changes a translation

@@ -37,6 +37,7 @@ from ...nn import (
 from ...nn.caches.base import check_rows
 from ..watched_modules import are_watched
 from .encoder_decoder import Decoder, TiedOutput
+from .short_list import ListedWords
 from .transformer_state import TransformerMemory, TransformerState
 
 
@@ -130,7 +131,7 @@ class NativeState:
         result = self.decoder.packed.step(x, self.past, table, source, observe=observe)
         own = torch.arange(rows, dtype=torch.int32).unsqueeze(1)
         after = replace(self, past=(*self.past, result.own), table=torch.cat([table, own], dim=1))
-        return NativeStep(result, after)
+        return NativeStep(result, after, memory.listed)
 
     def in_caches(self, decoder: Decoder) -> TransformerState:
         """The state as the decoder's modules have it: a cache of each layer."""
@@ -152,6 +153,7 @@ class NativeStep:
 
     result: StepResult
     state: NativeState
+    listed: ListedWords | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -169,7 +171,12 @@ class NativeStep:
         return cast(Tensor, self.result.self_weights)
 
     def best_tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp [B, 1]."""
+        """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp [B, 1].
+
+        Where the model has a short list they are those of listed words.
+        """
+        if self.listed is not None:
+            return self.listed.best_tokens(self.result.features, count)
         output = self.state.decoder.output
         return top_products(self.result.features, output, min(count, output.columns))
 

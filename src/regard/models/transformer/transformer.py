@@ -5,12 +5,13 @@ Letters: B sentences, S source positions, T target positions, V target vocabular
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from ...backends.cpu.panels import bytes_are_faster, rounded_to_bytes
+from ...backends.cpu.top_entries import top_entries
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens, Weights
 from ...masks import padding
@@ -18,27 +19,44 @@ from ...nn import SSRU, BlockObservation
 from ..decoded_target import DecodedTarget, SourceHead
 from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
 from .native_decoder import NativeDecoder, NativeState, NativeStep
+from .short_list import ListedWords, ShortList
 from .transformer_state import TransformerMemory, TransformerState
 
 
 @dataclass(frozen=True, eq=False)
 class TransformerStep:
-    """The output of one decoding step: logits [B, V], and the next state."""
+    """The output of one decoding step: features [B, dim], the next state, and logits, computed when they are read."""
 
-    logits: Tensor
+    features: Tensor
     state: TransformerState | NativeState
+    output: nn.Linear | TiedOutput
+    listed: ListedWords | None
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the next token: [B, V]."""
+        return self.output(self.features)
+
+    def best_tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp [B, 1].
+
+        Where the model has a short list they are those of listed words.
+        """
+        if self.listed is not None:
+            return self.listed.best_tokens(self.features, count)
+        logits = self.logits
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return top_entries(logits, min(count, logits.shape[-1]))
 
 
 @dataclass(frozen=True, eq=False)
-class ObservedTransformerStep:
+class ObservedTransformerStep(TransformerStep):
     """A `TransformerStep` with attention weights: `weights` [B, L, H, S] to the source, `self_weights` [B, L, H, T].
 
     The T columns are the target tokens so far, this step's own the last; a cache that evicts tokens has the latest. A
     decoder with `SSRU` has none to itself: H is 0 there.
     """
 
-    logits: Tensor
-    state: TransformerState | NativeState
     weights: Tensor
     self_weights: Tensor
 
@@ -124,6 +142,8 @@ class Transformer(nn.Module):
         self._max_target_length = max_target_length
         self.multiplies_bytes = False
         """Whether native steps round their inputs, too: see `quantize_decoder`."""
+        self.short_list: ShortList | None = None
+        """The words that a search may say of a source; None: all. Logits of a known target are of all words."""
 
     @property
     def max_target_length(self) -> int | None:
@@ -154,7 +174,7 @@ class Transformer(nn.Module):
             ConfigurationError: a layer or head that is not there.
         """
         _check(source, source_lengths, target)
-        memory, x = self.encode(source, source_lengths), self.target_embedding(target)
+        memory, x = self._memory(source, source_lengths), self.target_embedding(target)
         if observe is None:
             return DecodedTarget(self.decoder(x, memory.layers, memory.mask))
         layer, head = self.checked_place(observe)
@@ -173,7 +193,7 @@ class Transformer(nn.Module):
     def attention_weights(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """The cross-attention weights [B, T, L, H, S] at each step of a known target."""
         _check(source, source_lengths, target)
-        memory = self.encode(source, source_lengths)
+        memory = self._memory(source, source_lengths)
         _, decoder = self.decoder.observe(self.target_embedding(target), memory.layers, WEIGHTS, mask=memory.mask)
         return _cross(decoder).permute(0, 3, 1, 2, 4)
 
@@ -193,6 +213,12 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> TransformerMemory:
         """Encode the source and project the keys and values of the decoder's cross-attention, once for all steps."""
+        memory = self._memory(source, source_lengths)
+        if self.short_list is None:
+            return memory
+        return replace(memory, listed=self.short_list.of(source, source_lengths, self.output))
+
+    def _memory(self, source: Tensor, source_lengths: Tensor) -> TransformerMemory:
         mask = padding(lengths=source_lengths)
         encoded = self.encoder(self.source_embedding(source), mask)
         return TransformerMemory(self.decoder.project_memory(encoded), source_lengths, mask)
@@ -237,7 +263,8 @@ class Transformer(nn.Module):
                 return done
             state = state.in_caches(self.decoder)
         features, caches = self.decoder.step(x, state.caches, memory.layers, memory.mask)
-        return TransformerStep(self.output(features[:, -1]), TransformerState(caches, state.length + 1))
+        after = TransformerState(caches, state.length + 1)
+        return TransformerStep(features[:, -1], after, self.output, memory.listed)
 
     def observe_step(
         self, tokens: Tensor, state: TransformerState | NativeState, memory: TransformerMemory
@@ -251,8 +278,10 @@ class Transformer(nn.Module):
             state = state.in_caches(self.decoder)
         features, seen, caches = self.decoder.observe_step(x, state.caches, memory.layers, WEIGHTS, mask=memory.mask)
         return ObservedTransformerStep(
-            self.output(features[:, -1]),
+            features[:, -1],
             TransformerState(caches, state.length + 1),
+            self.output,
+            memory.listed,
             weights=_cross(seen).permute(0, 3, 1, 2, 4).flatten(0, 1),  # [N, L, H, beams, S] to [B, L, H, S]
             self_weights=torch.stack([block.attention[WEIGHTS] for block in seen], 1).squeeze(-2),
         )

@@ -11,19 +11,22 @@ from ...kernels.hooks import CURRENT_HOOK
 from ...masks import Mask, padding
 from ...nn import Cache, ProjectedMemory
 from ...nn.caches.base import check_rows
+from .short_list import ListedWords
 
 
 @dataclass(frozen=True, eq=False)
 class TransformerMemory:
     """The source for cross-attention: keys and values of each decoder layer, lengths [N], and the padding mask.
 
-    beams: how many consecutive rows of a batch [B], B = N · beams, share each of its rows.
+    beams: how many consecutive rows of a batch [B], B = N · beams, share each of its rows. listed: the words that the
+    sentences may become, where the model has a short list.
     """
 
     layers: tuple[ProjectedMemory, ...]
     lengths: Tensor
     mask: Mask
     beams: int = 1
+    listed: ListedWords | None = None
 
     def reorder(self, rows: Tensor) -> TransformerMemory:
         """The memory for these rows of the batch, in this order; rows may repeat.
@@ -43,7 +46,8 @@ class TransformerMemory:
         if torch.equal(sources, torch.arange(len(self.lengths), device=sources.device)):
             return replace(self, beams=beams)
         lengths, layers = self.lengths[sources], tuple(layer.reorder(sources) for layer in self.layers)
-        return TransformerMemory(layers, lengths, padding(lengths=lengths), beams)
+        listed = None if self.listed is None else self.listed.reorder(sources)
+        return TransformerMemory(layers, lengths, padding(lengths=lengths), beams, listed)
 
 
 @dataclass(frozen=True, eq=False)
