@@ -100,7 +100,7 @@ class CallEvaluation(ExpressionEvaluation):
         if base.op in ("self", "instance") and isinstance(base.value, ClassFacts):
             return self._own_method(node, name, base, positional, named)
         plain = name[:-1] if name.endswith("_") and not name.startswith("_") else name
-        if base.op == "apply" and base.value == "torch.nn.MultiheadAttention":
+        if base.applies("torch.nn.MultiheadAttention"):
             plain = name
         if name == "generate_square_subsequent_mask":
             return self._operation("subsequent_mask", node, positional, named, name)

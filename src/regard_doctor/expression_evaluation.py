@@ -264,7 +264,7 @@ class ExpressionEvaluation:
         if isinstance(position, int) and not isinstance(position, bool):
             if base.op in ("tuple", "shape"):
                 return self._element(base, position, node)
-            if base.op == "apply" and base.value == "torch.nn.MultiheadAttention":
+            if base.applies("torch.nn.MultiheadAttention"):
                 return self._make("element", node, {"input": base}, value=position)
             if base.op == "call" and base.value in MODULE_LISTS:
                 return self._iterated_element(base, node)

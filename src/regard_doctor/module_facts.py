@@ -108,7 +108,7 @@ class ModuleFacts:
 
     def applied(self, *modules: str) -> list[Event]:
         """The calls of modules of these qualified class names."""
-        return [event for event in self.operations("apply") if event.term.value in modules]
+        return [event for event in self.events if event.term.applies(*modules)]
 
 
 def parameters_of(function: Function) -> list[ast.arg]:

@@ -10,22 +10,11 @@ from pathlib import Path
 from .doctor_error import DoctorError
 
 SKIPPED_FOLDERS = frozenset(
-    [
-        *(
-            ".git",
-            ".hg",
-            ".svn",
-            ".venv",
-            "venv",
-            ".tox",
-            ".nox",
-            ".eggs",
-            "__pycache__",
-            "node_modules",
-            ".mypy_cache",
-        ),
-        *(".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist", "site-packages", ".ipynb_checkpoints"),
-    ]
+    (
+        *(".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", ".eggs", "__pycache__", "node_modules"),
+        *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints"),
+        *("build", "dist", "site-packages"),
+    )
 )
 """Folders that are not entered, unless they are named."""
 

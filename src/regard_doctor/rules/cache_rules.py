@@ -245,7 +245,7 @@ def _is_callers_mask(step: Step) -> bool:
 
 def _is_causal_by_itself(site: AttentionSite) -> bool:
     """Whether a call of SDPA has a mask that may be causal, or says whether it is."""
-    return any(not is_none(site.output[name]) for name in ("attn_mask", "is_causal", "**"))
+    return not site.output.lacks("attn_mask", "is_causal", "**")
 
 
 def _is_plain_key(key: Term, other: Term) -> bool:

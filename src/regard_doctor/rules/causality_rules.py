@@ -25,13 +25,13 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     yield from _decoders_without_mask(facts)
     for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerEncoder")):
         name = event.class_.name if event.class_ is not None else ""
-        if is_none(event.term["mask"]) and is_none(event.term["is_causal"]) and re.search(_LANGUAGE_MODEL, name):
+        if event.term.lacks("mask", "is_causal") and re.search(_LANGUAGE_MODEL, name):
             message = f"the encoder of {name} has no causal mask: every position sees the next ones"
             yield Report(event.node, message)
     for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer")):
         term, target = event.term, event.term["tgt"]
-        masked = not is_none(term["tgt_mask"]) or not is_none(term["tgt_is_causal"])
-        if not masked and target is not term["src"] and _is_embedded_text(target, event.class_):
+        unmasked = term.lacks("tgt_mask", "tgt_is_causal")
+        if unmasked and target is not term["src"] and _is_embedded_text(target, event.class_):
             yield Report(
                 event.node,
                 f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
@@ -90,7 +90,7 @@ def _is_embedded_text(target: Term, class_: ClassFacts | None) -> bool:
 
 def _embeddings(term: Term) -> Iterator[Term]:
     """The embeddings of tokens that a term is computed from."""
-    return (one for one in walk(term) if one.op == "apply" and one.value == "torch.nn.Embedding")
+    return (one for one in walk(term) if one.applies("torch.nn.Embedding"))
 
 
 _VOCABULARY = re.compile(
@@ -110,8 +110,8 @@ def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
         return
     message = "this model predicts the next token, and its attention has no causal mask: every position sees it"
     for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerEncoder")):
-        masked = not all(is_none(event.term[name]) for name in ("mask", "is_causal", "**"))
-        if not masked and _scores_its_vocabulary(event.term["src"], event.class_):
+        unmasked = event.term.lacks("mask", "is_causal", "**")
+        if unmasked and _scores_its_vocabulary(event.term["src"], event.class_):
             yield Report(event.node, message)
     causal = (site for site in facts.sites if is_true(site.output["is_causal"]))
     reported = {site.event.call for site in causal} | {None}  # on one path at least

@@ -57,7 +57,7 @@ def _becomes_positions(term: Term, facts: ModuleFacts, depth: int = 6) -> bool:
     if facts.uses(term, "add", "less", "less_equal", "greater", "greater_equal", "sub", "choice"):
         return False
     for one in facts.uses(term):
-        embedded = one.op == "apply" and one.value == "torch.nn.Embedding"
+        embedded = one.applies("torch.nn.Embedding")
         if embedded or (one.op == "call" and _ROTATES.search(label(one))):
             return True
         if one.op in ("mul", "einsum") or (one.op == "call" and str(one.value).endswith(".outer")):

@@ -211,7 +211,7 @@ def _counted_along_batch(query: Term) -> Iterator[Term]:
     read = list(walk(source_of(query).input))
     if any(one.op in ("transpose", "permute", "rearrange", "method") for one in read):
         return
-    tokens = {id(one.input) for one in read if one.op == "apply" and one.value == "torch.nn.Embedding"}
+    tokens = {id(one.input) for one in read if one.applies("torch.nn.Embedding")}
     for one in read:
         column = one.op == "item" and len(one.items) == 2 and is_none(one.items[1])
         column = column or (one.op == "unsqueeze" and number(one["dim"]) == 1)

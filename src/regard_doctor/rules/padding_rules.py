@@ -167,8 +167,8 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
             if _is_of_target(mask) or (not is_none(mask) and same(mask, of_target)):
                 yield Report(event.node, f"{name} is the mask of the target: pass that of the source")
         memory = event.term["memory"]
-        encoded = memory.op == "apply" and memory.value == "torch.nn.TransformerEncoder"
-        without = all(is_none(event.term[name]) for name in ("memory_mask", "memory_key_padding_mask", "**"))
+        encoded = memory.applies("torch.nn.TransformerEncoder")
+        without = event.term.lacks("memory_mask", "memory_key_padding_mask", "**")
         if encoded and without and not is_none(memory["src_key_padding_mask"]):
             yield Report(
                 event.node,

@@ -254,11 +254,10 @@ def _reads_last_of_projected(output: Term, source: Term, facts: ModuleFacts) -> 
 
     Without a mask and without positions every position gets the same function of the set: the last one means nothing.
     """
-    projected = source.op == "apply" and source.value == "torch.nn.Linear" and source.input.op == "parameter"
-    if not projected or not is_none(output["mask"]) or not is_none(output["is_causal"]):
-        return False
+    projected = source.applies("torch.nn.Linear") and source.input.op == "parameter"
     read = (one.items for one in facts.uses(output, "item") if len(one.items) == 2)
-    return any(one[0].op == "slice" and number(one[1]) == -1 for one in read)
+    last = any(one[0].op == "slice" and number(one[1]) == -1 for one in read)
+    return projected and output.lacks("mask", "is_causal") and last
 
 
 @rule("ATT241", Severity.ERROR)

@@ -81,7 +81,7 @@ _PUBLISHED = re.compile(
 
 def _looks_like_transformer(site: AttentionSite) -> bool:
     sources = [source_of(_without_bias(term)) for term in (site.query, site.key, site.value)]
-    if all(one.op == "apply" and one.value == "torch.nn.Linear" for one in sources[:2]):
+    if all(one.applies("torch.nn.Linear") for one in sources[:2]):
         return text(sources[0]) != text(sources[1]) or sources[0] is sources[1]
     if all(one.op == "matmul" for one in sources):  # written as products with weight matrices
         weights = {id(one.get("other")) for one in sources}
