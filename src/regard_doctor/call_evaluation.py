@@ -6,7 +6,8 @@ import ast
 
 from . import array_frameworks
 from .expression_evaluation import ExpressionEvaluation
-from .module_facts import ClassFacts, Function
+from .module_facts import ClassFacts
+from .python_syntax import Function
 from .term import ABSENT, Term, number
 from .torch_signatures import CASTS, CONSTRUCTORS, FORWARD, FUNCTIONS, METHODS, PARAMETERS
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import array_frameworks
-from .module_facts import ClassFacts, Event, Function, Loop, ModuleFacts
+from .module_facts import ClassFacts, Event, Loop, ModuleFacts
+from .python_syntax import Function
 from .term import ABSENT, Term, is_none
 from .torch_signatures import ALIASES
 

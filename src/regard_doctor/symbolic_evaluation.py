@@ -14,7 +14,8 @@ from functools import reduce
 
 from .call_evaluation import CallEvaluation
 from .expression_evaluation import OPERATORS, loop_names
-from .module_facts import ClassFacts, Function, Loop, ModuleFacts, defaults_of, indexed, parameters_of
+from .module_facts import ClassFacts, Loop, ModuleFacts, indexed
+from .python_syntax import Function, defaults_of, parameters
 from .term import Term, is_none
 
 _DEEPEST = 3
@@ -88,7 +89,7 @@ class _Evaluator(CallEvaluation):
 
     def _standalone(self, function: Function, class_: ClassFacts | None) -> None:
         """Evaluate a function by itself: its parameters may be anything."""
-        self.names.update({one.arg: self._parameter(one) for one in parameters_of(function)} | _rest(function))
+        self.names.update({one.arg: self._parameter(one) for one in parameters(function)} | _rest(function))
         if class_ is not None and function.args.args:
             self.names[function.args.args[0].arg] = Term("self", function, value=class_)
         with self._within(function=function, class_=class_, loops=(), returned=[]):
@@ -138,12 +139,12 @@ class _Evaluator(CallEvaluation):
         """Parameters and their arguments, defaults included; None where they do not fit."""
         static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list)
         values = [receiver, *positional] if receiver is not None and not static else positional
-        parameters = [*function.args.posonlyargs, *function.args.args]
-        if len(values) > len(parameters) and function.args.vararg is None:
+        places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if len(values) > len(places) and function.args.vararg is None:
             return None
-        bound = dict(zip((one.arg for one in parameters), values, strict=False))
+        bound = dict(zip(places, values, strict=False))
         defaults = defaults_of(function)
-        for parameter in (one for one in parameters_of(function) if one.arg not in bound):
+        for parameter in (one for one in parameters(function) if one.arg not in bound):
             name = parameter.arg
             if name in named:
                 bound[name] = named[name]

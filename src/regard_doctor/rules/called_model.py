@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..module_facts import ClassFacts, Function, ModuleFacts
+from ..module_facts import ClassFacts, ModuleFacts
 from ..project_module import Definition, ProjectModule
-from .base import below, function_around, parameters
+from ..python_syntax import Function, below, parameters
 
 _MOST = 80
 """Definitions that are read for one model."""
@@ -94,7 +94,7 @@ def _models(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) -> It
         yield class_.name
         return
     if not own:
-        yield from _annotated(receiver, function_around(call, facts))
+        yield from _annotated(receiver, facts.function_around(call))
     for node in below(class_.node if own and class_ is not None else facts.tree, ast.Assign, ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if receiver in map(ast.unparse, targets):
@@ -108,7 +108,7 @@ def _assigned(node: ast.Assign | ast.AnnAssign, facts: ModuleFacts) -> Iterator[
     if isinstance(node.value, ast.Call):  # `Model(...)`, `Model.from_pretrained(...)` and `models.Model(...)`
         yield from [part for part in ast.unparse(node.value.func).split(".") if part[:1].isupper()][:1]
     elif isinstance(node.value, ast.Name):
-        yield from _annotated(node.value.id, function_around(node, facts))
+        yield from _annotated(node.value.id, facts.function_around(node))
 
 
 def _receiver(called: ast.expr) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from ..attention_sites import AttentionSite, names_in, source_of
 from ..finding import Severity
-from ..module_facts import ClassFacts, Function, ModuleFacts
+from ..module_facts import ClassFacts, ModuleFacts
+from ..python_syntax import Function, code_of, parameters
 from ..term import ABSENT, Term, is_none, is_true, label, lowest_of_dtype, number, same, through, walk
-from .base import Report, code_of, function_around, parameters, rule
+from .base import Report, rule
 from .mask_uses import may_be_masked
 
 
@@ -19,7 +20,7 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     for site in (one for one in facts.sites if one.event.class_ is not None):
         name = site.event.class_.name
         if _is_causal_attention(name) and not _is_masked(site) and not _is_cross(site):
-            optional = any("mask" in one.arg for one in parameters(function_around(site.node, facts)))
+            optional = any("mask" in one.arg for one in parameters(facts.function_around(site.node)))
             if not optional or "causal" in name.lower():  # else masked by what it is given, on another path
                 yield Report(site.node, f"{name} attends without a causal mask: every position sees the future")
     yield from _decoders_without_mask(facts)
@@ -118,7 +119,7 @@ def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
     for site in facts.sites:
         call, embedded = site.event.call, all(any(_embeddings(source_of(one))) for one in (site.query, site.key))
         own = call not in reported and site.event.caller is not None and embedded and _has_padding_mask_alone(site)
-        if own and _computes_shifted_loss(function_around(call, facts)):
+        if own and _computes_shifted_loss(facts.function_around(call)):
             reported.add(call)
             yield Report(site.place, message)
 

@@ -8,21 +8,9 @@ from collections.abc import Iterator
 
 from ..finding import Severity
 from ..module_facts import ClassFacts, ModuleFacts
+from ..python_syntax import below, bound_names, code_of, last_name, names_below, parameters, target_names
 from ..term import ABSENT, Term
-from .base import (
-    Report,
-    below,
-    bound_names,
-    class_around,
-    code_of,
-    function_around,
-    last_name,
-    names_below,
-    parameters,
-    rule,
-    target_names,
-    text_around,
-)
+from .base import Report, rule
 from .cached_keys import is_without_cache
 from .called_model import ModelText, model_text
 
@@ -38,7 +26,7 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
         if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts):
             continue
         for grown, appended in _grown_sequences(node):
-            call = None if _WITHOUT_CACHE.search(text_around(node, facts)) else _call_of_model(node, grown, facts)
+            call = None if _WITHOUT_CACHE.search(facts.text_around(node)) else _call_of_model(node, grown, facts)
             if call is None or [one.id for one in below(call, ast.Name)].count(grown) > 1:
                 continue  # a text that is source and target, and changes as a whole
             if not _depends_on(appended, call, node):
@@ -80,7 +68,7 @@ def _why_without_cache(call: ast.Call, model: ModelText, facts: ModuleFacts) -> 
         return "the tokens are read in other orders"
     if any(isinstance(one, ast.Constant) and one.value is None for one in call.args[1:]):
         return "the model attends without a causal mask"
-    if re.search(r"(^|_)loss", getattr(function_around(call, facts), "name", "")):
+    if re.search(r"(^|_)loss", getattr(facts.function_around(call), "name", "")):
         return "gradients of all steps are needed"
     return model.doubt if model.is_seen_to_keep_keys else _doubt_by_names(call, facts) or model.doubt
 
@@ -106,7 +94,7 @@ def _doubt_by_names(call: ast.Call, facts: ModuleFacts) -> str:
 
 def _own_class(node: ast.AST, facts: ModuleFacts) -> ClassFacts | None:
     """What the file says of the class in whose text a node stands."""
-    around = class_around(node, facts)
+    around = facts.class_around(node)
     return None if around is None else facts.classes.get(around.name)
 
 
@@ -240,7 +228,7 @@ def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
             by_itself = "" if facts.sites else "`generate` finds the padding by its `pad_token_id`"
             yield Report(call, message, unless=_if_recurrent(facts) or by_itself)
     for node in (one for one in facts.nodes[ast.Assign] if any(map(_pads_left, below(one.value, ast.BinOp)))):
-        name, calls = code_of(node.targets[0]), below(function_around(node, facts), ast.Call)
+        name, calls = code_of(node.targets[0]), below(facts.function_around(node), ast.Call)
         if any(_reads_tokens(call, name) and not _has_mask(call) for call in calls):
             yield Report(node, message, unless=_if_recurrent(facts))
 
@@ -263,7 +251,7 @@ def _is_padded(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether what is read was padded by a tokenizer, in the same function or one that it calls, and not one text."""
     read = [*call.args[:1], *(one.value for one in call.keywords if one.arg in ("input_ids", None))]
     names = {name for one in read for name in names_below(one)}
-    assigned = below(function_around(call, facts) or facts.tree, ast.Assign)
+    assigned = below(facts.function_around(call) or facts.tree, ast.Assign)
     made = [one for node in assigned if target_names(node) & names for one in below(node.value, ast.Call)]
     helpers = (facts.functions.get(last_name(one.func)) for one in made)
     return any(map(_pads, (*made, *(one for helper in helpers for one in below(helper, ast.Call)))))
