@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable
+from functools import reduce
 
 from .term import COMPARISONS, Term, is_none, is_true, number
 
@@ -155,14 +156,10 @@ def framework_call(
         ones = made("ones", node, {}, tuple(Term("size", node, {"input": one}, value=-1) for one in sizes), name)
         return made("bool", node, {"input": made("tril", node, {"input": ones}, (), name)}, (), name), True
     if name.endswith(".combine_masks") and positional:
-        joined = positional[0]
-        for one in positional[1:]:
-            joined = made("and", node, {"input": joined, "other": one})
-        return joined, False
+        return reduce(lambda one, other: made("and", node, {"input": one, "other": other}), positional), False
     if name == "jax.numpy.tri":
-        ones = made(
-            "ones", node, {"dtype": named["dtype"]} if "dtype" in named else {}, tuple((positional * 2)[:2]), name
-        )
+        dtype = {"dtype": named["dtype"]} if "dtype" in named else {}
+        ones = made("ones", node, dtype, tuple((positional * 2)[:2]), name)
         return made("tril", node, {"input": ones}, (), name), True
     return None
 
@@ -171,13 +168,9 @@ def operands(
     op: str, name: str, positional: list[Term], named: dict[str, Term], node: ast.Call, made: Made
 ) -> tuple[list[Term], dict[str, Term]]:
     """The arguments of an operation in torch's names and order; TensorFlow's transposes of a product are done."""
-    renamed: dict[str, Term] = {}
-    for key, term in named.items():
-        own = KEYWORDS.get(key, key)
-        if own == "*":
-            positional = [*positional, term]
-        else:
-            renamed[own] = term
+    renamed = {KEYWORDS.get(key, key): term for key, term in named.items()}
+    positional = [*positional, *(term for key, term in named.items() if KEYWORDS.get(key) == "*")]
+    renamed.pop("*", None)
     if op in ("ones", "zeros", "full") and positional and positional[0].op == "tuple":
         positional = positional[: 2 if op == "full" else 1]
     if op == "cat" and "dim" not in renamed and len(positional) == 1:
@@ -185,13 +178,11 @@ def operands(
     if op == "softmax" and "dim" not in renamed and len(positional) < 2:
         renamed["dim"] = made("negative", node, {"input": Term("constant", node, value=1)})
     if op == "matmul":
+        flags = (is_true(renamed.pop(name, None)) for name in ("transpose_a", "transpose_b"))
         positional = [
-            made("transpose", node, {"input": one}, (), "mT")
-            if index < 2 and is_true(renamed.get(("transpose_a", "transpose_b")[index]))
-            else one
-            for index, one in enumerate(positional[:2])
+            made("transpose", node, {"input": one}, (), "mT") if flag else one
+            for one, flag in zip(positional, flags, strict=False)
         ]
-        renamed = {key: term for key, term in renamed.items() if not key.startswith("transpose_")}
     return positional, renamed
 
 
@@ -226,10 +217,8 @@ def _attention_arguments(positional: list[Term], named: dict[str, Term], node: a
     found = dict(zip(order, positional, strict=False)) | named
     bias, mask = found.pop("bias", None), found.pop("mask", None)
     if mask is not None and not is_none(mask):
-        found["attn_mask"] = _as_booleans(mask, node, made)
-    elif bias is not None and not is_none(bias):
-        found["attn_mask"] = bias
-    return found
+        bias = _as_booleans(mask, node, made)
+    return found if bias is None or is_none(bias) else found | {"attn_mask": bias}
 
 
 def _as_booleans(mask: Term, node: ast.Call, made: Made) -> Term:
@@ -254,6 +243,6 @@ def _band_part(positional: list[Term], node: ast.Call, made: Made) -> Term:
 
 def _is_mask(term: Term) -> bool:
     """Whether a positional argument of Flax's layers is the mask, by how it is made or named."""
-    made = term.op in ("bool", "and", "tril", "equal", "not_equal", "invert") or str(term.value).endswith("_mask")
-    name = str(term.value) if term.op in ("parameter", "attribute", "name", "call") else ""
-    return made or "mask" in name
+    if term.op in ("bool", "and", "tril", "equal", "not_equal", "invert") or str(term.value).endswith("_mask"):
+        return True
+    return term.op in ("parameter", "attribute", "name", "call") and "mask" in str(term.value)

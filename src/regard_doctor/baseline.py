@@ -70,12 +70,10 @@ class Baseline:
         >>> len(Baseline.of(found).new(found)), len(Baseline.of(found).new([*found, *found])) == len(found)
         (0, True)
         """
-        left, new = self.known.copy(), []
+        seen, new = Counter[tuple[str, str, str]](), []
         for finding in findings:
-            identity = _identity(finding)
-            if left[identity] > 0:
-                left[identity] -= 1
-            else:
+            seen[_identity(finding)] += 1
+            if seen[_identity(finding)] > self.known[_identity(finding)]:
                 new.append(finding)
         return new
 

@@ -6,8 +6,9 @@ import ast
 
 from . import array_frameworks
 from .expression_evaluation import ExpressionEvaluation
-from .module_facts import ClassFacts, Function
-from .term import Term
+from .module_facts import ClassFacts
+from .python_syntax import Function
+from .term import ABSENT, Term, number
 from .torch_signatures import CASTS, CONSTRUCTORS, FORWARD, FUNCTIONS, METHODS, PARAMETERS
 
 _LINEAR = "torch.nn.Linear"
@@ -19,10 +20,7 @@ class CallEvaluation(ExpressionEvaluation):
 
     def _call(self, node: ast.Call) -> Term:
         positional = [self._expression(one) for one in node.args]
-        named = {one.arg: self._expression(one.value) for one in node.keywords if one.arg is not None}
-        for one in node.keywords:
-            if one.arg is None:
-                named["**"] = self._expression(one.value)
+        named = {one.arg or "**": self._expression(one.value) for one in node.keywords}
         if isinstance(node.func, ast.Attribute):
             spelled = f"{node.func.value.id}.{node.func.attr}" if isinstance(node.func.value, ast.Name) else ""
             base = self._expression(node.func.value)
@@ -31,15 +29,12 @@ class CallEvaluation(ExpressionEvaluation):
         function = self._expression(node.func)
         if function.op == "name":
             return self._named_call(node, str(function.value), positional, named)
+        value = None
         if function.op == "function" and isinstance(function.value, Function):
             value = self._follow(function.value, node, None, positional, named)
-            if value is not None:
-                return value
-        if function.op == "function" and isinstance(function.value, ast.Lambda) and not named:
+        elif function.op == "function" and not named:
             value = self._lambda(function.value, positional)
-            if value is not None:
-                return value
-        return self._apply(node, function, positional, named)
+        return self._apply(node, function, positional, named) if value is None else value
 
     def _lambda(self, function: ast.Lambda, positional: list[Term]) -> Term | None:
         """The value of a lambda of this many arguments; None where it calls itself or takes others."""
@@ -83,14 +78,13 @@ class CallEvaluation(ExpressionEvaluation):
     def _fused_sum(self, node: ast.Call, name: str, positional: list[Term], named: dict[str, Term]) -> Term:
         """`baddbmm` and `addmm`, beta · input + alpha · (left · right), as a product, its scale and a sum."""
         arguments, _ = _bind(("input", "left", "right"), positional, named)
-        added, left, right = (arguments.get(key) for key in ("input", "left", "right"))
-        if added is None or left is None or right is None:
+        if not arguments.keys() >= {"input", "left", "right"}:
             return self._record(self._make("call", node, named, tuple(positional), name))
+        added, left, right = (arguments[key] for key in ("input", "left", "right"))
         value = self._record(self._make("matmul", node, {"input": left, "other": right}, value=name))
         if "alpha" in arguments:
             value = self._make("mul", node, {"input": value, "other": arguments["alpha"]})
-        beta = arguments.get("beta")
-        without = beta is not None and beta.op == "constant" and beta.value == 0
+        without = number(arguments.get("beta")) == 0
         return value if without else self._make("add", node, {"input": value, "other": added})
 
     def _mapped(self, function: ast.Lambda, iterated: Term, node: ast.AST) -> Term:
@@ -107,7 +101,7 @@ class CallEvaluation(ExpressionEvaluation):
         if base.op in ("self", "instance") and isinstance(base.value, ClassFacts):
             return self._own_method(node, name, base, positional, named)
         plain = name[:-1] if name.endswith("_") and not name.startswith("_") else name
-        if base.op == "apply" and base.value == "torch.nn.MultiheadAttention":
+        if base.applies("torch.nn.MultiheadAttention"):
             plain = name
         if name == "generate_square_subsequent_mask":
             return self._operation("subsequent_mask", node, positional, named, name)
@@ -132,11 +126,9 @@ class CallEvaluation(ExpressionEvaluation):
 
     def _conversion(self, node: ast.Call, base: Term, positional: list[Term], named: dict[str, Term]) -> Term:
         """`to`, `type` and the like: a cast where a dtype is named, else the tensor itself on another device."""
-        candidates = [*positional, *([named["dtype"]] if "dtype" in named else [])]
-        for one in candidates:
-            if (one.op == "name" and str(one.value).startswith("torch.")) or (
-                one.op == "attribute" and one.value == "dtype"
-            ):
+        for one in (*positional, named.get("dtype", ABSENT)):
+            is_name = one.op == "name" and str(one.value).startswith("torch.")
+            if is_name or (one.op == "attribute" and one.value == "dtype"):
                 return self._record(self._make("cast", node, {"input": base, "dtype": one}))
         return base
 
@@ -158,18 +150,16 @@ class CallEvaluation(ExpressionEvaluation):
 
     def _apply(self, node: ast.Call, module: Term, positional: list[Term], named: dict[str, Term]) -> Term:
         """A call of a value: of a module of torch, or of a module of this file, whose `forward` is followed."""
-        run = next(
-            (one for one in self._forward_names if module.op == "instance" and one in module.value.methods), None
-        )
-        if run is not None:
-            value = self._follow(module.value.methods[run], node, module, positional, named)
-            if value is not None:
-                return value
-        name = module.value if module.op in ("call", "name") else label_of_class(module)
+        methods = module.value.methods if module.op == "instance" else {}
+        run = next((methods[one] for one in self._forward_names if one in methods), None)
+        value = self._follow(run, node, module, positional, named) if run is not None else None
+        if value is not None:
+            return value
+        name = module.value if module.op in ("call", "name") else module.value.name if module.op == "instance" else None
         if name == "torch.nn.Softmax":
-            arguments = {"input": positional[0], "dim": module.get("dim")} if positional else {}
-            found = {key: term for key, term in arguments.items() if term is not None}
-            return self._record(self._make("softmax", node, found, value="nn.Softmax"))
+            arguments, _ = _bind(FORWARD[name], positional, named)
+            dim = {"dim": module["dim"]} if "dim" in module.arguments else {}
+            return self._record(self._make("softmax", node, arguments | dim, value="nn.Softmax"))
         if name in ("torch.nn.Dropout", "torch.nn.Identity") and positional:
             return self._record(self._make("dropout", node, {"input": positional[0]}, value="module"))
         if name in array_frameworks.LAYERS:
@@ -180,19 +170,18 @@ class CallEvaluation(ExpressionEvaluation):
         return self._record(self._make("apply", node, {**arguments, "module": module}, items, name))
 
     def _operation(self, op: str, node: ast.Call, positional: list[Term], named: dict[str, Term], spelled: str) -> Term:
-        if op in ("contiguous",) and positional:
+        if op == "contiguous" and positional:
             return positional[0]
         named = {_KEYWORDS.get(key, key): term for key, term in named.items()}
-        if op == "softmax" and "." not in spelled and len(positional) == 3:  # the method has no `_stacklevel`
-            named["dtype"] = positional.pop()
-        if op == "softmax" and spelled == "torch.softmax" and len(positional) == 3:
+        without = "." not in spelled or spelled == "torch.softmax"  # these have no `_stacklevel`
+        if op == "softmax" and without and len(positional) == 3:
             named["dtype"] = positional.pop()
         if op == "size" and len(positional) == 1 and "dim" not in named:
             return self._make("shape", node, {"input": positional[0]})
         arguments, items = _bind(PARAMETERS.get(op) or array_frameworks.PARAMETERS[op], positional, named)
         if op == "size":
-            dim = _integer(arguments.get("dim"))
-            return self._make("size", node, {"input": arguments["input"]}, value=dim)
+            dim = number(arguments.get("dim"))
+            return self._make("size", node, {"input": arguments["input"]}, value=None if dim is None else int(dim))
         if len(items) == 1 and items[0].op == "tuple":
             items = items[0].items
         return self._record(self._make(op, node, arguments, items, spelled))
@@ -206,21 +195,6 @@ class CallEvaluation(ExpressionEvaluation):
 
     def _initialize(self, name: str) -> None:
         raise NotImplementedError
-
-
-def label_of_class(module: Term) -> str | None:
-    """The name of the class of this file that a module is an instance of."""
-    return module.value.name if module.op == "instance" else None
-
-
-def _integer(term: Term | None) -> int | None:
-    if term is None:
-        return None
-    if term.op == "constant" and isinstance(term.value, int):
-        return term.value
-    if term.op == "negative" and term.input.op == "constant" and isinstance(term.input.value, int):
-        return -term.input.value
-    return None
 
 
 def _bind(

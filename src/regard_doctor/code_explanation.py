@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import indent
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -61,10 +62,10 @@ class CodeExplanation:
         wrong, right, source, documentation = LABELS[self.language]
         parts = [f"{self.code} ({self.severity.value}): {self.text}"]
         if self.wrong:
-            parts += [f"{wrong}:", _indented(self.wrong), f"{right}:", _indented(self.right)]
+            parts += [f"{wrong}:", indent(self.wrong, "    "), f"{right}:", indent(self.right, "    ")]
         parts += [f"{source}: {self.source}"] if self.source else []
-        address = page_address(self.code)
-        return "\n\n".join([*parts, f"{documentation}: {'ko/' if self.language == 'ko' else ''}{address}"])
+        folder = "ko/" if self.language == "ko" else ""
+        return "\n\n".join([*parts, f"{documentation}: {folder}{page_address(self.code)}"])
 
 
 def explanation(code: str, language: Language = "en") -> CodeExplanation:
@@ -126,7 +127,3 @@ def check_documentation(address: object, *, where: str) -> str:
         f"documentation in {where} is {address!r}; it needs the address of the documentation's folder, as "
         '"https://HOST/regard" or "file:///FOLDER/build/site"'
     )
-
-
-def _indented(code: str) -> str:
-    return "\n".join(f"    {line}".rstrip() for line in code.splitlines())

@@ -113,15 +113,12 @@ def doctor(
 def _severity(named: str | None, settings: DoctorSettings, *, every: bool) -> Severity:
     """The least severity that is reported: as the option says, or the settings; else errors, or `every` finding."""
     if named:
-        return severity_named(named, where="--min-severity")
+        return severity_named(named, "--min-severity")
     return settings.min_severity or (Severity.HINT if every or settings.select else Severity.ERROR)
 
 
 def _selection(settings: DoctorSettings, select: str, ignore: str, least: Severity) -> RuleSelection:
-    chosen = _codes(select)
-    ignored = _codes(ignore)
-    check_codes(chosen, where="--select")
-    check_codes(ignored, where="--ignore")
+    chosen, ignored = check_codes(_codes(select), "--select"), check_codes(_codes(ignore), "--ignore")
     return RuleSelection(chosen or settings.select, (*ignored, *settings.ignore), least, settings.per_file_ignores)
 
 
@@ -197,15 +194,9 @@ def _summary(findings: list[CodeFinding], files: list[Path]) -> str:
         return "nothing was read: there are no Python files"
     if not findings:
         return f"nothing found in {_counted(files)}"
-    counts: dict[str, int] = {}
-    for finding in findings:
-        counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
-    shown = [
-        f"{counts[name]} {name}{'s' if counts[name] > 1 else ''}"
-        for name in ("error", "warning", "hint")
-        if name in counts
-    ]
-    return f"{', '.join(shown)} in {_counted(files)}; `regard doctor --explain {findings[0].code}` explains a code"
+    counts = [(sum(one.severity is severity for one in findings), severity.value) for severity in Severity]
+    shown = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count)
+    return f"{shown} in {_counted(files)}; `regard doctor --explain {findings[0].code}` explains a code"
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -132,10 +132,10 @@ def _without_rewrites_of_errors(
     errors = [(one.line, one.end_line) for one, _ in found if one.severity is Severity.ERROR]
     kept: list[tuple[CodeFinding, Report | None]] = []
     for finding, report in found:
-        if report is not None and report.rewrite is not None and finding.severity is not Severity.ERROR:
-            spans = report.rewrite.lines()
-            if any(start <= last and first <= end for start, end in spans for first, last in errors):
-                finding, report = replace(finding, fixable=False), replace(report, rewrite=None)
+        rewrite = report.rewrite if report is not None and finding.severity is not Severity.ERROR else None
+        spans = rewrite.lines() if rewrite is not None else ()
+        if report is not None and any(start <= last and one <= end for start, end in spans for one, last in errors):
+            finding, report = replace(finding, fixable=False), replace(report, rewrite=None)
         kept.append((finding, report))
     return kept
 
@@ -143,12 +143,11 @@ def _without_rewrites_of_errors(
 def _finding(path: str, lines: Sequence[str], rule: AttentionRule, report: Report) -> CodeFinding:
     node, severity = report.node, Severity.HINT if report.unless else rule.severity
     message = f"{report.message}, unless {report.unless}" if report.unless else report.message
-    line, end_line = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or getattr(node, "lineno", 1)
-    start = _characters(lines, line, getattr(node, "col_offset", 0))
-    end = _characters(lines, end_line, getattr(node, "end_col_offset", None) or 0)
-    return CodeFinding(
-        path, line, start + 1, rule.code, message, severity, end_line, end + 1, report.rewrite is not None
-    )
+    line = getattr(node, "lineno", 1)
+    end_line, fixable = getattr(node, "end_lineno", None) or line, report.rewrite is not None
+    start = _characters(lines, line, getattr(node, "col_offset", 0)) + 1
+    end = _characters(lines, end_line, getattr(node, "end_col_offset", None) or 0) + 1
+    return CodeFinding(path, line, start, rule.code, message, severity, end_line, end, fixable)
 
 
 def _characters(lines: Sequence[str], line: int, offset: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .code_explanation import check_documentation
 from .doctor_error import DoctorError, nearest
@@ -52,38 +53,34 @@ def _read(path: Path) -> DoctorSettings:
     where = f"[tool.regard.doctor] of {path}"
     if not isinstance(table, dict):
         raise DoctorError(f"{where} is {table!r}; it needs to be a table")
-    settings = DoctorSettings()
-    for key, value in table.items():
-        if key not in _KEYS:
-            raise DoctorError(f"{where} has the unknown key {key!r}; {nearest(key, _KEYS)}")
-        if key == "min-severity":
-            settings = replace(settings, min_severity=severity_named(value, where=where))
-            continue
-        if key == "documentation":
-            settings = replace(settings, documentation=check_documentation(value, where=where))
-            continue
-        if key == "per-file-ignores":
-            settings = replace(settings, per_file_ignores=_per_file(value, where=where))
-            continue
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise DoctorError(f"{key} in {where} is {value!r}; it needs to be a list of strings")
-        if key != "exclude":
-            check_codes(value, where=where)
-        settings = replace(settings, **{key: tuple(value)})
-    return settings
+    return DoctorSettings(**{key.replace("-", "_"): _checked(key, value, where) for key, value in table.items()})
 
 
-def _per_file(value: object, *, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _checked(key: str, value: Any, where: str) -> Any:
+    """The value of one setting."""
+    match key:
+        case "min-severity":
+            return severity_named(value, where)
+        case "documentation":
+            return check_documentation(value, where=where)
+        case "per-file-ignores":
+            return _per_file(value, where)
+    if key not in _KEYS:
+        raise DoctorError(f"{where} has the unknown key {key!r}; {nearest(key, _KEYS)}")
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise DoctorError(f"{key} in {where} is {value!r}; it needs to be a list of strings")
+    return tuple(value) if key == "exclude" else check_codes(tuple(value), where)
+
+
+def _per_file(value: object, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not isinstance(value, dict) or not all(isinstance(codes, list) for codes in value.values()):
         raise DoctorError(
             f'per-file-ignores in {where} is {value!r}; it needs to be a table such as {{"tests/*" = ["ATT9"]}}'
         )
-    for codes in value.values():
-        check_codes(codes, where=where)
-    return tuple((pattern, tuple(codes)) for pattern, codes in value.items())
+    return tuple((pattern, check_codes(tuple(codes), where)) for pattern, codes in value.items())
 
 
-def severity_named(name: object, *, where: str) -> Severity:
+def severity_named(name: object, where: str) -> Severity:
     """The severity of that name.
 
     Raises:
@@ -95,8 +92,8 @@ def severity_named(name: object, *, where: str) -> Severity:
     return names[name]
 
 
-def check_codes(codes: list[str] | tuple[str, ...], *, where: str) -> None:
-    """Check that each code is that of a rule, or the beginning of one.
+def check_codes(codes: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """The codes, each that of a rule, or the beginning of one.
 
     Raises:
         DoctorError: no rule has a code that begins so.
@@ -104,3 +101,4 @@ def check_codes(codes: list[str] | tuple[str, ...], *, where: str) -> None:
     for code in codes:
         if not code or not any(known.startswith(code) for known in RULES):
             raise DoctorError(f"unknown code {code!r} in {where}; {nearest(code, RULES)}")
+    return codes

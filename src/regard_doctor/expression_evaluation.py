@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from . import array_frameworks
-from .module_facts import ClassFacts, Event, Function, Loop, ModuleFacts
-from .term import Term, is_none
+from .module_facts import ClassFacts, Event, Loop, ModuleFacts
+from .python_syntax import Function
+from .term import ABSENT, Term, is_none
 from .torch_signatures import ALIASES
 
 _EXPRESSIONS = 60_000
@@ -216,34 +218,33 @@ class ExpressionEvaluation:
         """The elements of a tuple, of a split into a number of parts, or of these side by side; None if not known."""
         if iterated.op == "tuple" and 0 < len(iterated.items) <= _FEW:
             return list(iterated.items)
-        count = iterated.get("chunks") if iterated.op == "chunk" else None
-        if count is not None and count.op == "constant" and count.value in range(1, _FEW + 1):
-            return [self._element(iterated, index, node) for index in range(count.value)]
-        if iterated.op == "call" and iterated.value == "range" and len(iterated.items) == 1:
-            length = iterated.items[0]
-            if length.op == "constant" and length.value in range(1, _FEW + 1):
-                return [Term("constant", node, value=index) for index in range(length.value)]
-        if iterated.op == "call" and iterated.value == "zip":
-            parts = [self._known_elements(one, node) for one in iterated.items]
-            lengths = {len(one) for one in parts if one is not None}
-            if len(lengths) != 1:
-                return None
-            rows = [
-                part or [self._iterated_element(one, node)] * min(lengths)
-                for one, part in zip(iterated.items, parts, strict=True)
-            ]
-            return [self._make("tuple", node, items=row) for row in zip(*rows, strict=True)]
-        return None
+        called = iterated.value if iterated.op == "call" else None
+        counted = called == "range" and len(iterated.items) == 1
+        count = iterated["chunks"] if iterated.op == "chunk" else iterated.items[0] if counted else ABSENT
+        if count.op == "constant" and count.value in range(1, _FEW + 1):
+            indices = range(count.value)
+            if counted:
+                return [Term("constant", node, value=index) for index in indices]
+            return [self._element(iterated, index, node) for index in indices]
+        parts = [self._known_elements(one, node) for one in iterated.items] if called == "zip" else []
+        lengths = {len(one) for one in parts if one is not None}
+        if len(lengths) != 1:
+            return None
+        pairs = zip(iterated.items, parts, strict=True)
+        rows = [part or [self._iterated_element(one, node)] * min(lengths) for one, part in pairs]
+        return [self._make("tuple", node, items=row) for row in zip(*rows, strict=True)]
 
     def _element(self, value: Term, index: int | None, node: ast.AST) -> Term:
         """One element of an unpacked or indexed value."""
-        if index is not None and value.op == "tuple" and -len(value.items) <= index < len(value.items):
-            return value.items[index]
         if value.op == "comprehension":
             return value.items[0]
-        if value.op == "shape" and index is not None:
+        if index is None:
+            return self._make("element", node, {"input": value})
+        if value.op == "tuple" and -len(value.items) <= index < len(value.items):
+            return value.items[index]
+        if value.op == "shape":
             return self._make("size", node, {"input": value.input}, value=index)
-        if value.op == "choice" and index is not None:
+        if value.op == "choice":
             one, other = (self._element(operand, index, node) for operand in value.items)
             return self._choice(one, other, node)
         return self._make("element", node, {"input": value}, value=index)
@@ -253,13 +254,9 @@ class ExpressionEvaluation:
         found = iterated
         while found is not None and found.op == "call" and found.value in MODULE_LISTS and found.items:
             found = found.items[0]
-        if found is not None and found is not iterated:
-            if found.op == "comprehension":
-                return found.items[0]
-            if found.op == "tuple" and found.items:
-                return found.items[0]
-        arguments = {} if iterated is None else {"input": iterated}
-        return self._make("loop_item", node, arguments)
+        if found is not None and found is not iterated and found.op in ("comprehension", "tuple") and found.items:
+            return found.items[0]
+        return self._make("loop_item", node, {} if iterated is None else {"input": iterated})
 
     def _subscript(self, node: ast.Subscript) -> Term:
         base, index = self._expression(node.value), self._expression(node.slice)
@@ -268,7 +265,7 @@ class ExpressionEvaluation:
         if isinstance(position, int) and not isinstance(position, bool):
             if base.op in ("tuple", "shape"):
                 return self._element(base, position, node)
-            if base.op == "apply" and base.value == "torch.nn.MultiheadAttention":
+            if base.applies("torch.nn.MultiheadAttention"):
                 return self._make("element", node, {"input": base}, value=position)
             if base.op == "call" and base.value in MODULE_LISTS:
                 return self._iterated_element(base, node)
@@ -297,11 +294,6 @@ def loop_names(target: ast.expr) -> frozenset[str]:
 
 def _canonical(name: str) -> str:
     """A qualified name by the shortest public path that the tables know."""
-    for prefix, public in (
-        ("torch.nn.modules.activation.", "torch.nn."),
-        ("torch.nn.modules.", "torch.nn."),
-        ("torch.nn.attention.flex_attention.", "torch.nn.attention.flex_attention."),
-    ):
-        if name.startswith(prefix):
-            return public + name[len(prefix) :]
+    if name.startswith("torch.nn.modules."):
+        return re.sub(r"^torch\.nn\.modules\.(activation\.)?", "torch.nn.", name)
     return array_frameworks.public_name(name)

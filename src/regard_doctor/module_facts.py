@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from . import array_frameworks
+from .python_syntax import Function, below, defaults_of
 from .term import Term
 
-Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,19 +111,73 @@ class ModuleFacts:
 
     def applied(self, *modules: str) -> list[Event]:
         """The calls of modules of these qualified class names."""
-        return [event for event in self.operations("apply") if event.term.value in modules]
+        return [event for event in self.events if event.term.applies(*modules)]
 
+    # Where a node stands
 
-def parameters_of(function: Function) -> list[ast.arg]:
-    """The parameters of a function that have a name each, in their order."""
-    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    def around(self, node: ast.AST | None) -> Iterator[ast.AST]:
+        """A node and those in which it stands, the innermost first; nothing for None."""
+        while node is not None:
+            yield node
+            node = self.parents.get(node)
 
+    def within_function(self, node: ast.AST | None) -> Iterator[ast.AST]:
+        """A node and those in which it stands, up to the function around, without it."""
+        return takewhile(lambda one: not isinstance(one, Function), self.around(node))
 
-def defaults_of(function: Function) -> dict[str, ast.expr]:
-    """The defaults of the parameters that may be left out: the last ones have them."""
-    defaults = [*function.args.defaults, *function.args.kw_defaults]
-    pairs = zip(parameters_of(function)[::-1], defaults[::-1], strict=False)
-    return {one.arg: default for one, default in pairs if default is not None}
+    def statement_around(self, node: ast.AST | None) -> ast.stmt | None:
+        """The statement in which a node stands."""
+        return next((one for one in self.around(node) if isinstance(one, ast.stmt)), None)
+
+    def function_around(self, node: ast.AST | None) -> Function | None:
+        """The function in whose text a node stands; None at the level of a class or of the module."""
+        return next((one for one in self.around(node) if isinstance(one, Function)), None)
+
+    def text_around(self, node: ast.AST | None) -> str:
+        """The text of the function around a node, with its comments; "" where there is none."""
+        function = self.function_around(node)
+        return ast.get_source_segment(self.source, function) or "" if function is not None else ""
+
+    def definitions_around(self, node: ast.AST | None) -> Iterator[Function | ast.ClassDef]:
+        """The functions and classes in whose text a node stands, the innermost first."""
+        return (one for one in self.around(node) if isinstance(one, Function | ast.ClassDef))
+
+    def class_around(self, node: ast.AST | None) -> ast.ClassDef | None:
+        """The innermost class in whose text a node stands; None at the level of the module."""
+        return next((one for one in self.definitions_around(node) if isinstance(one, ast.ClassDef)), None)
+
+    def tests_around(self, node: ast.AST | None) -> Iterator[ast.expr]:
+        """The conditions, of the same function, on which it depends whether a node is reached; the innermost first."""
+        above = (one for one in self.within_function(node) if one is not node)
+        return (one.test for one in above if isinstance(one, ast.If | ast.IfExp))
+
+    def beside(self, node: ast.AST, *types: type[_Node]) -> Iterator[_Node]:
+        """The nodes of these types in the function around a node, or in the node where there is none."""
+        return below(self.function_around(node) or node, *types)
+
+    def is_used_as_value(self, function: Function) -> bool:
+        """Whether a function is returned, stored or passed on in its file, so that it is called from elsewhere."""
+        used = (one for one in self.nodes[ast.Name] if one.id == function.name and isinstance(one.ctx, ast.Load))
+        return any(not (isinstance(above := self.parents[one], ast.Call) and above.func is one) for one in used)
+
+    def comments_at(self, node: ast.AST) -> Iterator[str]:
+        """The comments beside and above a statement, and above the function around it."""
+        lines = self.source.splitlines()
+        statement = next((one for one in self.around(node) if isinstance(one, ast.stmt | ast.arg)), None)
+        for one in (statement, self.function_around(node)):
+            if one is None:
+                continue
+            first = min([one.lineno, *(made.lineno for made in getattr(one, "decorator_list", []))])
+            last = one.lineno if isinstance(one, Function) else one.end_lineno or one.lineno
+            above = first - 1
+            while above > 0 and lines[above - 1].lstrip().startswith("#"):
+                above -= 1
+            yield from (line.partition("#")[2] for line in lines[above:last])
+
+    def default_of(self, parameter: Term) -> ast.expr | None:
+        """The default of the parameter that a term is, or None where it has none."""
+        function = self.function_around(parameter.node)
+        return None if function is None else defaults_of(function).get(str(parameter.value))
 
 
 def indexed(tree: ast.Module, source: str) -> ModuleFacts:
@@ -158,9 +215,7 @@ def _changed(facts: ModuleFacts) -> dict[ast.AST, frozenset[str]]:
     found: dict[ast.AST, set[str]] = {}
     for node in facts.nodes[ast.Attribute]:
         if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            above: ast.AST = node
-            while above in facts.parents and not isinstance(above, Function):
-                above = facts.parents[above]
-            if isinstance(above, Function) and above.name != "__init__":
-                found.setdefault(facts.parents[above], set()).add(node.attr)
+            method = facts.function_around(node)
+            if method is not None and method.name != "__init__":
+                found.setdefault(facts.parents[method], set()).add(node.attr)
     return {class_: frozenset(names) for class_, names in found.items()}

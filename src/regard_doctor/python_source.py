@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import re
 import sys
 import tokenize
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,27 +180,19 @@ def suppressions(text: str) -> Suppressions:
     everywhere: frozenset[str] | None = frozenset()
     if "regard:" not in text:
         return Suppressions(lines, everywhere)
-    for number, comment in _comments(text):
-        found = _SUPPRESSION.search(comment)
-        if found is None:
-            continue
+    for number, found in _suppressing(text):
         written = found["codes"]
         codes = frozenset(written.replace(",", " ").split()) if written is not None else None
         if not found["file"]:
             lines[number] = codes
-        elif codes is None or everywhere is None:
-            everywhere = None
         else:
-            everywhere |= codes
+            everywhere = None if codes is None or everywhere is None else everywhere | codes
     return Suppressions(lines, everywhere)
 
 
-def _comments(text: str) -> list[tuple[int, str]]:
-    found = []
-    try:
+def _suppressing(text: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """The comments that suppress, with their lines; up to where the text is none of tokens."""
+    with contextlib.suppress(tokenize.TokenError, IndentationError):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT:
-                found.append((token.start[0], token.string))
-    except (tokenize.TokenError, IndentationError):
-        pass  # comments up to there count
-    return found
+            if token.type == tokenize.COMMENT and (found := _SUPPRESSION.search(token.string)):
+                yield token.start[0], found

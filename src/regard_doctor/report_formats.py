@@ -44,17 +44,10 @@ def as_sarif(findings: Sequence[CodeFinding], documentation: str = "") -> str:
     `helpUri` only where there is one; the whole explanation is in `help`.
     """
     codes = sorted({finding.code for finding in findings})
-    run = {
-        "tool": {
-            "driver": {
-                "name": "regard doctor",
-                "version": __version__,
-                "rules": [_sarif_rule(code, documentation) for code in codes],
-            }
-        },
-        "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(finding, codes.index(finding.code)) for finding in findings],
-    }
+    rules = [_sarif_rule(code, documentation) for code in codes]
+    results = [_sarif_result(finding, codes.index(finding.code)) for finding in findings]
+    driver = {"name": "regard doctor", "version": __version__, "rules": rules}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
@@ -75,12 +68,8 @@ def _sarif_rule(code: str, documentation: str) -> dict:
 
 
 def _sarif_result(finding: CodeFinding, index: int) -> dict:
-    region = {
-        "startLine": finding.line,
-        "startColumn": finding.column,
-        "endLine": finding.end_line,
-        "endColumn": finding.end_column,
-    }
+    start = {"startLine": finding.line, "startColumn": finding.column}
+    region = start | {"endLine": finding.end_line, "endColumn": finding.end_column}
     path = Path(finding.path)
     uri = path.as_uri() if path.is_absolute() else _posix(finding.path)
     return {

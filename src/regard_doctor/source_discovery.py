@@ -10,22 +10,11 @@ from pathlib import Path
 from .doctor_error import DoctorError
 
 SKIPPED_FOLDERS = frozenset(
-    [
-        *(
-            ".git",
-            ".hg",
-            ".svn",
-            ".venv",
-            "venv",
-            ".tox",
-            ".nox",
-            ".eggs",
-            "__pycache__",
-            "node_modules",
-            ".mypy_cache",
-        ),
-        *(".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist", "site-packages", ".ipynb_checkpoints"),
-    ]
+    (
+        *(".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", ".eggs", "__pycache__", "node_modules"),
+        *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints"),
+        *("build", "dist", "site-packages"),
+    )
 )
 """Folders that are not entered, unless they are named."""
 
@@ -43,17 +32,13 @@ def python_files(paths: Iterable[Path], exclude: Iterable[str] = ()) -> list[Pat
     Raises:
         DoctorError: a path does not exist.
     """
-    patterns, files, seen = list(exclude), [], set()
+    patterns, files = list(exclude), {}
     for path in paths:
         if not path.exists():
             raise DoctorError(f"there is no file or folder {str(path)!r}; name one that exists")
-        found = [path] if path.is_file() else _files_below(path, patterns)
-        for one in found:
-            real = os.path.realpath(one)
-            if real not in seen:
-                seen.add(real)
-                files.append(one)
-    return files
+        for one in [path] if path.is_file() else _files_below(path, patterns):
+            files.setdefault(os.path.realpath(one), one)
+    return list(files.values())
 
 
 def _files_below(folder: Path, patterns: list[str]) -> Iterator[Path]:
@@ -64,16 +49,10 @@ def _files_below(folder: Path, patterns: list[str]) -> Iterator[Path]:
             folders.clear()
             continue
         entered.add(real)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name not in SKIPPED_FOLDERS and not _excluded(Path(root) / name, folder, patterns)
-        )
-        for name in sorted(names):
-            path = Path(root) / name
-            is_read = name.endswith(ENDINGS) and not name.startswith("._")
-            if is_read and not _excluded(path, folder, patterns):
-                yield path
+        known = (name for name in folders if name not in SKIPPED_FOLDERS)
+        folders[:] = sorted(name for name in known if not _excluded(Path(root) / name, folder, patterns))
+        read = (name for name in sorted(names) if name.endswith(ENDINGS) and not name.startswith("._"))
+        yield from (path for name in read if not _excluded(path := Path(root) / name, folder, patterns))
 
 
 def _excluded(path: Path, folder: Path, patterns: list[str]) -> bool:

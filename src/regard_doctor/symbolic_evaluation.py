@@ -10,10 +10,12 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Sequence
+from functools import reduce
 
 from .call_evaluation import CallEvaluation
 from .expression_evaluation import OPERATORS, loop_names
-from .module_facts import ClassFacts, Function, Loop, ModuleFacts, defaults_of, indexed
+from .module_facts import ClassFacts, Loop, ModuleFacts, indexed
+from .python_syntax import Function, defaults_of, parameters
 from .term import Term, is_none
 
 _DEEPEST = 3
@@ -39,14 +41,8 @@ def evaluate(source: str, tree: ast.Module | None = None) -> ModuleFacts:
 
 def _assigned(body: Sequence[ast.stmt]) -> set[str]:
     """Names that statements bind, those of loops and branches in them too."""
-    found = set()
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(f"{ast.unparse(node.value)}.{node.attr}")
-    return found
+    nodes = (node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute))
+    return {ast.unparse(node) for node in nodes if isinstance(node.ctx, ast.Store)}
 
 
 class _Returned(Exception):
@@ -63,18 +59,15 @@ class _Evaluator(CallEvaluation):
         for one in self.facts.tree.body:
             with contextlib.suppress(_Returned):  # a module may raise too
                 self._block([] if isinstance(one, Function | ast.ClassDef) else [one])
-        globals_ = self.globals = dict(self.names)
-        for name in list(self.facts.classes):
-            self.names = dict(globals_)
+        self.globals = dict(self.names)
+        for name in self.facts.classes:
+            self.names = dict(self.globals)
             self._initialize(name)
-        for class_ in self.facts.classes.values():
-            for name, method in class_.methods.items():
-                if name != "__init__":
-                    self.names = dict(globals_)
-                    self._standalone(method, class_)
-        for function in self.facts.functions.values():
-            self.names = dict(globals_)
-            self._standalone(function, None)
+        methods = [(one, class_) for class_ in self.facts.classes.values() for one in class_.methods.items()]
+        functions = [(one, class_) for (name, one), class_ in methods if name != "__init__"]
+        for function, class_ in [*functions, *((one, None) for one in self.facts.functions.values())]:
+            self.names = dict(self.globals)
+            self._standalone(function, class_)
 
     def _initialize(self, name: str) -> None:
         """Evaluate the constructor of a class, those of its bases in this file first."""
@@ -96,14 +89,9 @@ class _Evaluator(CallEvaluation):
 
     def _standalone(self, function: Function, class_: ClassFacts | None) -> None:
         """Evaluate a function by itself: its parameters may be anything."""
-        arguments = function.args
-        for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-            self.names[parameter.arg] = self._parameter(parameter)
-        for rest in (arguments.vararg, arguments.kwarg):
-            if rest is not None:
-                self.names[rest.arg] = Term("parameter", rest, value=rest.arg)
-        if class_ is not None and arguments.args:
-            self.names[arguments.args[0].arg] = Term("self", function, value=class_)
+        self.names.update({one.arg: self._parameter(one) for one in parameters(function)} | _rest(function))
+        if class_ is not None and function.args.args:
+            self.names[function.args.args[0].arg] = Term("self", function, value=class_)
         with self._within(function=function, class_=class_, loops=(), returned=[]):
             self._run(function.body)
 
@@ -135,45 +123,36 @@ class _Evaluator(CallEvaluation):
         self.facts.followed.add(function)
         if not self.calls:
             self.outermost = self.class_, node
-        keep = (
-            {name: term for name, term in self.names.items() if "." not in name} if receiver is None else self.globals
-        )
+        own = {name: term for name, term in self.names.items() if "." not in name}
+        names, class_ = (own, None) if receiver is None else (self.globals, receiver.value)
         results: list[Term] = []
-        state = {"class_": receiver.value if receiver is not None else None, "returned": results}
-        with self._within(names={**keep, **bound}, function=function, calls=[*self.calls, function], **state):
+        state = {"class_": class_, "returned": results, "calls": [*self.calls, function]}
+        with self._within(names=names | bound, function=function, **state):
             self._run(function.body)
         if not results:
             return Term("constant", node, value=None)
-        value = results[0]
-        for other in results[1:]:
-            value = self._choice(value, other, node)
-        return value
+        return reduce(lambda one, other: self._choice(one, other, node), results)
 
     def _bind_function(
         self, function: Function, receiver: Term | None, positional: list[Term], named: dict[str, Term]
     ) -> dict[str, Term] | None:
         """Parameters and their arguments, defaults included; None where they do not fit."""
-        arguments = function.args
         static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list)
-        values = [receiver, *positional] if receiver is not None and not static else list(positional)
-        parameters = [*arguments.posonlyargs, *arguments.args]
-        if len(values) > len(parameters) and arguments.vararg is None:
+        values = [receiver, *positional] if receiver is not None and not static else positional
+        places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if len(values) > len(places) and function.args.vararg is None:
             return None
-        bound: dict[str, Term] = {}
+        bound = dict(zip(places, values, strict=False))
         defaults = defaults_of(function)
-        for index, parameter in enumerate([*parameters, *arguments.kwonlyargs]):
-            if index < min(len(values), len(parameters)):
-                bound[parameter.arg] = values[index]
-            elif parameter.arg in named:
-                bound[parameter.arg] = named[parameter.arg]
-            elif parameter.arg in defaults and not _is_flag(defaults[parameter.arg]):
-                bound[parameter.arg] = self._expression(defaults[parameter.arg])
+        for parameter in (one for one in parameters(function) if one.arg not in bound):
+            name = parameter.arg
+            if name in named:
+                bound[name] = named[name]
+            elif name in defaults and not _is_flag(defaults[name]):
+                bound[name] = self._expression(defaults[name])
             else:
-                bound[parameter.arg] = Term("parameter", parameter, value=parameter.arg)
-        for rest in (arguments.vararg, arguments.kwarg):
-            if rest is not None:
-                bound[rest.arg] = Term("parameter", rest, value=rest.arg)
-        return bound
+                bound[name] = Term("parameter", parameter, value=name)
+        return bound | _rest(function)
 
     # Statements
 
@@ -217,8 +196,6 @@ class _Evaluator(CallEvaluation):
                 self._nested_function(node)
             case ast.Assert():
                 self._expression(node.test)
-            case _:
-                pass
 
     def _nested_function(self, node: Function) -> None:
         with self._within(names=dict(self.names)):
@@ -269,8 +246,6 @@ class _Evaluator(CallEvaluation):
                 self._record(changed)
                 if isinstance(target.value, ast.Name | ast.Attribute):
                     self.names[ast.unparse(target.value)] = changed
-            case _:
-                pass
 
     def _branches(self, node: ast.If) -> None:
         known = self._truth(self._expression(node.test))
@@ -292,13 +267,8 @@ class _Evaluator(CallEvaluation):
 
     def _merge(self, one: dict[str, Term], other: dict[str, Term], node: ast.AST) -> None:
         """The names after two branches: where these disagree, the choice of both."""
-        merged = {}
-        for name in {**one, **other}:
-            if name in one and name in other:
-                merged[name] = one[name] if one[name] is other[name] else self._choice(one[name], other[name], node)
-            else:
-                merged[name] = one.get(name) or other[name]
-        self.names = merged
+        both = one | other
+        self.names = {name: self._choice(one.get(name, both[name]), both[name], node) for name in both}
 
     def _truth(self, test: Term) -> bool | None:
         """Whether a condition holds, where that does not depend on the run."""
@@ -308,49 +278,45 @@ class _Evaluator(CallEvaluation):
             inner = self._truth(test.input)
             return None if inner is None else not inner
         if test.op == "boolean":
-            known = [self._truth(item) for item in test.items]
-            if test.value == "and":
-                return False if False in known else (True if all(known) else None)
-            return True if True in known else (False if not any(one is None for one in known) else None)
-        if test.op == "is_none":
-            if is_none(test.input):
-                return True
-            if test.input.op in ("matmul", "softmax", "apply", "tril", "triu", "masked_fill", "reshape", "transpose"):
-                return False
-        return None
+            known, settles = [self._truth(item) for item in test.items], test.value == "or"
+            return settles if settles in known else None if None in known else not settles
+        if test.op == "is_none" and is_none(test.input):
+            return True
+        computed = ("matmul", "softmax", "apply", "tril", "triu", "masked_fill", "reshape", "transpose")
+        return False if test.op == "is_none" and test.input.op in computed else None
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         if isinstance(node, ast.While):
             self._expression(node.test)
             loop = Loop(node, frozenset(), None)
         else:
-            iterated = self._expression(node.iter)
-            loop = Loop(node, loop_names(node.target), iterated)
+            loop = Loop(node, loop_names(node.target), self._expression(node.iter))
         before = dict(self.names)
         for name in _assigned(node.body) & before.keys() - loop.names:
             self.names[name] = self._make("carried", node, {"input": before[name]}, value=name)
-        outer, self.loops = self.loops, (*self.loops, loop)
-        if isinstance(node, ast.For | ast.AsyncFor):
-            self._bind_loop(node.target, loop.iterated, node)
-        with contextlib.suppress(_Returned):
-            self._block(node.body)
-        self.loops = outer
+        with self._within(loops=(*self.loops, loop)):
+            if not isinstance(node, ast.While):
+                self._bind_loop(node.target, loop.iterated, node)
+            self._run(node.body)
         self._merge(before, self.names, node)
         self._block(node.orelse)
 
     def _bind_loop(self, target: ast.expr, iterated: Term | None, node: ast.AST) -> None:
         """Bind the variables of a loop to an element of what is iterated."""
-        if iterated is not None and iterated.op == "call" and isinstance(target, ast.Tuple):
-            parts: list[Term | None] = []
-            if iterated.value == "zip":
-                parts = list(iterated.items)
-            elif iterated.value == "enumerate" and iterated.items:
-                parts = [None, iterated.items[0]]
-            if len(parts) == len(target.elts):
-                for one, part in zip(target.elts, parts, strict=True):
-                    self._bind_loop(one, part, node)
-                return
-        self._assign(target, self._iterated_element(iterated, target))
+        parts: tuple[Term | None, ...] = ()
+        if iterated is not None and iterated.op == "call":
+            parts = {"zip": iterated.items, "enumerate": (None, *iterated.items[:1])}.get(iterated.value, ())
+        if not isinstance(target, ast.Tuple) or len(parts) != len(target.elts):
+            self._assign(target, self._iterated_element(iterated, target))
+            return
+        for one, part in zip(target.elts, parts, strict=True):
+            self._bind_loop(one, part, node)
+
+
+def _rest(function: Function) -> dict[str, Term]:
+    """What `*args` and `**kwargs` of a function stand for."""
+    found = (one for one in (function.args.vararg, function.args.kwarg) if one is not None)
+    return {one.arg: Term("parameter", one, value=one.arg) for one in found}
 
 
 def _is_flag(default: ast.expr) -> bool:

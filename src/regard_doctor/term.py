@@ -51,6 +51,14 @@ class Term:
         """The tensor that the operation is applied to; the term itself where there is none."""
         return self.arguments.get("input", self)
 
+    def applies(self, *modules: str) -> bool:
+        """Whether it is a call of a module of one of these qualified class names."""
+        return self.op == "apply" and self.value in modules
+
+    def lacks(self, *names: str) -> bool:
+        """Whether a call leaves all of these arguments out, or passes None."""
+        return all(is_none(self.arguments.get(name)) for name in names)
+
     def operands(self) -> Iterator[Term]:
         """All direct operands."""
         yield from self.arguments.values()

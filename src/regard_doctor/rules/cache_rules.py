@@ -10,21 +10,9 @@ from ..attention_sites import AttentionSite, Step, names_in
 from ..finding import Severity
 from ..mask_values import hidden_triangle
 from ..module_facts import Event, ModuleFacts
+from ..python_syntax import below, code_of, names_below, parameters, target_names
 from ..term import ABSENT, Term, is_none, is_true, number, same, through, walk
-from .base import (
-    Report,
-    below,
-    beside,
-    code_of,
-    function_around,
-    names_below,
-    parameters,
-    rule,
-    target_names,
-    tests_around,
-    text_around,
-    within_function,
-)
+from .base import Report, rule
 from .cached_keys import CACHE_NAMES, is_cached, is_without_cache
 from .mask_uses import resolved, site_masks
 
@@ -46,17 +34,17 @@ def causal_with_cache(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_of_equal_lengths(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a node is reached only where two sizes that its function has read are equal, as those of a prompt are."""
-    read = (one for one in beside(node, facts, ast.Assign) if re.search(r"\.(size\(|shape\[)", ast.unparse(one.value)))
+    read = (one for one in facts.beside(node, ast.Assign) if re.search(r"\.(size\(|shape\[)", ast.unparse(one.value)))
     sizes = {name for one in read for name in target_names(one)}
-    compared = (one for test in tests_around(node, facts) for one in below(test, ast.Compare))
+    compared = (one for test in facts.tests_around(node) for one in below(test, ast.Compare))
     equal = ([one.left, *one.comparators] for one in compared if isinstance(one.ops[0], ast.Eq))
     return any(all(isinstance(side, ast.Name) and side.id in sizes for side in sides) for sides in equal)
 
 
 def _is_without_mask_of_caller(event: Event, facts: ModuleFacts) -> bool:
     """Whether it depends on a parameter named as a mask whether a call is made."""
-    masks = {one.arg for one in parameters(function_around(event.node, facts)) if re.search("mask|bias", one.arg)}
-    return any(masks & names_below(test) for test in tests_around(event.node, facts))
+    masks = {one.arg for one in parameters(facts.function_around(event.node)) if re.search("mask|bias", one.arg)}
+    return any(masks & names_below(test) for test in facts.tests_around(event.node))
 
 
 @rule("ATT212", Severity.HINT)
@@ -66,10 +54,10 @@ def unmasked_with_cache(facts: ModuleFacts) -> Iterator[Report]:
         unmasked = is_none(event.term["attn_mask"]) and _is_without_cache(event.term["is_causal"])
         if unmasked and is_cached(event.term["key"]) and not _says_one_query(event.node, facts):
             yield Report(event.node, "with a cache nothing is masked: several new tokens see each other's future")
-    attending = {function_around(event.node, facts) for event in facts.operations("softmax", "sdpa")}
+    attending = {facts.function_around(event.node) for event in facts.operations("softmax", "sdpa")}
     for node in facts.nodes[ast.If]:
         masks = not node.orelse and _tests_no_cache(node.test) and any(map(_masks_scores, node.body))
-        if masks and function_around(node, facts) in attending and not _says_one_query(node, facts):
+        if masks and facts.function_around(node) in attending and not _says_one_query(node, facts):
             yield Report(node, "with a cache no mask is applied: several new tokens see each other's future")
 
 
@@ -82,7 +70,7 @@ _ONE_QUERY = re.compile(
 
 def _says_one_query(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether the text of the function around says that there is one query with a cache."""
-    return _ONE_QUERY.search(text_around(node, facts)) is not None
+    return _ONE_QUERY.search(facts.text_around(node)) is not None
 
 
 def _is_without_cache(causal: Term) -> bool:
@@ -122,7 +110,7 @@ def triangle_from_first_key(facts: ModuleFacts) -> Iterator[Report]:
                     yield Report(node.node, "this triangle starts at the first key, a cached one: align it to the last")
     for event in facts.judged("triu", "tril"):
         if _is_longer_by_a_cache(event.term):
-            one_query = re.search(r"if [^\n]* == 1:", code_of(function_around(event.node, facts)))
+            one_query = re.search(r"if [^\n]* == 1:", code_of(facts.function_around(event.node)))
             yield Report(
                 event.node,
                 "this triangle has the keys of a cache before its own, and starts at the first of them",
@@ -203,8 +191,8 @@ def _may_be_causal(flag: Term) -> bool:
 
 def _other_paths(site: AttentionSite, causal: list[AttentionSite], facts: ModuleFacts) -> Iterator[AttentionSite]:
     """The causal sites of the same function and the same values."""
-    function = function_around(site.node, facts)
-    beside = (one for one in causal if one is not site and function_around(one.node, facts) is function)
+    function = facts.function_around(site.node)
+    beside = (one for one in causal if one is not site and facts.function_around(one.node) is function)
     return (one for one in beside if same(site.value, one.value))
 
 
@@ -213,7 +201,7 @@ def _has_one_query(node: ast.AST | None, facts: ModuleFacts) -> bool:
 
     `length == 1`, `length < 2`, the other branch of `length > 1`, and what follows where that one returns.
     """
-    for inner in within_function(node, facts):
+    for inner in facts.within_function(node):
         above = facts.parents.get(inner)
         body = getattr(above, "body", None)
         block = body if isinstance(body, list) else [body]
@@ -245,7 +233,7 @@ def _is_callers_mask(step: Step) -> bool:
 
 def _is_causal_by_itself(site: AttentionSite) -> bool:
     """Whether a call of SDPA has a mask that may be causal, or says whether it is."""
-    return any(not is_none(site.output[name]) for name in ("attn_mask", "is_causal", "**"))
+    return not site.output.lacks("attn_mask", "is_causal", "**")
 
 
 def _is_plain_key(key: Term, other: Term) -> bool:

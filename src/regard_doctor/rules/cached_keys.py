@@ -8,7 +8,6 @@ import re
 from ..attention_sites import names_in
 from ..module_facts import ModuleFacts
 from ..term import Term, indices, is_none, label, lineage, number, walk
-from .base import beside, within_function
 
 _MOVED = ("transpose", "reshape", "flatten", "expand", "repeat_interleave", "cast", "unsqueeze")
 CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", re.I)
@@ -16,10 +15,10 @@ CACHE_NAMES = re.compile(r"past|cache|prev(ious)?_|memory_k|k_?cache|history", r
 
 def is_without_cache(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a node stands in the branch of a condition that is taken where there is no cache, or none is allowed."""
-    asserted = (ast.unparse(one.test) for one in beside(node, facts, ast.Assert))
+    asserted = (ast.unparse(one.test) for one in facts.beside(node, ast.Assert))
     if any(test.endswith(" is None") and CACHE_NAMES.search(test) for test in asserted):
         return True
-    for inner in within_function(node, facts):
+    for inner in facts.within_function(node):
         above = facts.parents.get(inner)
         if isinstance(above, ast.If) and inner is not above.test:
             test = ast.unparse(above.test)

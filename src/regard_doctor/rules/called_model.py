@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..module_facts import ClassFacts, Function, ModuleFacts
+from ..module_facts import ClassFacts, ModuleFacts
 from ..project_module import Definition, ProjectModule
-from .base import function_around
+from ..python_syntax import Function, below, parameters
 
 _MOST = 80
 """Definitions that are read for one model."""
@@ -44,9 +44,7 @@ class ModelText:
 
     @property
     def can_keep_keys(self) -> bool:
-        """Whether earlier keys may stay as they are when a token is added: not if all of the model was read, and it
-        does not attend, or every token sees all others.
-        """
+        """Whether earlier keys may stay as they are when a token is added: some token does not see all others."""
         return not self.complete or (self.attends and (self.causal or self.masked)) or self.cached
 
     @property
@@ -67,9 +65,11 @@ def model_text(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) ->
 
     Where neither an annotation nor an assignment says which model it is, it is read for those that the file defines.
     """
-    module = _module_of(facts)
+    classes = {name: one.node for name, one in facts.classes.items()}
+    module = ProjectModule(Path(facts.path), facts.imports, {**facts.functions, **classes})
     names = list(_models(call, class_, facts))
-    if any(_OF_TRANSFORMERS.search(name) and _is_of_transformers(name, module) for name in names):
+    published = (one for one in names if facts.imports.get(one, "").startswith("transformers."))
+    if any(map(_OF_TRANSFORMERS.search, published)):
         return ModelText(attends=True, cached=True, named=True, complete=True)
     found = [one for name in names if (one := module.definition(name)) is not None]
     if found:
@@ -86,15 +86,6 @@ def _common(models: list[ModelText]) -> ModelText:
     return replace(models[0], named=True) if alike else ModelText(named=True)
 
 
-def _module_of(facts: ModuleFacts) -> ProjectModule:
-    classes = {name: one.node for name, one in facts.classes.items()}
-    return ProjectModule(Path(facts.path), facts.imports, {**facts.functions, **classes})
-
-
-def _is_of_transformers(name: str, module: ProjectModule) -> bool:
-    return module.imports.get(name, "").startswith("transformers.")
-
-
 def _models(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) -> Iterator[str]:
     """The names of classes that the receiver of a call is annotated with, or made of."""
     receiver = _receiver(call.func)
@@ -102,25 +93,22 @@ def _models(call: ast.Call, class_: ClassFacts | None, facts: ModuleFacts) -> It
     if class_ is not None and (receiver == "self" or (own and receiver.removeprefix("self.") in class_.methods)):
         yield class_.name
         return
-    function = function_around(call, facts)
-    if not own and function is not None:
-        yield from _annotated(receiver, function)
-    for node in ast.walk(class_.node if own and class_ is not None else facts.tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if receiver in map(ast.unparse, targets):
-                yield from _assigned(node, facts)
+    if not own:
+        yield from _annotated(receiver, facts.function_around(call))
+    for node in below(class_.node if own and class_ is not None else facts.tree, ast.Assign, ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if receiver in map(ast.unparse, targets):
+            yield from _assigned(node, facts)
 
 
 def _assigned(node: ast.Assign | ast.AnnAssign, facts: ModuleFacts) -> Iterator[str]:
     """The classes that an assignment names: by an annotation, its own or its value's, or by what it makes."""
     if isinstance(node, ast.AnnAssign):
         yield from _classes(node.annotation)
-    maker = function_around(node, facts)
-    if isinstance(node.value, ast.Call):
-        yield from _made(node.value.func)
-    elif isinstance(node.value, ast.Name) and maker is not None:
-        yield from _annotated(node.value.id, maker)
+    if isinstance(node.value, ast.Call):  # `Model(...)`, `Model.from_pretrained(...)` and `models.Model(...)`
+        yield from [part for part in ast.unparse(node.value.func).split(".") if part[:1].isupper()][:1]
+    elif isinstance(node.value, ast.Name):
+        yield from _annotated(node.value.id, facts.function_around(node))
 
 
 def _receiver(called: ast.expr) -> str:
@@ -132,25 +120,18 @@ def _receiver(called: ast.expr) -> str:
     return "self" if len(parts) == 2 and parts[1] in ("forward", "__call__") else ".".join(parts[:2])
 
 
-def _annotated(name: str, function: Function) -> Iterator[str]:
-    arguments = function.args
-    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+def _annotated(name: str, function: Function | None) -> Iterator[str]:
+    for one in parameters(function):
         if one.arg == name and one.annotation is not None:
             yield from _classes(one.annotation)
 
 
 def _classes(annotation: ast.expr) -> Iterator[str]:
     """The names in an annotation that are no base class of all models."""
-    for node in ast.walk(annotation):
-        name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
+    for node in below(annotation, ast.Name, ast.Constant):
+        name = node.id if isinstance(node, ast.Name) else node.value
         if isinstance(name, str) and name.isidentifier() and name not in ("Module", "nn", "torch", "Any", "Callable"):
             yield name
-
-
-def _made(maker: ast.expr) -> Iterator[str]:
-    """The class of `Model(...)`, `Model.from_pretrained(...)` and `models.Model(...)`."""
-    parts = ast.unparse(maker).split(".")
-    yield from [part for part in parts if part[:1].isupper()][:1]
 
 
 def _text(models: Iterable[Definition]) -> ModelText:
@@ -190,19 +171,18 @@ def _is_unknown(name: str, module: ProjectModule) -> bool:
 
 def _parameters(node: ast.AST) -> Iterator[str]:
     """The parameters of the methods that a model is called by."""
-    for one in ast.walk(node):
-        if isinstance(one, Function) and (one is node or one.name in ("forward", "__call__", "decode", "step")):
-            yield from (arg.arg for arg in (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs))
+    for one in below(node, ast.FunctionDef, ast.AsyncFunctionDef):
+        if one is node or one.name in ("forward", "__call__", "decode", "step"):
+            yield from (parameter.arg for parameter in parameters(one))
 
 
 def _words(node: ast.AST) -> Iterator[str]:
     """Names in a definition; an attribute begins with a dot, an option that is not switched off ends with `=`."""
     for one in ast.walk(node):
-        if isinstance(one, ast.Name):
-            yield one.id
-        elif isinstance(one, ast.Attribute):
-            yield f".{one.attr}"
-        elif isinstance(one, ast.arg):
-            yield f".{one.arg}"
-        elif isinstance(one, ast.keyword) and getattr(one.value, "value", True):
-            yield f"{one.arg}="
+        match one:
+            case ast.Name(id=name):
+                yield name
+            case ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield f".{name}"
+            case ast.keyword(arg=name) if getattr(one.value, "value", True):
+                yield f"{name}="

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from ..attention_sites import AttentionSite, names_in, source_of
 from ..finding import Severity
-from ..module_facts import ClassFacts, Function, ModuleFacts
+from ..module_facts import ClassFacts, ModuleFacts
+from ..python_syntax import Function, code_of, parameters
 from ..term import ABSENT, Term, is_none, is_true, label, lowest_of_dtype, number, same, through, walk
-from .base import Report, code_of, function_around, parameters, rule
+from .base import Report, rule
 from .mask_uses import may_be_masked
 
 
@@ -19,19 +20,19 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
     for site in (one for one in facts.sites if one.event.class_ is not None):
         name = site.event.class_.name
         if _is_causal_attention(name) and not _is_masked(site) and not _is_cross(site):
-            optional = any("mask" in one.arg for one in parameters(function_around(site.node, facts)))
+            optional = any("mask" in one.arg for one in parameters(facts.function_around(site.node)))
             if not optional or "causal" in name.lower():  # else masked by what it is given, on another path
                 yield Report(site.node, f"{name} attends without a causal mask: every position sees the future")
     yield from _decoders_without_mask(facts)
     for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerEncoder")):
         name = event.class_.name if event.class_ is not None else ""
-        if is_none(event.term["mask"]) and is_none(event.term["is_causal"]) and re.search(_LANGUAGE_MODEL, name):
+        if event.term.lacks("mask", "is_causal") and re.search(_LANGUAGE_MODEL, name):
             message = f"the encoder of {name} has no causal mask: every position sees the next ones"
             yield Report(event.node, message)
     for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerDecoder", "torch.nn.Transformer")):
         term, target = event.term, event.term["tgt"]
-        masked = not is_none(term["tgt_mask"]) or not is_none(term["tgt_is_causal"])
-        if not masked and target is not term["src"] and _is_embedded_text(target, event.class_):
+        unmasked = term.lacks("tgt_mask", "tgt_is_causal")
+        if unmasked and target is not term["src"] and _is_embedded_text(target, event.class_):
             yield Report(
                 event.node,
                 f"{str(term.value).removeprefix('torch.')} without tgt_mask: every target position sees the next ones; "
@@ -90,7 +91,7 @@ def _is_embedded_text(target: Term, class_: ClassFacts | None) -> bool:
 
 def _embeddings(term: Term) -> Iterator[Term]:
     """The embeddings of tokens that a term is computed from."""
-    return (one for one in walk(term) if one.op == "apply" and one.value == "torch.nn.Embedding")
+    return (one for one in walk(term) if one.applies("torch.nn.Embedding"))
 
 
 _VOCABULARY = re.compile(
@@ -110,15 +111,15 @@ def next_token_is_visible(facts: ModuleFacts) -> Iterator[Report]:
         return
     message = "this model predicts the next token, and its attention has no causal mask: every position sees it"
     for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerEncoder")):
-        masked = not all(is_none(event.term[name]) for name in ("mask", "is_causal", "**"))
-        if not masked and _scores_its_vocabulary(event.term["src"], event.class_):
+        unmasked = event.term.lacks("mask", "is_causal", "**")
+        if unmasked and _scores_its_vocabulary(event.term["src"], event.class_):
             yield Report(event.node, message)
     causal = (site for site in facts.sites if is_true(site.output["is_causal"]))
     reported = {site.event.call for site in causal} | {None}  # on one path at least
     for site in facts.sites:
         call, embedded = site.event.call, all(any(_embeddings(source_of(one))) for one in (site.query, site.key))
         own = call not in reported and site.event.caller is not None and embedded and _has_padding_mask_alone(site)
-        if own and _computes_shifted_loss(function_around(call, facts)):
+        if own and _computes_shifted_loss(facts.function_around(call)):
             reported.add(call)
             yield Report(site.place, message)
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from ..finding import Severity
 from ..module_facts import ModuleFacts
+from ..python_syntax import below, last_name, names_below
 from ..term import ABSENT, Term, indices, is_none, label, number, through, walk
-from .base import Report, below, function_around, last_name, names_below, rule
+from .base import Report, rule
 from .cached_keys import begins_later, is_cached
 from .mask_uses import may_be_masked
 
@@ -19,11 +20,11 @@ _LAYERS = frozenset({"matmul", "softmax", "sdpa"})
 @rule("ATT512", Severity.ERROR)
 def positions_from_zero(facts: ModuleFacts) -> Iterator[Report]:
     """Positions are counted from 0 in each call, and the keys of a cache were counted from 0 too."""
-    cached = {function_around(site.place, facts) for site in facts.sites if is_cached(site.key)} - {None}
+    cached = {facts.function_around(site.place) for site in facts.sites if is_cached(site.key)} - {None}
     for event in facts.operations("arange"):
         length = event.term.items[0] if len(event.term.items) == 1 else ABSENT
         of_input = length.op == "size" and length.value in (1, -2) and not _is_of_keys(length.input)
-        counts = of_input and event.depth == 0 and function_around(event.node, facts) in cached
+        counts = of_input and event.depth == 0 and facts.function_around(event.node) in cached
         if counts and _becomes_positions(event.term, facts):
             yield Report(event.node, "these positions begin at 0 in every call: add the number of cached keys")
     yield from _moved_by_another_input(facts)
@@ -57,7 +58,7 @@ def _becomes_positions(term: Term, facts: ModuleFacts, depth: int = 6) -> bool:
     if facts.uses(term, "add", "less", "less_equal", "greater", "greater_equal", "sub", "choice"):
         return False
     for one in facts.uses(term):
-        embedded = one.op == "apply" and one.value == "torch.nn.Embedding"
+        embedded = one.applies("torch.nn.Embedding")
         if embedded or (one.op == "call" and _ROTATES.search(label(one))):
             return True
         if one.op in ("mul", "einsum") or (one.op == "call" and str(one.value).endswith(".outer")):

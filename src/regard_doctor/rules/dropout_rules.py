@@ -10,21 +10,9 @@ from itertools import islice
 from ..attention_sites import dtype_of_projection
 from ..finding import Severity
 from ..module_facts import Event, ModuleFacts
+from ..python_syntax import below, bound_names, code_of, last_name, parameters
 from ..term import ABSENT, HALF, Term, is_none, label, number, walk
-from .base import (
-    Report,
-    below,
-    bound_names,
-    code_of,
-    default_of,
-    formulas,
-    function_around,
-    last_name,
-    parameters,
-    rule,
-    tests_around,
-    with_attributes,
-)
+from .base import Report, formulas, rule, with_attributes
 
 
 @rule("ATT301", Severity.ERROR)
@@ -48,7 +36,7 @@ def dropout_in_evaluation(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_tested_for_none(event: Event, facts: ModuleFacts) -> bool:
     """Whether a call is made only without dropout: by a condition, or by an attribute that is true only then."""
-    tests = (with_attributes(test, event) for test in tests_around(event.node, facts))
+    tests = (with_attributes(test, event) for test in facts.tests_around(event.node))
     return any(re.search(r"drop\w*(\.p)? == 0|not [\w.]*drop", test) for test in tests)
 
 
@@ -58,7 +46,7 @@ def _is_chosen_elsewhere(event: Event, facts: ModuleFacts) -> bool:
     if number(probability) == 0 or probability.op == "choice":
         return True
     passed = probability.op == "parameter" and _is_of_caller(probability, facts)
-    return passed or any(map(_is_other_condition, tests_around(event.node, facts)))
+    return passed or any(map(_is_other_condition, facts.tests_around(event.node)))
 
 
 def _is_other_condition(test: ast.expr) -> bool:
@@ -69,10 +57,10 @@ def _is_other_condition(test: ast.expr) -> bool:
 
 def _is_of_caller(parameter: Term, facts: ModuleFacts) -> bool:
     """Whether each call of a function passes a probability, 0 unless it does; a constructor keeps it for all calls."""
-    function = function_around(parameter.node, facts)
+    function = facts.function_around(parameter.node)
     if function is None or function.name == "__init__":
         return False
-    default = default_of(parameter, facts)
+    default = facts.default_of(parameter)
     return not (isinstance(default, ast.Constant) and isinstance(default.value, float | int) and default.value > 0)
 
 
@@ -95,12 +83,12 @@ def dropout_off_for_ever(facts: ModuleFacts) -> Iterator[Report]:
     """A call in evaluation sets the probability of dropout to 0, and nothing sets it back."""
     for node in facts.nodes[ast.Assign]:
         written = code_of(node.targets[0]) if getattr(node.value, "value", None) == 0 else ""
-        function = function_around(node, facts)
+        function = facts.function_around(node)
         named = re.match(r"self\..*(drop(out)?(_p|_prob|_rate)?|dropout\w*\.p)$", written)
         if not named or function is None or function.name == "__init__":
             continue
         others = (one for one in facts.nodes[ast.Assign] if one is not node and code_of(one.targets[0]) == written)
-        made_once = all(getattr(function_around(one, facts), "name", "") == "__init__" for one in others)
+        made_once = all(getattr(facts.function_around(one), "name", "") == "__init__" for one in others)
         if made_once and re.search(r"self\.training|\.eval\(", ast.unparse(function)):
             message = f"`{written}` stays 0 after the first evaluation: choose it by self.training at each call"
             yield Report(node, message)
@@ -124,7 +112,7 @@ def evaluation_in_training_mode(facts: ModuleFacts) -> Iterator[Report]:
 @rule("ATT304", Severity.ERROR)
 def dropout_made_in_a_call(facts: ModuleFacts) -> Iterator[Report]:
     """A module of dropout is made where it is called, so that no `model.eval()` reaches it."""
-    attending = dict.fromkeys(function_around(site.node, facts) for site in facts.sites)
+    attending = dict.fromkeys(facts.function_around(site.node) for site in facts.sites)
     for function in (one for one in attending if one is not None and "training" not in ast.unparse(one)):
         made = {
             name
@@ -155,7 +143,7 @@ def dropout_without_a_use(facts: ModuleFacts) -> Iterator[Report]:
         target = node.targets[0]
         if not isinstance(target, ast.Attribute) or not _makes_dropout(node.value, facts):
             continue
-        class_ = facts.parents.get(function_around(node, facts) or node)
+        class_ = facts.parents.get(facts.function_around(node) or node)
         is_own = class_ in attending and all(last_name(base) == "Module" for base in getattr(class_, "bases", []))
         if is_own and target.attr not in read and f'"{target.attr}"' not in facts.source:
             yield Report(node, f"`{ast.unparse(target)}` is made and never used: the weights are not dropped")
@@ -169,8 +157,8 @@ def softmax_in_half(facts: ModuleFacts) -> Iterator[Report]:
         if is_none(dtype):
             casts = [step.term["dtype"] for step in site.before if step.op == "cast" and not step.conditional]
             dtype = casts[-1] if casts else dtype_of_projection(site.query) or ABSENT
-            function = function_around(site.softmax.node, facts)
-            far = not casts and function_around(dtype.node, facts) is not function
+            function = facts.function_around(site.softmax.node)
+            far = not casts and facts.function_around(dtype.node) is not function
         if dtype.op == "name" and dtype.value in HALF:
             message = f"softmax of scores in {str(dtype.value).removeprefix('torch.')}: pass dtype=torch.float32"
             yield Report(site.softmax.node, message, unless="autocast computes it in float32" if far else "")

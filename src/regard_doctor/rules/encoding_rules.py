@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from ..attention_sites import names_in, product, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
-from ..module_facts import Function, ModuleFacts
+from ..module_facts import ModuleFacts
+from ..python_syntax import Function, below, code_of, last_name
 from ..term import ABSENT, HALF, Term, exchanges_middle, is_none, label, moved_axes, number, sides, through, walk
-from .base import Report, around, below, code_of, function_around, last_name, rule, statement_around
+from .base import Report, rule
 from .position_rules import counts_positions
 
 _SLOPES = re.compile(r"slope|alibi|^m$|^ratios?$", re.I)
@@ -121,7 +122,7 @@ def wrong_slopes(facts: ModuleFacts) -> Iterator[Report]:
 
 
 def _is_about_slopes(node: ast.AST, facts: ModuleFacts) -> bool:
-    within = list(takewhile(lambda one: not isinstance(one, ast.ClassDef), around(node, facts)))
+    within = list(takewhile(lambda one: not isinstance(one, ast.ClassDef), facts.around(node)))
     names = [one.name for one in within if isinstance(one, Function)]
     names += [ast.unparse(one.targets[0]) for one in within if isinstance(one, ast.Assign)]
     return any(re.search(r"slope|alibi", name, re.I) for name in names)
@@ -168,8 +169,8 @@ def _tables(facts: ModuleFacts) -> tuple[list[ast.Call], list[ast.Call]]:
 
 def _is_in_closure(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether a node is in a function within a function, as one that replaces a method of another file is."""
-    function = function_around(node, facts)
-    return function is not None and function_around(facts.parents.get(function), facts) is not None
+    function = facts.function_around(node)
+    return function is not None and facts.function_around(facts.parents.get(function)) is not None
 
 
 def _rotations(unit: ast.AST, facts: ModuleFacts) -> tuple[bool, bool]:
@@ -184,7 +185,7 @@ def _rotations(unit: ast.AST, facts: ModuleFacts) -> tuple[bool, bool]:
 
 def _is_about_angles(node: ast.AST, facts: ModuleFacts) -> bool:
     """Whether an expression is about the angles of a table: by the names in its statement, not those of queries."""
-    above = statement_around(node, facts)
+    above = facts.statement_around(node)
     return not isinstance(above, Function | ast.ClassDef | ast.For | ast.If) and bool(
         re.search(r"freq|angle|theta|\bcos\b|\bsin\b|\bemb\b", code_of(above))
     )
@@ -211,7 +212,7 @@ def _counted_along_batch(query: Term) -> Iterator[Term]:
     read = list(walk(source_of(query).input))
     if any(one.op in ("transpose", "permute", "rearrange", "method") for one in read):
         return
-    tokens = {id(one.input) for one in read if one.op == "apply" and one.value == "torch.nn.Embedding"}
+    tokens = {id(one.input) for one in read if one.applies("torch.nn.Embedding")}
     for one in read:
         column = one.op == "item" and len(one.items) == 2 and is_none(one.items[1])
         column = column or (one.op == "unsqueeze" and number(one["dim"]) == 1)

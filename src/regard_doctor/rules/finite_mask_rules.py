@@ -11,7 +11,7 @@ from ..attention_sites import AttentionSite, Step, dtype_of_projection, names_in
 from ..finding import Severity
 from ..module_facts import Event, ModuleFacts
 from ..term import ABSENT, COMPARISONS, Term, indices, is_none, number, same, through, walk
-from .base import Report, comments_at, formulas, function_around, rule, text_around
+from .base import Report, formulas, rule
 from .mask_uses import fill_value, filled_value, hides
 
 
@@ -40,7 +40,7 @@ _REASON = re.compile(r"\b(nan|inf|infinity|overflow\w*|underflow\w*|fp16|float16
 
 
 def _gives_reason(node: ast.AST, facts: ModuleFacts) -> bool:
-    return any(_REASON.search(comment) for comment in comments_at(node, facts))
+    return any(_REASON.search(comment) for comment in facts.comments_at(node))
 
 
 def _finite_values(facts: ModuleFacts) -> Iterator[tuple[float, Report]]:
@@ -89,8 +89,8 @@ def _finite_message(found: float, reason: str = "which scores can outgrow") -> s
 
 def _is_chosen_elsewhere(value: Term, step: Step, facts: ModuleFacts) -> bool:
     """Whether a number comes from another function, of which the text says that it is chosen so."""
-    other = function_around(value.node, facts) is not function_around(step.term.node, facts)
-    return other and re.search(r"\b(deliberate|intentional)(ly)?\b", text_around(value.node, facts), re.I) is not None
+    other = facts.function_around(value.node) is not facts.function_around(step.term.node)
+    return other and re.search(r"\b(deliberate|intentional)(ly)?\b", facts.text_around(value.node), re.I) is not None
 
 
 def _hides_rows(step: Step) -> bool:

@@ -9,9 +9,9 @@ from dataclasses import astuple, dataclass
 from ..attention_sites import Step, WrittenFormula, dimension_power, equation_axes
 from ..mask_values import hidden_triangle, mask_values
 from ..module_facts import ModuleFacts
+from ..python_syntax import below, code_of, names_below
 from ..rewriting import RemoveStatement, ReplaceExpression, Rewrite
 from ..term import ABSENT, Term, is_none, walk
-from .base import below, code_of, names_below, statement_around
 from .mask_uses import fill_value
 
 
@@ -107,7 +107,7 @@ class _Rewriter:
     # Statements
 
     def _statement(self, node: ast.AST) -> ast.stmt:
-        found = statement_around(node, self.facts)
+        found = self.facts.statement_around(node)
         if found is None:
             raise _NotProven
         return found

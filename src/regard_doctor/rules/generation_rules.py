@@ -8,18 +8,9 @@ from collections.abc import Iterator
 
 from ..finding import Severity
 from ..module_facts import ClassFacts, ModuleFacts
-from ..term import Term
-from .base import (
-    Report,
-    bound_names,
-    class_around,
-    function_around,
-    last_name,
-    names_below,
-    rule,
-    target_names,
-    text_around,
-)
+from ..python_syntax import below, bound_names, code_of, last_name, names_below, parameters, target_names
+from ..term import ABSENT, Term
+from .base import Report, rule
 from .cached_keys import is_without_cache
 from .called_model import ModelText, model_text
 
@@ -35,24 +26,16 @@ def generation_without_cache(facts: ModuleFacts) -> Iterator[Report]:
         if _CACHED.search(ast.unparse(node)) or is_without_cache(node, facts):
             continue
         for grown, appended in _grown_sequences(node):
-            call = None if _says_no_cache(node, facts) else _call_of_model(node, grown, facts)
-            if call is None or [one.id for one in ast.walk(call) if isinstance(one, ast.Name)].count(grown) > 1:
+            call = None if _WITHOUT_CACHE.search(facts.text_around(node)) else _call_of_model(node, grown, facts)
+            if call is None or [one.id for one in below(call, ast.Name)].count(grown) > 1:
                 continue  # a text that is source and target, and changes as a whole
             if not _depends_on(appended, call, node):
                 continue
             model = model_text(call, _own_class(call, facts), facts)
             if model.is_seen_to_keep_keys or (model.can_keep_keys and not _has_no_keys(call, facts)):
-                yield Report(
-                    call,
-                    f"each step computes all of `{grown}` again: keep keys and values in a cache",
-                    unless=_why_without_cache(call, model, facts),
-                )
+                message = f"each step computes all of `{grown}` again: keep keys and values in a cache"
+                yield Report(call, message, unless=_why_without_cache(call, model, facts))
                 break
-
-
-def _says_no_cache(node: ast.AST, facts: ModuleFacts) -> bool:
-    """Whether the text of the function around says that it does without a cache."""
-    return _WITHOUT_CACHE.search(text_around(node, facts)) is not None
 
 
 _WITHOUT_CACHE = re.compile(
@@ -74,134 +57,123 @@ _WITHOUT_KEYS = re.compile(
 
 
 def _why_without_cache(call: ast.Call, model: ModelText, facts: ModuleFacts) -> str:
-    """A reason why the model that a loop calls may do without a cache: its tokens are read in orders, or see later
-    ones; its steps are trained; or, where nothing says which model it is, a name in the file.
+    """A reason why the model that a loop calls may do without a cache, or, where nothing says which model it is, a name
+    in the file that is one.
     """
-    around = _own_class(call, facts)
-    own = around if ast.unparse(call.func) in ("self", "self.forward") else None
-    if own is not None and re.search(r"Encoder(?!.*Decoder)", own.node.name):
+    own = _own_class(call, facts) if _calls_itself(call) else None
+    if own is not None and re.search(r"Encoder(?!.*Decoder)", own.name):
         return "an encoder sees the whole text, the later tokens too"
-    forward = own.methods.get("forward") if own is not None else None
-    if forward is not None and any(re.search(r"order|perm(utation)?s?$", one.arg) for one in forward.args.args):
+    orders = parameters(own.methods.get("forward")) if own is not None else []
+    if any(re.search(r"order|perm(utation)?s?$", one.arg) for one in orders):
         return "the tokens are read in other orders"
     if any(isinstance(one, ast.Constant) and one.value is None for one in call.args[1:]):
         return "the model attends without a causal mask"
-    function = function_around(call, facts)
-    if function is not None and re.search(r"(^|_)loss", function.name):
+    if re.search(r"(^|_)loss", getattr(facts.function_around(call), "name", "")):
         return "gradients of all steps are needed"
     return model.doubt if model.is_seen_to_keep_keys else _doubt_by_names(call, facts) or model.doubt
 
 
+def _calls_itself(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in ("self", "self.forward")
+
+
+def _attribute_called(call: ast.Call) -> str:
+    """The name of the module of a call `self.module(...)`; "" of other calls."""
+    of_self = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+    return last_name(call.func) if of_self else ""
+
+
 def _doubt_by_names(call: ast.Call, facts: ModuleFacts) -> str:
     """A reason why the model may have no keys: the file has a recurrent one, or a class calls what it was given."""
-    given = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+    given, own = _attribute_called(call), _own_class(call, facts)
     if _RECURRENT.search(facts.source) or (given and _TRANSFORMER.search(facts.source) is None):
         return "the model has no keys"
-    around = _own_class(call, facts)
-    made = around.attributes.get(last_name(call.func)) if around is not None and given else None
-    if made is not None and made.op == "parameter":
-        return "the model that the class is given is not causal, or has no keys"
-    return ""
+    passed = given and own is not None and own.attributes.get(given, ABSENT).op == "parameter"
+    return "the model that the class is given is not causal, or has no keys" if passed else ""
 
 
 def _own_class(node: ast.AST, facts: ModuleFacts) -> ClassFacts | None:
     """What the file says of the class in whose text a node stands."""
-    around = class_around(node, facts)
+    around = facts.class_around(node)
     return None if around is None else facts.classes.get(around.name)
 
 
 def _has_no_keys(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether what is called is a model of this file that is made of layers without keys alone: no Transformer."""
     own = _own_class(call, facts)
-    if own is None or not isinstance(call.func, ast.Name | ast.Attribute):
-        return False
-    if ast.unparse(call.func) in ("self", "self.forward"):
-        return _is_without_keys(own, facts)
-    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self":
-        made = own.attributes.get(call.func.attr)
-        return (
-            made is not None and made.op in ("call", "instance") and _WITHOUT_KEYS.search(str(made.value)) is not None
-        )
-    return False
+    if own is None or _calls_itself(call):
+        return own is not None and _is_without_keys(own, facts)
+    made = own.attributes.get(_attribute_called(call), ABSENT)
+    return made.op in ("call", "instance") and _WITHOUT_KEYS.search(str(made.value)) is not None
 
 
 def _is_without_keys(class_: ClassFacts, facts: ModuleFacts) -> bool:
     """Whether a class makes modules of torch alone, of which none has keys."""
-    bases = [last_name(base) for base in class_.node.bases]
-    if any(base not in ("Module", "LightningModule", "object") for base in bases):
+    known = all(last_name(base) in ("Module", "LightningModule", "object") for base in class_.node.bases)
+    if not known or any(site.event.class_ is class_ for site in facts.sites):
         return False
-    if any(site.event.class_ is class_ for site in facts.sites):
-        return False
-    made = [
-        one
-        for one in class_.attributes.values()
-        if one.op in ("call", "instance", "apply", "unknown") and not _is_of_numbers(one)
-    ]
-    return bool(made) and all(_WITHOUT_KEYS.search(str(one.value)) for one in made)
+    made = [one for one in class_.attributes.values() if one.op in ("call", "instance", "apply", "unknown")]
+    modules = [one for one in made if not _is_of_numbers(one)]
+    return bool(modules) and all(_WITHOUT_KEYS.search(str(one.value)) for one in modules)
 
 
 def _is_of_numbers(made: Term) -> bool:
     """Whether an attribute is an object of the file that is no module, as a configuration is."""
-    class_ = made.value
-    return isinstance(class_, ClassFacts) and not class_.node.bases
+    return isinstance(made.value, ClassFacts) and not made.value.node.bases
 
 
 def _depends_on(appended: list[ast.expr], call: ast.Call, loop: ast.For | ast.While) -> bool:
     """Whether what is appended to a sequence is computed, within the loop, from the result of a call."""
-    assigned = [node for node in ast.walk(loop) if isinstance(node, ast.Assign)]
-    waiting, seen = list(appended), set()
-    while waiting:
-        for node in ast.walk(waiting.pop()):
-            if node is call:
-                return True
-            if isinstance(node, ast.Name) and node.id not in seen:
-                seen.add(node.id)
-                waiting += [one.value for one in assigned if node.id in target_names(one)]
+    assigned, seen = [(node.value, target_names(node)) for node in below(loop, ast.Assign)], set()
+    waiting = list(appended)
+    for one in waiting:  # grows while it is read
+        if any(node is call for node in ast.walk(one)):
+            return True
+        new = names_below(one) - seen
+        seen |= new
+        waiting += [value for value, names in assigned if names & new]
     return False
 
 
 def _grown_sequences(loop: ast.For | ast.While) -> Iterator[tuple[str, list[ast.expr]]]:
     """Names that a loop assigns as themselves joined with something, and what that is."""
-    for node in ast.walk(loop):
-        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
-            continue
-        value, name = node.value, node.targets[0].id
-        if isinstance(value, ast.Call) and last_name(value.func) in ("cat", "concat", "hstack") and value.args:
-            joined = value.args[0]
-            if isinstance(joined, ast.Tuple | ast.List) and any(name in bound_names(one) for one in joined.elts[:1]):
-                yield name, joined.elts[1:]
+    for node in below(loop, ast.Assign):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(
+                    func=ast.Name(id="cat" | "concat" | "hstack") | ast.Attribute(attr="cat" | "concat" | "hstack"),
+                    args=[ast.Tuple(elts=[first, *others]) | ast.List(elts=[first, *others]), *_],
+                ),
+            ) if name in bound_names(first):
+                yield name, others
 
 
 def _call_of_model(loop: ast.For | ast.While, grown: str, facts: ModuleFacts) -> ast.Call | None:
     """The call in a loop that gets all of a growing sequence and of whose result the last position is used."""
-    names, results = {grown}, {}
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_tail(node.value, grown):
-            names.add(node.targets[0].id)
-    for node in ast.walk(loop):
-        called = _called(node.value) if isinstance(node, ast.Assign) else None
-        if isinstance(node, ast.Assign) and called is not None and _is_model_call(called, names, facts):
-            if re.search(r"mems?\b|cache|past|state", " ".join(target_names(node))):
-                continue
-            if target_names(node) & {name for one in called.args for name in bound_names(one)}:
-                continue  # scores = penalized(tokens, scores)
-            for name in (name for target in node.targets for name in bound_names(target)):
-                results[name] = called
-    for node in ast.walk(loop):  # logits = out[0] if isinstance(out, tuple) else out
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp | ast.Attribute | ast.Subscript):
-            used = [one.id for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in results]
-            for name in (name for target in node.targets for name in bound_names(target)):
-                if used and not isinstance(node.value, ast.Subscript):
-                    results.setdefault(name, results[used[0]])
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Subscript) and _takes_last(node.slice):
-            value = node.value.value if isinstance(node.value, ast.Attribute) else node.value
-            if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
-                continue
-            if isinstance(value, ast.Name) and value.id in results:
-                return results[value.id]
-            if isinstance(value, ast.Call) and _is_model_call(value, names, facts):
-                return value
+    assigned = [(node, {name for one in node.targets for name in bound_names(one)}) for node in below(loop, ast.Assign)]
+    tails = (node.targets[0] for node, _ in assigned if _is_tail(node.value, grown))
+    names, results = {grown, *(one.id for one in tails if isinstance(one, ast.Name))}, {}
+    for node, bound in assigned:
+        called, changed = _called(node.value), target_names(node)
+        if called is None or re.search(r"mems?\b|cache|past|state", " ".join(changed)):
+            continue
+        passed = {name for one in called.args for name in bound_names(one)}
+        if not changed & passed and _is_model_call(called, names, facts):  # not scores = penalized(tokens, scores)
+            results |= dict.fromkeys(bound, called)
+    for node, bound in assigned:  # logits = out[0] if isinstance(out, tuple) else out
+        used = [one.id for one in below(node.value, ast.Name) if one.id in results]
+        if used and isinstance(node.value, ast.IfExp | ast.Attribute):
+            results = dict.fromkeys(bound, results[used[0]]) | results
+    for node in below(loop, ast.Subscript):
+        shape = isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+        value = node.value.value if isinstance(node.value, ast.Attribute) else node.value
+        if shape or not _takes_last(node.slice):
+            continue
+        if isinstance(value, ast.Name) and value.id in results:
+            return results[value.id]
+        if isinstance(value, ast.Call) and _is_model_call(value, names, facts):
+            return value
     return None
 
 
@@ -214,26 +186,23 @@ def _called(value: ast.expr) -> ast.Call | None:
 
 def _is_tail(value: ast.expr, grown: str) -> bool:
     """Whether a value is the sequence cut to the longest context: `tokens if ... else tokens[:, -n:]`."""
-    if isinstance(value, ast.IfExp):
-        return _is_tail(value.body, grown) or _is_tail(value.orelse, grown)
-    if not isinstance(value, ast.Subscript) or not isinstance(value.value, ast.Name) or value.value.id != grown:
-        return False
-    last = value.slice.elts[-1] if isinstance(value.slice, ast.Tuple) else value.slice
-    return isinstance(last, ast.Slice) and last.upper is None
+    match value:
+        case ast.IfExp(body=body, orelse=orelse):
+            return _is_tail(body, grown) or _is_tail(orelse, grown)
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Tuple(elts=[*_, last]) | last) if name == grown:
+            return isinstance(last, ast.Slice) and last.upper is None
+    return False
 
 
 def _is_model_call(call: ast.Call, names: set[str], facts: ModuleFacts) -> bool:
     if isinstance(call.func, ast.Name) and call.func.id in facts.imports:
         return False  # a function of another file, as einops' rearrange is
-    function, text = last_name(call.func), ast.unparse(call)
-    passed = {name for argument in call.args[:3] for name in bound_names(argument)}
-    passed |= {one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
-    plain = function not in _NO_MODELS and not (function == "decode" and len(call.args) < 2)  # tokenizer.decode(tokens)
-    return (
-        plain
-        and bool(passed & names)
-        and not re.search(r"cache|past|state|hidden|memory_|\bmems?\b|start_pos", text, re.I)
-    )
+    function = last_name(call.func)
+    passed = [*call.args[:3], *(one.value for one in call.keywords if isinstance(one.value, ast.Name))]
+    decodes = function == "decode" and len(call.args) < 2  # tokenizer.decode(tokens)
+    if function in _NO_MODELS or decodes or names.isdisjoint(name for one in passed for name in bound_names(one)):
+        return False
+    return not re.search(r"cache|past|state|hidden|memory_|\bmems?\b|start_pos", ast.unparse(call), re.I)
 
 
 _NO_MODELS = frozenset(
@@ -251,27 +220,17 @@ def _takes_last(index: ast.expr) -> bool:
 def left_padding_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Texts are padded on the left, and the model gets neither a mask nor positions."""
     message = "texts padded on the left without a mask: the padding is read as words, and shifts every position"
-    if _chooses_left(facts):
-        for call in facts.nodes[ast.Call]:
-            reads = bool(call.args) or any(one.arg == "input_ids" for one in call.keywords)
-            generates = isinstance(call.func, ast.Attribute) and call.func.attr == "generate"
-            plain = generates and reads and not _has_mask(call) and not _generates_otherwise(call, facts)
-            if plain and _is_padded(call, facts):
-                yield Report(call, message, unless=_why_without_mask(facts))
-    for node in facts.nodes[ast.Assign]:
-        target = node.targets[0]
-        function = function_around(node, facts)
-        if isinstance(target, ast.Name) and function is not None and any(map(_pads_left, ast.walk(node.value))):
-            for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
-                if _reads_tokens(call, target.id) and not _has_mask(call):
-                    yield Report(node, message, unless=_if_recurrent(facts))
-                    break
-
-
-def _why_without_mask(facts: ModuleFacts) -> str:
-    """A reason why a model may get no mask: it is recurrent, or one of another file, which may look for padding."""
-    by_itself = "" if facts.sites else "`generate` finds the padding by its `pad_token_id`"
-    return _if_recurrent(facts) or by_itself
+    for call in facts.nodes[ast.Call] if _chooses_left(facts) else ():
+        reads = bool(call.args) or any(one.arg == "input_ids" for one in call.keywords)
+        generates = isinstance(call.func, ast.Attribute) and call.func.attr == "generate"
+        plain = generates and reads and not _has_mask(call) and not _generates_otherwise(call, facts)
+        if plain and _is_padded(call, facts):
+            by_itself = "" if facts.sites else "`generate` finds the padding by its `pad_token_id`"
+            yield Report(call, message, unless=_if_recurrent(facts) or by_itself)
+    for node in (one for one in facts.nodes[ast.Assign] if any(map(_pads_left, below(one.value, ast.BinOp)))):
+        name, calls = code_of(node.targets[0]), below(facts.function_around(node), ast.Call)
+        if any(_reads_tokens(call, name) and not _has_mask(call) for call in calls):
+            yield Report(node, message, unless=_if_recurrent(facts))
 
 
 def _if_recurrent(facts: ModuleFacts) -> str:
@@ -292,26 +251,16 @@ def _is_padded(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether what is read was padded by a tokenizer, in the same function or one that it calls, and not one text."""
     read = [*call.args[:1], *(one.value for one in call.keywords if one.arg in ("input_ids", None))]
     names = {name for one in read for name in names_below(one)}
-    assigned = (one for one in ast.walk(function_around(call, facts) or facts.tree) if isinstance(one, ast.Assign))
-    made = (one.value for one in assigned if target_names(one) & names)
-    return any(_pads(one) for value in made for one in _with_helpers(value, facts))
+    assigned = below(facts.function_around(call) or facts.tree, ast.Assign)
+    made = [one for node in assigned if target_names(node) & names for one in below(node.value, ast.Call)]
+    helpers = (facts.functions.get(last_name(one.func)) for one in made)
+    return any(map(_pads, (*made, *(one for helper in helpers for one in below(helper, ast.Call)))))
 
 
-def _with_helpers(value: ast.expr, facts: ModuleFacts) -> Iterator[ast.AST]:
-    """The nodes of an expression, and those of the functions of the file that it calls."""
-    for node in ast.walk(value):
-        yield node
-        helper = facts.functions.get(last_name(node.func)) if isinstance(node, ast.Call) else None
-        yield from ast.walk(helper) if helper is not None else ()
-
-
-def _pads(node: ast.AST) -> bool:
+def _pads(call: ast.Call) -> bool:
     """Whether a call pads texts to one length."""
-    if not isinstance(node, ast.Call):
-        return False
-    alone = bool(node.args) and isinstance(node.args[0], ast.List) and len(node.args[0].elts) == 1
-    padded = last_name(node.func) == "pad" or any(one.arg in ("padding", None) for one in node.keywords)
-    return padded and not alone
+    alone = bool(call.args) and isinstance(call.args[0], ast.List) and len(call.args[0].elts) == 1
+    return not alone and (last_name(call.func) == "pad" or any(one.arg in ("padding", None) for one in call.keywords))
 
 
 def _generates_otherwise(call: ast.Call, facts: ModuleFacts) -> bool:
@@ -325,26 +274,23 @@ def _generates_otherwise(call: ast.Call, facts: ModuleFacts) -> bool:
 
 def _has_mask(call: ast.Call) -> bool:
     """Whether a call passes a mask or positions, or what is not known."""
-    if any(one.arg is None or re.search(r"mask|position|lengths", one.arg) for one in call.keywords):
-        return True
-    return any(isinstance(one, ast.Starred) for one in call.args) or bool(
-        re.search(r"mask|position|lengths|keep|valid", " ".join(map(ast.unparse, call.args[1:])))
-    )
+    unknown = any(one.arg is None or re.search(r"mask|position|lengths", one.arg) for one in call.keywords)
+    passed = " ".join(map(ast.unparse, call.args[1:]))
+    starred = any(isinstance(one, ast.Starred) for one in call.args)
+    return unknown or starred or re.search(r"mask|position|lengths|keep|valid", passed) is not None
 
 
-def _pads_left(node: ast.AST) -> bool:
+def _pads_left(node: ast.BinOp) -> bool:
     """Whether an expression is `[pad] * (longest - len(text)) + text`."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add) or not isinstance(node.left, ast.BinOp):
-        return False
-    left = node.left
-    padded = isinstance(left.op, ast.Mult) and any(isinstance(one, ast.List) for one in (left.left, left.right))
-    return padded and f"len({ast.unparse(node.right)})" in ast.unparse(left)
+    match node:
+        case ast.BinOp(left=ast.BinOp(op=ast.Mult()) as left, op=ast.Add(), right=text):
+            listed = isinstance(left.left, ast.List) or isinstance(left.right, ast.List)
+            return listed and f"len({ast.unparse(text)})" in ast.unparse(left)
+    return False
 
 
 def _reads_tokens(call: ast.Call, name: str) -> bool:
     """Whether a model is called with a variable as its first argument."""
     first = call.args[0] if call.args else None
-    called = ast.unparse(call.func)
-    return (
-        isinstance(first, ast.Name) and first.id == name and bool(re.search(r"(^|[._])(model|net|lm|encoder)$", called))
-    )
+    reads = isinstance(first, ast.Name) and first.id == name
+    return reads and re.search(r"(^|[._])(model|net|lm|encoder)$", ast.unparse(call.func)) is not None

@@ -45,11 +45,7 @@ def _folded_at_once(operand: Term) -> Term | None:
     sizes = _spelled_sizes(operand)
     rows = [one.strip() for one in sizes[0].split("*")] if operand.op == "reshape" and len(sizes) == 3 else []
     folded = len(rows) > 1 and any(map(_HEADS.search, rows)) and any(map(_BATCH.match, rows))
-    return operand if folded and _is_linear(operand.input) else None
-
-
-def _is_linear(term: Term) -> bool:
-    return term.op == "apply" and term.value == "torch.nn.Linear"
+    return operand if folded and operand.input.applies("torch.nn.Linear") else None
 
 
 def _sites_with_heads(facts: ModuleFacts) -> Iterator[AttentionSite]:
@@ -60,8 +56,8 @@ def _split(operand: Term) -> Term | None:
     """The reshape into four axes, heads first, of a linear projection with no axes moved between."""
     *_, reshape = lineage(operand, *_MOVED_OR_CUT)
     four = reshape.op == "reshape" and len(reshape.items) == 4
-    projected = four and _is_linear(through(reshape.input, "cast", "dropout", "carried", "element"))
-    return reshape if projected and _is_head_first(reshape) else None
+    source = through(reshape.input, "cast", "dropout", "carried", "element")
+    return reshape if four and source.applies("torch.nn.Linear") and _is_head_first(reshape) else None
 
 
 _MOVED_OR_CUT = (
@@ -223,14 +219,14 @@ def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_batch_first_output(term: Term) -> bool:
     """Whether a term is the output of a module of torch that is made with batch_first=True."""
-    module = term["module"] if term.op == "apply" and term.value in _LAYERS else ABSENT
+    module = term["module"] if term.applies(*_LAYERS) else ABSENT
     inner = module.get("encoder_layer") or module.get("decoder_layer") or module
     return inner.op == "call" and is_true(inner["batch_first"])
 
 
 def _is_masked_as_batch_first(output: Term, sources: list[Term]) -> bool:
     """Whether the padding mask, which is (batch, length) always, is made of the embedded tokens as they are."""
-    embeddings = (one for one in sources if one.op == "apply" and one.value == "torch.nn.Embedding")
+    embeddings = (one for one in sources if one.applies("torch.nn.Embedding"))
     embedded = {id(one.input) for one in embeddings if one.input is not one}
     given = (output[name] for name in ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask"))
     compared = (one for mask in given if (one := through(mask, "invert", "bool", "cast")).op in ("equal", "not_equal"))

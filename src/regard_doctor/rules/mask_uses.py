@@ -88,8 +88,7 @@ def may_be_masked(site: AttentionSite) -> bool:
     """Whether anything hides keys at a site, other than that it is causal by an option."""
     if site.kind == "formula":
         return any(site.masks()) or any(step.op in ("mul", "masked_fill", "tril") for step in site.after)
-    names = ("attn_mask", "key_padding_mask", "block_mask", "score_mod", "**")
-    return any(not is_none(site.output.get(name)) for name in names)
+    return not site.output.lacks("attn_mask", "key_padding_mask", "block_mask", "score_mod", "**")
 
 
 def hides(value: Term | None) -> bool:
@@ -99,12 +98,12 @@ def hides(value: Term | None) -> bool:
 
 
 def fill_value(value: Term | None) -> float | None:
-    """The number that a mask fills in; that of `finfo(...).min` is minus infinity."""
+    """The number that a mask fills in; those of `finfo(...).min` and `-finfo(...).max` are minus infinity."""
     if value is None:
         return None
-    bound = (value.input if value.op == "negative" else value, "max" if value.op == "negative" else "min")
-    if bound[0].op == "attribute" and bound[0].value == bound[1]:
-        return -math.inf if any("finfo" in str(one.value) for one in walk(value)) else None
+    bound, name = (value.input, "max") if value.op == "negative" else (value, "min")
+    if bound.op == "attribute" and bound.value == name:
+        return -math.inf if any("finfo" in str(one.value) for one in walk(bound)) else None
     if value.op == "call" and value.items and "tensor" in str(value.value):
         return fill_value(value.items[0])
     return fill_value(value["fill_value"]) if value.op in ("full", "full_like") else number(value)

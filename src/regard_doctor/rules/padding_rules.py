@@ -11,7 +11,8 @@ from itertools import islice
 from ..attention_sites import AttentionSite, WrittenFormula, names_in, path
 from ..finding import Severity
 from ..mask_values import hidden_triangle, mask_values
-from ..module_facts import Function, ModuleFacts
+from ..module_facts import ModuleFacts
+from ..python_syntax import Function, below, code_of, last_name, names_below, parameters
 from ..term import (
     ABSENT,
     Term,
@@ -26,7 +27,7 @@ from ..term import (
     through,
     walk,
 )
-from .base import Report, below, code_of, formulas, function_around, last_name, names_below, parameters, rule
+from .base import Report, formulas, rule
 from .mask_uses import fill_value, filled_value, formula_mask, resolved, site_masks
 from .softmax_rules import scores_rank
 
@@ -167,8 +168,8 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
             if _is_of_target(mask) or (not is_none(mask) and same(mask, of_target)):
                 yield Report(event.node, f"{name} is the mask of the target: pass that of the source")
         memory = event.term["memory"]
-        encoded = memory.op == "apply" and memory.value == "torch.nn.TransformerEncoder"
-        without = all(is_none(event.term[name]) for name in ("memory_mask", "memory_key_padding_mask", "**"))
+        encoded = memory.applies("torch.nn.TransformerEncoder")
+        without = event.term.lacks("memory_mask", "memory_key_padding_mask", "**")
         if encoded and without and not is_none(memory["src_key_padding_mask"]):
             yield Report(
                 event.node,
@@ -206,7 +207,7 @@ def _is_of_target(mask: Term) -> bool:
 def documents_without_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Documents are packed into one sequence, and attention has a causal mask only."""
     for site in filter(_is_causal_alone, facts.sites):
-        function = function_around(site.place, facts)
+        function = facts.function_around(site.place)
         documents = [one.arg for one in parameters(function) if _DOCUMENTS.match(one.arg)]
         tested = {name for one in below(function, ast.If, ast.IfExp) for name in names_below(one.test)}
         called = names_below(site.event.call) if site.event.call is not None else set()  # it may have such kernels

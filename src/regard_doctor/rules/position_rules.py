@@ -10,24 +10,10 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, projection_name, source_of
 from ..finding import Severity
 from ..mask_values import mask_values
-from ..module_facts import Event, Function, ModuleFacts
+from ..module_facts import Event, ModuleFacts
+from ..python_syntax import Function, below, bound_names, code_of, last_name, names_below, parameters, target_names
 from ..term import Term, is_none, number, sides, walk
-from .base import (
-    Report,
-    around,
-    below,
-    beside,
-    bound_names,
-    code_of,
-    default_of,
-    function_around,
-    last_name,
-    names_below,
-    parameters,
-    rule,
-    statement_around,
-    target_names,
-)
+from .base import Report, rule
 
 _ROTARY = re.compile(r"rotary|(^|_)rope(_|$)|apply_rot|rotate_queries", re.I)
 _VALUES = re.compile(r"^(v|value|values|xv|value_states|v_states|value_layer|vs)$", re.I)
@@ -70,7 +56,7 @@ def _why_rotated(call: ast.Call, facts: ModuleFacts) -> str:
     """A reason why what is rotated may be no values, or may be: no keys are around, or they have other tables."""
     if _has_other_table_than_queries(call, facts):
         return "keys and values have positions in space"
-    function = function_around(call, facts)
+    function = facts.function_around(call)
     names = names_below(function or call) | {one.arg for one in parameters(function)}
     return "" if any(_KEYS.match(name) for name in names) else "these are no values, but any vectors"
 
@@ -81,14 +67,14 @@ def _has_other_table_than_queries(call: ast.Call, facts: ModuleFacts) -> bool:
     def table(rotation: ast.Call) -> set[str]:
         return {name for one in rotation.args[1:] for name in bound_names(one)}
 
-    rotations = (one for one in beside(call, facts, ast.Call) if _is_rotary(one) and one.args)
+    rotations = (one for one in facts.beside(call, ast.Call) if _is_rotary(one) and one.args)
     turned = [table(one) for one in rotations if re.match("q", ast.unparse(one.args[0]), re.I)]
     return any(one and table(call) and one.isdisjoint(table(call)) for one in turned)
 
 
 def _turns_back(call: ast.Call, facts: ModuleFacts) -> bool:
     """Whether the function around rotates its output by the opposite angles, which makes of them distances."""
-    rotations = (ast.unparse(one) for one in beside(call, facts, ast.Call) if _is_rotary(one))
+    rotations = (ast.unparse(one) for one in facts.beside(call, ast.Call) if _is_rotary(one))
     return any(re.search(r"revers|invers|undo|unrot|back|conj", one) for one in rotations)
 
 
@@ -164,8 +150,8 @@ def _decays(call: ast.Call) -> bool:
 
 def _excludes(one: ast.stmt, other: ast.stmt, facts: ModuleFacts) -> bool:
     """Whether two statements are in different branches of one condition."""
-    above = {facts.parents.get(node): node for node in around(one, facts)}
-    pairs = ((facts.parents.get(node), node) for node in around(other, facts))
+    above = {facts.parents.get(node): node for node in facts.around(one)}
+    pairs = ((facts.parents.get(node), node) for node in facts.around(other))
     return any(
         isinstance(test, ast.If) and test in above and (above[test] in test.body) != (node in test.body)
         for test, node in pairs
@@ -198,7 +184,7 @@ _POSITION_NAMES = re.compile(
 def counts_positions(event: Event, facts: ModuleFacts) -> bool:
     """Whether what is counted are positions: by its name, that of the function or class, or its products."""
     names = [one.name for one in (event.function, event.class_) if one is not None]
-    assigned = statement_around(event.node, facts)
+    assigned = facts.statement_around(event.node)
     if isinstance(assigned, ast.Assign):
         names += [ast.unparse(one).removeprefix("self.") for one in assigned.targets]
     outer = any(str(one.value).endswith(".outer") for one in facts.uses(event.term, "call"))
@@ -208,7 +194,7 @@ def counts_positions(event: Event, facts: ModuleFacts) -> bool:
 def _default(term: Term, facts: ModuleFacts) -> str:
     """The name that a value is, such as "torch.float16", or that the default of the parameter is; or ""."""
     if term.op == "parameter":
-        return code_of(default_of(term, facts))
+        return code_of(facts.default_of(term))
     return str(term.value) if term.op == "name" else ""
 
 
@@ -254,11 +240,10 @@ def _reads_last_of_projected(output: Term, source: Term, facts: ModuleFacts) -> 
 
     Without a mask and without positions every position gets the same function of the set: the last one means nothing.
     """
-    projected = source.op == "apply" and source.value == "torch.nn.Linear" and source.input.op == "parameter"
-    if not projected or not is_none(output["mask"]) or not is_none(output["is_causal"]):
-        return False
+    projected = source.applies("torch.nn.Linear") and source.input.op == "parameter"
     read = (one.items for one in facts.uses(output, "item") if len(one.items) == 2)
-    return any(one[0].op == "slice" and number(one[1]) == -1 for one in read)
+    last = any(one[0].op == "slice" and number(one[1]) == -1 for one in read)
+    return projected and output.lacks("mask", "is_causal") and last
 
 
 @rule("ATT241", Severity.ERROR)
@@ -311,7 +296,7 @@ def _may_read_mask(function: ast.expr, facts: ModuleFacts) -> bool:
 def table_without_offset(facts: ModuleFacts) -> Iterator[Report]:
     """A table of positions is kept under a key that leaves out a number which it depends on."""
     for test in facts.nodes[ast.If]:
-        function = function_around(test, facts)
+        function = facts.function_around(test)
         match test.test:
             case ast.Compare(left=key, ops=[ast.NotIn(), *_], comparators=[kept, *_]) if function is not None:
                 assigned = below(function, ast.Assign)

@@ -19,9 +19,10 @@ from ..attention_sites import (
     source_of,
 )
 from ..finding import Severity
-from ..module_facts import Function, ModuleFacts
+from ..module_facts import ModuleFacts
+from ..python_syntax import Function, below, last_name
 from ..term import ABSENT, Term, exchanges_middle, is_none, label, number, same, sides, text, through, walk
-from .base import Report, around, below, formulas, function_around, is_used_as_value, last_name, rule
+from .base import Report, formulas, rule
 
 _QUERY_NAMES = re.compile(
     r"^(q|query|queries|xq|wq|q_?proj|to_q|query_layer|q_?states?|query_states|w_?q(uery)?)$", re.I
@@ -51,7 +52,7 @@ def missing_scale(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_named_dot(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the function around is named as attention by dot products, and not by scaled ones."""
-    function = function_around(site.node, facts)
+    function = facts.function_around(site.node)
     return function is not None and re.match(r"_*dot_?(product_?)?att", function.name, re.I) is not None
 
 
@@ -62,7 +63,7 @@ _ADAPTED = re.compile(
 
 def _if_adapted(node: ast.AST, facts: ModuleFacts) -> str:
     """The doubt about a scale where the text around says that the code is that of a published model."""
-    documented = (one for one in around(node, facts) if isinstance(one, ast.Module | ast.ClassDef | Function))
+    documented = (one for one in facts.around(node) if isinstance(one, ast.Module | ast.ClassDef | Function))
     adapted = any(_ADAPTED.search(ast.get_docstring(one) or "") for one in documented)
     return "the published model that this is adapted from has that scale" if adapted else ""
 
@@ -81,7 +82,7 @@ _PUBLISHED = re.compile(
 
 def _looks_like_transformer(site: AttentionSite) -> bool:
     sources = [source_of(_without_bias(term)) for term in (site.query, site.key, site.value)]
-    if all(one.op == "apply" and one.value == "torch.nn.Linear" for one in sources[:2]):
+    if all(one.applies("torch.nn.Linear") for one in sources[:2]):
         return text(sources[0]) != text(sources[1]) or sources[0] is sources[1]
     if all(one.op == "matmul" for one in sources):  # written as products with weight matrices
         weights = {id(one.get("other")) for one in sources}
@@ -116,8 +117,8 @@ def _is_read_both_ways(site: WrittenFormula, facts: ModuleFacts) -> bool:
 def _may_get_scaled_queries(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the query is an argument of a function whose callers may scale it: it is passed on as a value."""
     query = source_of(site.query)
-    function = function_around(query.node, facts) if query.op == "parameter" else None
-    return function is not None and is_used_as_value(function, facts)
+    function = facts.function_around(query.node) if query.op == "parameter" else None
+    return function is not None and facts.is_used_as_value(function)
 
 
 def _is_bias(term: Term | None) -> bool:

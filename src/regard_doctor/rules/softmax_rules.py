@@ -10,7 +10,7 @@ from ..attention_sites import AttentionSite, WeightedAverage, WrittenFormula, eq
 from ..finding import Severity
 from ..module_facts import ModuleFacts
 from ..term import ABSENT, Term, is_none, moved_axes, number, same, text, through, walk
-from .base import Report, formulas, function_around, rule
+from .base import Report, formulas, rule
 
 
 @rule("ATT111", Severity.ERROR)
@@ -207,7 +207,7 @@ def weights_with_a_gradient_to_numpy(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"no_grad|inference_mode|set_grad_enabled|requires_grad_\(False", facts.source):
         return
     for event in facts.operations("method"):
-        around = function_around(event.node, facts)
+        around = facts.function_around(event.node)
         detached = around is not None and re.search(r"\.(detach\(|data\b)", ast.unparse(around))
         if event.term.value == "numpy" and not detached and _has_gradient(event.term.input):
             unless = "the caller computes them under torch.no_grad()"

@@ -9,22 +9,11 @@ from collections.abc import Iterator
 from ..attention_sites import TRANSPARENT, AttentionSite, names_in
 from ..finding import Severity
 from ..mask_values import hidden_pairs, is_zero_one, mask_values, triangle
-from ..module_facts import Event, Function, Loop, ModuleFacts
+from ..module_facts import Event, Loop, ModuleFacts
+from ..python_syntax import Function, below, code_of, last_name, names_below
 from ..rewriting import AddKeyword, Rewrite
 from ..term import ABSENT, Term, is_none, is_true, label, number, through, walk
-from .base import (
-    Report,
-    around,
-    below,
-    code_of,
-    function_around,
-    last_name,
-    names_below,
-    rule,
-    statement_around,
-    tests_around,
-    with_attributes,
-)
+from .base import Report, rule, with_attributes
 from .cached_keys import is_cached
 
 
@@ -175,7 +164,7 @@ def _pairwise_loops(facts: ModuleFacts) -> Iterator[Report]:
                 continue
             variables = {outer.target.id, inner.target.id}
             for node in below(inner, ast.Assign):
-                if _sets_pair(node, variables) and "softmax" in code_of(function_around(outer, facts)):
+                if _sets_pair(node, variables) and "softmax" in code_of(facts.function_around(outer)):
                     yield Report(outer, message)
 
 
@@ -268,7 +257,7 @@ def block_mask_each_step(facts: ModuleFacts) -> Iterator[Report]:
     for event in facts.operations("block_mask"):
         if event.function is None or event.function.name != "forward" or event.depth > 0:
             continue
-        if function_around(event.node, facts) is event.function and not any(tests_around(event.node, facts)):
+        if facts.function_around(event.node) is event.function and not any(facts.tests_around(event.node)):
             yield Report(event.node, "this makes the block mask in every call: make it once for each length")
 
 
@@ -282,11 +271,11 @@ def causal_buffer(facts: ModuleFacts) -> Iterator[Report]:
         if event.term.value != "register_buffer" or len(items) < 2 or id(event.class_) not in with_attention:
             continue
         values = mask_values(items[1])
-        if values is None or _is_never_called(function_around(node, facts), facts):
+        if values is None or _is_never_called(facts.function_around(node), facts):
             continue
         shown = values if values.min() >= 0 else values < 0
         half = triangle(shown.astype(bool)) in ("future", "past", "future and self", "past and self")
-        if half and not any(_is_of_old_torch(test, event) for test in tests_around(node, facts)):
+        if half and not any(_is_of_old_torch(test, event) for test in facts.tests_around(node)):
             yield Report(node, message, unless=_why_stored(str(items[0].value), event, facts))
 
 
@@ -313,7 +302,7 @@ def _is_made_once(name: str, facts: ModuleFacts, depth: int = 4) -> bool:
     calls = [one for one in facts.nodes[ast.Call] if isinstance(one.func, ast.Name) and one.func.id == name]
     if not calls:
         return re.search(r"block|layer|att(entio)?n|head|encoder|decoder", name, re.I) is None
-    above = next((one for one in around(calls[0], facts) if isinstance(one, (ast.ClassDef, *_REPEATED))), None)
+    above = next((one for one in facts.around(calls[0]) if isinstance(one, (ast.ClassDef, *_REPEATED))), None)
     if len({_assigned_to(one, facts) for one in calls}) > 1 or depth == 0 or isinstance(above, _REPEATED):
         return False
     return above is None or (isinstance(above, ast.ClassDef) and _is_made_once(above.name, facts, depth - 1))
@@ -324,7 +313,7 @@ _REPEATED = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.DictComp, a
 
 def _assigned_to(call: ast.AST, facts: ModuleFacts) -> str:
     """What a call is assigned to, the same in two branches, as source code; its line where it is not assigned."""
-    node = statement_around(call, facts)
+    node = facts.statement_around(call)
     line = str(getattr(call, "lineno", ""))
     return " ".join(map(ast.unparse, node.targets)) if isinstance(node, ast.Assign) else line
 
@@ -341,13 +330,13 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
     if re.search(r"#.*enable_gqa", facts.source):  # the author knows it, and says why not
         return
     for event in facts.judged("sdpa"):
-        function = function_around(event.node, facts)
+        function = facts.function_around(event.node)
         key, value = _repeated(event.term["key"]), _repeated(event.term["value"])
         grouped = not is_none(event.term["enable_gqa"]) or "enable_gqa=" in code_of(function)  # in another branch too
         if key is None or value is None or grouped:
             continue
         yield Report(
-            key.node if function_around(key.node, facts) is function else event.node,
+            key.node if facts.function_around(key.node) is function else event.node,
             "keys are copied for each query head: pass enable_gqa=True, and leave keys and values as they are",
             unless="another kernel of this function needs the copies" if _is_of_kernels(event, facts) else "",
         )
@@ -355,7 +344,7 @@ def repeated_keys(facts: ModuleFacts) -> Iterator[Report]:
 
 def _is_of_kernels(event: Event, facts: ModuleFacts) -> bool:
     """Whether a call is one of several that a name chooses: `if self.kernel == "triton"`."""
-    compared = (one for test in tests_around(event.node, facts) for one in below(test, ast.Compare))
+    compared = (one for test in facts.tests_around(event.node) for one in below(test, ast.Compare))
     return any(isinstance(getattr(side, "value", None), str) for one in compared for side in one.comparators)
 
 

@@ -12,19 +12,9 @@ from ..attention_sites import AttentionSite, Step, WrittenFormula
 from ..finding import Severity
 from ..mask_values import mask_values
 from ..module_facts import ModuleFacts
+from ..python_syntax import below, code_of, last_name, target_names
 from ..term import HALF, Term, moved_axes, number, walk
-from .base import (
-    Report,
-    around,
-    below,
-    code_of,
-    definitions_around,
-    formulas,
-    function_around,
-    last_name,
-    rule,
-    target_names,
-)
+from .base import Report, formulas, rule
 from .fused_rewrite import formula_terms, fused_rewrite
 from .mask_uses import is_mask_name
 from .softmax_rules import scores_rank, summed_axis
@@ -58,7 +48,7 @@ _LENGTH_NAME = re.compile(r"^(n|l|t|s|len|length|seq_?len(gth)?|n?_?tokens|num_t
 
 def _is_beside_fused(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the same function calls a fused kernel in another branch, or a function of the file that calls one."""
-    called = list(below(function_around(site.node, facts), ast.Call))
+    called = list(below(facts.function_around(site.node), ast.Call))
     if any(_FUSED_NAME.search(ast.unparse(one.func)) or _calls_fused(last_name(one.func), facts) for one in called):
         return True
     return any(
@@ -123,14 +113,14 @@ _WRITTEN_OUT = re.compile(
 
 def _says_written_out(site: AttentionSite, facts: ModuleFacts) -> bool:
     """Whether the text of a function or class around says that the formula is written out to be read."""
-    around = definitions_around(site.node, facts)
+    around = facts.definitions_around(site.node)
     return any(_WRITTEN_OUT.search(ast.get_docstring(one) or "") for one in around)
 
 
 def _is_detached(site: WrittenFormula, facts: ModuleFacts) -> bool:
     """Whether the weights are constants for the gradients, which those of a fused function are not."""
     for term in (site.softmax, *(step.term for step in site.after)):
-        above = around(facts.parents.get(term.node), facts)
+        above = facts.around(facts.parents.get(term.node))
         within = takewhile(lambda one: one is not site.node and not isinstance(one, ast.stmt), above)
         if any(isinstance(one, ast.Attribute) and one.attr == "detach" for one in within):
             return True
@@ -184,7 +174,7 @@ def _is_read_later(site: WrittenFormula, facts: ModuleFacts) -> bool:
     terms = (site.softmax, *(step.term for step in site.after))
     bound = (facts.parents.get(term.node) for term in terms)
     names = {name for one in bound if isinstance(one, ast.Assign) for name in target_names(one)}
-    found = [one for one in below(function_around(site.node, facts), ast.Name) if one.id in names]
+    found = [one for one in below(facts.function_around(site.node), ast.Name) if one.id in names]
     stored = [one for one in found if isinstance(one.ctx, ast.Store)]
     return any(
         one.lineno > last and not any(other.id == one.id and last <= other.lineno <= one.lineno for other in stored)

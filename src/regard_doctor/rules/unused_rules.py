@@ -8,19 +8,10 @@ from collections.abc import Iterator
 
 from ..attention_sites import path, product
 from ..finding import Severity
-from ..module_facts import Function, ModuleFacts, defaults_of
+from ..module_facts import ModuleFacts
+from ..python_syntax import Function, below, defaults_of, last_name, names_below, parameters
 from ..term import is_none
-from .base import (
-    Report,
-    below,
-    class_around,
-    function_around,
-    is_used_as_value,
-    last_name,
-    names_below,
-    parameters,
-    rule,
-)
+from .base import Report, rule
 
 _PURE = frozenset(
     {
@@ -53,13 +44,13 @@ def _weighing_functions(facts: ModuleFacts) -> Iterator[Function]:
         one for one in facts.operations("softmax") if path(one.term.input, lambda term: product(term) is not None)
     )
     nodes = [*(site.event.call for site in facts.sites), *(event.node for event in weights)]
-    found = (function_around(node, facts) for node in nodes)
+    found = (facts.function_around(node) for node in nodes)
     yield from dict.fromkeys(one for one in (*_attending_functions(facts), *found) if one is not None)
 
 
 def _attending_functions(facts: ModuleFacts) -> dict[Function, None]:
     """The functions in whose own text attention is computed."""
-    found = (function_around(site.node, facts) for site in facts.sites)
+    found = (facts.function_around(site.node) for site in facts.sites)
     return dict.fromkeys(function for function in found if function is not None)
 
 
@@ -69,7 +60,7 @@ def dropped_result(facts: ModuleFacts) -> Iterator[Report]:
     for node in facts.nodes[ast.Expr] if facts.sites else ():
         match node.value:
             case ast.Call(func=ast.Attribute(value=changed, attr=name), args=given) as call if name in _PURE:
-                shown = facts.path.endswith(".ipynb") and function_around(node, facts) is None  # what a cell ends with
+                shown = facts.path.endswith(".ipynb") and facts.function_around(node) is None  # what a cell ends with
                 written = any(keyword.arg == "out" for keyword in call.keywords) or not (given or name == "tanh")
                 tensor = _TENSORS.search(last_name(changed)) and not any(map(_is_text, given))
                 container = name in _CONTAINERS and not tensor
@@ -186,7 +177,7 @@ def _is_passed(name: str, function: Function, facts: ModuleFacts) -> bool:
     for call in facts.nodes[ast.Call]:
         values = [one.value for one in call.keywords if one.arg == name]
         values += [one for one in call.args if last_name(one) == name]
-        around = function_around(call, facts) if values else function
+        around = facts.function_around(call) if values else function
         if around is not function and not all(_is_handed_on(value, around) for value in values):
             return True
     return False
@@ -205,7 +196,7 @@ def _is_handed_out(function: Function, facts: ModuleFacts) -> bool:
     """Whether a function or its class is registered, or it is stored or passed on: callers prescribe its parameters."""
     class_ = facts.parents[function]
     decorators = [*function.decorator_list, *(class_.decorator_list if isinstance(class_, ast.ClassDef) else ())]
-    return any("regist" in ast.unparse(one).lower() for one in decorators) or is_used_as_value(function, facts)
+    return any("regist" in ast.unparse(one).lower() for one in decorators) or facts.is_used_as_value(function)
 
 
 def _is_said_unused(parameter: ast.arg, function: Function) -> bool:
@@ -224,18 +215,18 @@ def _unread_options(facts: ModuleFacts) -> Iterator[Report]:
     if not facts.sites:
         return
     stored: dict[str, ast.Attribute] = {}
-    attending = {class_around(function, facts) for function in _weighing_functions(facts)} - {None}
+    attending = {facts.class_around(function) for function in _weighing_functions(facts)} - {None}
     for node in facts.nodes[ast.Attribute]:
         if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self" and _OPTIONS.match(node.attr):
             value = getattr(facts.parents.get(node), "value", None)
             made = isinstance(value, ast.Call | ast.Constant)  # a module of that name, or no choice
-            if not made and _family(class_around(node, facts), facts) & attending:
+            if not made and _family(facts.class_around(node), facts) & attending:
                 stored.setdefault(node.attr, node)
     for node in facts.nodes[ast.Attribute] if stored else ():
         if not isinstance(node.ctx, ast.Store) and not _is_option_source(node, facts):
             stored.pop(node.attr, None)
     for name, node in stored.items():
-        read = [one for one in below(function_around(node, facts), ast.Name) if isinstance(one.ctx, ast.Load)]
+        read = [one for one in below(facts.function_around(node), ast.Name) if isinstance(one.ctx, ast.Load)]
         chooses = [one.id for one in read].count(name) > 1  # the constructor chooses by it what it makes
         if not chooses and f'"{name}"' not in facts.source and f"'{name}'" not in facts.source:
             yield Report(node, f"`self.{name}` is stored, and nothing reads it: attention does not depend on it")

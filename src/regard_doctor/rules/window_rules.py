@@ -15,9 +15,10 @@ from ..attention_sites import names_in
 from ..expression_evaluation import OPERATORS
 from ..finding import Severity
 from ..mask_values import NUMPY_OPERATORS, hidden_triangle
-from ..module_facts import Function, ModuleFacts
+from ..module_facts import ModuleFacts
+from ..python_syntax import Function, below, last_name, names_below
 from ..term import ABSENT, Term, label, same, through, walk
-from .base import Report, around, below, last_name, names_below, rule
+from .base import Report, rule
 from .mask_uses import is_counted, mask_uses, parts_that_hide, resolved, site_masks
 
 _QUERY = re.compile(r"^(q|query|i|row|m)_?(idx|index|i|pos|position)?$", re.I)
@@ -38,7 +39,7 @@ class _Unknown(Exception):
 def _is_joined(result: ast.expr, facts: ModuleFacts) -> bool:
     """Whether the file joins the function that a result is of, or one that returns it, with others by `and_masks`."""
     function = next((one for one in facts.nodes[ast.FunctionDef] if _spans(one, result)), None)
-    names = {one.name for one in around(function, facts) if isinstance(one, Function)}
+    names = {one.name for one in facts.around(function) if isinstance(one, Function)}
     return any(names & names_below(one) for one in facts.nodes[ast.Call] if last_name(one.func) == "and_masks")
 
 
