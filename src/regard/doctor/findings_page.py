@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard_doctor.code_explanation import explanation, page_address
@@ -43,17 +43,6 @@ class PageRule:
     severity: Severity
     explanation: str
     parts: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Folder:
-    """A folder of the tree of files: folders by name, and (name, section, findings) of files."""
-
-    folders: dict[str, _Folder] = field(default_factory=dict)
-    files: list[tuple[str, str, int]] = field(default_factory=list)
-
-    def count(self) -> int:
-        return sum(found for *_, found in self.files) + sum(one.count() for one in self.folders.values())
 
 
 def findings_page(
@@ -142,31 +131,36 @@ def _tree(sections: Mapping[str, Sequence[PageFinding]]) -> str:
     """The files as a tree; a folder of one folder alone stands in one line with it."""
     if not sections:
         return ""
-    root = _Folder()
+    root: dict[str, Any] = {}  # folders by name and slash, and (section, findings) of files
     for number, (file, found) in enumerate(sections.items()):
         *folders, name = re.split(r"[/\\]", file)
         folder = root
         for part in folders:
-            folder = folder.folders.setdefault(part, _Folder())
-        folder.files.append((name, f"file-{number}", len(found)))
+            folder = folder.setdefault(f"{part}/", {})
+        folder[name] = number, len(found)
     return f'<nav aria-label="Files">{_folder_list(root)}</nav>'
 
 
-def _folder_list(folder: _Folder) -> str:
-    entries = []
-    for name, inner in folder.folders.items():
-        while not inner.files and len(inner.folders) == 1:
-            (part, inner), *_ = inner.folders.items()
-            name = f"{name}/{part}"
-        entries.append(
-            f'<li class="folder"><details open><summary>{escaped(name) or "/"} '
-            f'<span class="muted">{inner.count():,}</span></summary>{_folder_list(inner)}</details></li>'
+def _folder_list(folder: Mapping[str, Any]) -> str:
+    folders, files = [], []
+    for name, inner in folder.items():
+        if isinstance(inner, tuple):
+            shown = f'<span>{escaped(name)}</span><span class="count">{inner[1]:,}</span>'
+            files.append(f'<li><a href="#file-{inner[0]}">{shown}</a></li>')
+            continue
+        while len(inner) == 1 and isinstance(next(iter(inner.values())), dict):
+            ((part, inner),) = inner.items()
+            name += part
+        folders.append(
+            f'<li class="folder"><details open><summary>{escaped(name.rstrip("/")) or "/"} '
+            f'<span class="muted">{_count(inner):,}</span></summary>{_folder_list(inner)}</details></li>'
         )
-    entries += [
-        f'<li><a href="#{section}"><span>{escaped(name)}</span><span class="count">{count:,}</span></a></li>'
-        for name, section, count in folder.files
-    ]
-    return f"<ul>{''.join(entries)}</ul>"
+    return f"<ul>{''.join((*folders, *files))}</ul>"
+
+
+def _count(inner: Any) -> int:
+    """How many findings are in a folder, or in a file."""
+    return inner[1] if isinstance(inner, tuple) else sum(map(_count, inner.values()))
 
 
 def _section(number: int, file: str, findings: Sequence[PageFinding]) -> str:

@@ -178,7 +178,7 @@ def _rotary_fault(subject: Subject, call: ModuleCall) -> str | None:
             if float(moves) > TABLES * float(value.abs().max()):
                 return "values differ from position to position: the rotation is applied to them, too"
     for one in found.softmaxes:
-        scores = one.products()
+        scores = one.scores
         if scores is None or scores.shape[-2:] != (subject.length, subject.length):
             continue
         scores = scores.masked_fill(scores < torch.finfo(scores.dtype).min / 2, -torch.inf)

@@ -44,7 +44,7 @@ class SoftmaxInput:
 
     rows: the softmaxes that one call computes; None in SDPA. length: of the axis that is normalized. mask: the finite
     number that a mask has put in the scores, where the trace looks for it. origin: how the scores were computed.
-    scores: where the trace keeps tensors. operands: the query and the key of SDPA, where it does.
+    scores: where the trace keeps tensors; of SDPA the products of its queries and keys.
     """
 
     rows: int | None
@@ -54,15 +54,6 @@ class SoftmaxInput:
     place: Place
     mask: float | None = None
     scores: Tensor | None = None
-    operands: tuple[Tensor, Tensor] | None = None
-
-    def products(self) -> Tensor | None:
-        """The scores; of SDPA the products of its queries and keys, None where they were not kept."""
-        if self.operands is None:
-            return self.scores
-        query, key = self.operands
-        groups = query.shape[1] // key.shape[1] if query.ndim == key.ndim == 4 and key.shape[1] else 1
-        return query @ (key.repeat_interleave(groups, 1) if groups > 1 else key).mT
 
 
 @dataclass(frozen=True)
@@ -263,11 +254,13 @@ class FormulaTrace(ModuleWatch):
         dim = query.shape[-1]
         factor = _multiplied(self.origin(query).factor, self.origin(key).factor)
         origin = Origin(_multiplied(factor, dim**-0.5 if scale is None else float(scale)), dim)
-        operands = (query, key) if self.keeps_tensors else None
-        found = SoftmaxInput(None, key.shape[-2], origin, torch.float32, self.place(), operands=operands)
-        self.softmaxes.append(found)
+        scores = None
         if self.keeps_tensors:
+            groups = query.shape[1] // key.shape[1] if query.ndim == key.ndim == 4 and key.shape[1] else 1
+            scores = query @ key.repeat_interleave(groups, -3 if groups > 1 else 0).mT
             self.values.append(value)
+        found = SoftmaxInput(None, key.shape[-2], origin, torch.float32, self.place(), scores=scores)
+        self.softmaxes.append(found)
         return PLAIN
 
     def _add_sum(self, weights: Tensor, axes: tuple[int, ...]) -> None:

@@ -299,18 +299,14 @@ def second_document(subject: Subject) -> int | None:
 def _ways_to_pack(subject: Subject, border: int, name: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Two documents in each row, by document ids or by positions that start again, and keywords that say so."""
     index = torch.arange(subject.length, device=subject.sequence.device).repeat(subject.batch_size, 1)
-    positions = torch.where(index < border, index, index - border)
+    positions: dict[str, Any] = {}
+    if "position_ids" in subject.parameters:
+        positions["position_ids"] = torch.where(index < border, index, index - border)
     if name is not None:
-        keywords: dict[str, Any] = {name: (index >= border).long()}
-        if "position_ids" in subject.parameters:
-            keywords["position_ids"] = positions
-        return [(f"by {name}", keywords)]
-    ways: list[tuple[str, dict[str, Any]]] = [
-        ("by position_ids, without a mask", {"position_ids": positions, "attention_mask": None})
-    ]
+        return [(f"by {name}", {**positions, name: (index >= border).long()})]
+    ways = [("by position_ids, without a mask", {**positions, "attention_mask": None})]
     if "attention_mask" in subject.parameters:
-        ones = {"position_ids": positions, "attention_mask": torch.ones_like(index)}
-        ways.append(("by position_ids, with a mask of ones", ones))
+        ways.append(("by position_ids, with a mask of ones", {**positions, "attention_mask": torch.ones_like(index)}))
     return ways
 
 
