@@ -68,11 +68,8 @@ def findings_page(
     """
     from ..explorer.static_page import StaticPage, built_file, content_policy, embedded_json
 
-    script, styles = built_file("findings.js"), built_file("findings.css")
-    scripts, all_styles = [script], [styles]
-    if map_page:
-        scripts.append(built_file("explorer.js"))
-        all_styles.append(built_file("explorer.css"))
+    names = ("findings", "explorer") if map_page else ("findings",)
+    scripts, styles = ([built_file(f"{name}.{kind}") for name in names] for kind in ("js", "css"))
     summary = f"{counted(findings)} in {scope}"
     sections: dict[str, list[PageFinding]] = {}
     for finding in findings:
@@ -84,16 +81,16 @@ def findings_page(
     main = "".join(opening) + main + _rules(rules) + "".join(closing)
     text = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(scripts, all_styles)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(scripts, styles)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
         f'<title>{escaped(title)}: {escaped(summary)}</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{styles}</style>\n</head>\n<body>\n"
+        f"<style>{styles[0]}</style>\n</head>\n<body>\n"
         '<div class="regard-findings" data-theme="light">\n<a class="skip" href="#findings">Skip to the findings</a>\n'
         f'<header class="top"><h1>{escaped(title)}</h1><p class="muted">{escaped(summary)}</p></header>\n'
         f'<div class="columns">\n<aside aria-label="Filters and files">{_filters(findings)}{_tree(sections)}{_KEYS}'
         f'</aside>\n<main id="findings" tabindex="-1">\n{main}</main>\n</div>\n</div>\n'
-        f'{data}\n<script type="module">{script}</script>\n</body>\n</html>\n'
+        f'{data}\n<script type="module">{scripts[0]}</script>\n</body>\n</html>\n'
     )
     return StaticPage(text, summary)
 

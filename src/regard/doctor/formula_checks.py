@@ -45,7 +45,7 @@ def check_scale(subject: Subject, noise: Noise) -> list[ModelFinding]:
     found, config = [], getattr(subject.model, "config", None)
     for one in trace_formulas(subject).softmaxes:
         factor, dim = one.origin.factor, one.origin.dim
-        if factor is None or dim is None or dim < 2 or math.isclose(factor * dim**0.5, 1.0, rel_tol=1e-2):
+        if math.isnan(factor) or dim is None or dim < 2 or math.isclose(factor * dim**0.5, 1.0, rel_tol=1e-2):
             continue
         message = f"dot products of {dim} numbers are multiplied by {factor:.4g} before the softmax; "
         message += f"1/√d is {dim**-0.5:.4g}"

@@ -190,19 +190,15 @@ def _without_dropout(model: nn.Module) -> None:
                     setattr(owner, name, 0.0)
 
 
-def _train(model: nn.Module) -> None:
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()  # statistics of the batch are meant
-
-
 def check_training(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN122: without dropout, training computes other outputs than evaluation."""
     other = subject.copied()
     _without_dropout(other.model)
     expected = other.outputs()
-    _train(other.model)
+    other.model.train()
+    for module in other.model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()  # statistics of the batch are meant
     try:
         first, second = other.outputs(seed=0), other.outputs(seed=1)
     except Exception as error:
@@ -211,10 +207,8 @@ def check_training(subject: Subject, noise: Noise) -> list[ModelFinding]:
         raise SkippedCheck("training is random though every dropout is 0")
     if first.shape != expected.shape:
         raise SkippedCheck("training returns another shape")
-    message, title = (
-        "with every dropout 0, train() gives other outputs than eval()",
-        "Outputs in training and in evaluation",
-    )
+    message = "with every dropout 0, train() gives other outputs than eval()"
+    title = "Outputs in training and in evaluation"
     return disagreement(subject, "RUN122", message, first - expected, noise.other_shape, title=title)
 
 
