@@ -181,6 +181,17 @@ def test_a_leak_is_located() -> None:
     assert "outputs before position 1, 3, 7" in leak.message
 
 
+def test_one_row_becomes_two_where_the_model_takes_them() -> None:
+    examination = examine(Small(Plant(batch=True)), batch(rows=1), causal=True, checks=["batch"])
+    assert examination.codes == {"RUN107"}
+
+    class One(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.cumsum(1).reshape(1, 20, 4)
+
+    assert examine(One(), torch.randn(1, 20, 4), checks=["batch"]).skipped == {"batch": "the batch has one row"}
+
+
 def test_a_leak_within_blocks_is_found_at_their_borders_alone() -> None:
     [leak] = found(Plant(future="block"), checks=["future"]).findings
     assert leak.message == "outputs before position 1, 3, 7, 15, 31 depend on tokens from there on"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,14 +77,13 @@ def _read(path: str) -> str | None:
 def _entries(found: Sequence[CodeFinding], text: str | None, to: str, selection: RuleSelection) -> list[PageFinding]:
     lines = [] if text is None else source_lines(text)
     cells = _cells(text) if text is not None and found[0].path.endswith(SUFFIX) else {}
-    fixes = (
-        _Fixes.of(text, found[0].path, to, selection) if text is not None and any(f.fixable for f in found) else None
-    )
+    is_fixable = any(finding.fixable for finding in found)
+    fixes = _Fixes.of(text, found[0].path, to, selection) if is_fixable and text is not None else _Fixes()
     entries = []
     for finding in found:
         place = CodeRange(finding.line, finding.column, finding.end_line, finding.end_column)
         parts = () if finding.code == UNREADABLE else (excerpt(cells.get(finding.cell, lines), place),)
-        if finding.fixable and fixes is not None:
+        if finding.fixable:
             parts = (*parts, fixes.part(finding))
         where = f"line {finding.line}, column {finding.column}"
         where = where if finding.cell is None else f"cell {finding.cell}, {where}"
@@ -104,10 +103,10 @@ def _cells(text: str) -> Mapping[int | None, Sequence[str]]:
 class _Fixes:
     """The source before and after all rewrites, its differing blocks, and the lines that edits of findings are on."""
 
-    before: Sequence[str]
-    after: Sequence[str]
-    blocks: Sequence[Block]
-    edited: Mapping[tuple[str, int, int], Sequence[tuple[int, int]]]
+    before: Sequence[str] = ()
+    after: Sequence[str] = ()
+    blocks: Sequence[Block] = ()
+    edited: Mapping[tuple[str, int, int], Sequence[tuple[int, int]]] = field(default_factory=dict)
     missing: str = ""
 
     @classmethod
@@ -119,9 +118,9 @@ class _Fixes:
             result, _ = rewritten(text, chosen_rewrites(rewrites.values(), to))
             parsed(result)
         except DoctorError as error:
-            return cls((), (), (), {}, str(error))
+            return cls(missing=str(error))
         except UnreadableSource:
-            return cls((), (), (), {})
+            return cls()
         before, after = source_lines(text), source_lines(result)
         edited = {key: rewrite.lines() for key, rewrite in rewrites.items()}
         return cls(before, after, changed_blocks(before, after), edited)

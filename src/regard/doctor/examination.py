@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -29,7 +29,10 @@ from .weight_checks import check_heads, check_rows, check_sparse
 
 OF_OTHER_SHAPES = {"padding", "source", "positions", "cache", "backends", "training", "options"}
 """Checks that compare inputs of several shapes, or several kernels."""
+OF_ATTENTION = {"random", "future", "documents", "padding", "source", "batch", "rows", "cache", "training"}
+"""Checks that run again after `regard.huggingface.swap`, where they found something."""
 CheckFunction = Callable[[Subject, Noise], list[ModelFinding]]
+FindingsOfChecks = dict[str, list[ModelFinding]]
 
 
 _FUNCTIONS: dict[str, CheckFunction] = {
@@ -132,10 +135,10 @@ def examine(
         subject = original.in_double()
         subject.model.eval()
         noise = measure_noise(subject, original)
-        findings, ran, skipped = _run(subject, noise, wanted)
-        findings = _try_swap(subject, noise, findings, wanted)
-    findings.sort(key=lambda found: found.code)
-    return Examination(type(model).__name__, tuple(findings), tuple(ran), skipped, asdict(noise))
+        findings, skipped = _run(subject, noise, wanted)
+        findings = _try_swap(subject, noise, findings)
+    ordered = sorted((one for found in findings.values() for one in found), key=lambda found: found.code)
+    return Examination(type(model).__name__, tuple(ordered), tuple(findings), skipped, asdict(noise))
 
 
 def _is_causal(model: nn.Module) -> bool | None:
@@ -152,12 +155,9 @@ def _is_causal(model: nn.Module) -> bool | None:
     return True if any(word in type(model).__name__ for word in words) else None
 
 
-def _run(
-    subject: Subject, noise: Noise, wanted: tuple[str, ...]
-) -> tuple[list[ModelFinding], list[str], dict[str, str]]:
-    """Findings, the names of the checks that ran, and why others did not."""
-    findings: list[ModelFinding] = []
-    ran: list[str] = []
+def _run(subject: Subject, noise: Noise, wanted: Collection[str]) -> tuple[FindingsOfChecks, dict[str, str]]:
+    """The findings of each check that ran, and why others did not."""
+    findings: FindingsOfChecks = {}
     skipped: dict[str, str] = {}
     own = subject.original or subject
     is_nan = bool(subject.outputs().isnan().any(-1).all()) and bool(own.outputs().isnan().any(-1).all())
@@ -171,14 +171,13 @@ def _run(
             skipped[name] = "all outputs are NaN"
             continue
         try:
-            findings += _in_own_dtype(check, subject, noise)
-            ran.append(name)
+            findings[name] = _in_own_dtype(check, subject, noise)
         except SkippedCheck as reason:
             skipped[name] = str(reason)
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0][:160]
             skipped[name] = f"the model raises {type(error).__name__}: {first}"
-    return findings, ran, skipped
+    return findings, skipped
 
 
 def _in_own_dtype(check: CheckFunction, subject: Subject, noise: Noise) -> list[ModelFinding]:
@@ -193,11 +192,10 @@ def _in_own_dtype(check: CheckFunction, subject: Subject, noise: Noise) -> list[
     return found
 
 
-def _try_swap(
-    subject: Subject, noise: Noise, findings: list[ModelFinding], wanted: tuple[str, ...]
-) -> list[ModelFinding]:
+def _try_swap(subject: Subject, noise: Noise, findings: FindingsOfChecks) -> FindingsOfChecks:
     """The findings of a model of transformers, with what `regard.huggingface.swap` changes."""
-    if not findings or not subject.is_huggingface:
+    names = OF_ATTENTION & {name for name, found in findings.items() if found}
+    if not names or not subject.is_huggingface:
         return findings
     try:
         other = with_attention(subject, "regard")
@@ -205,26 +203,9 @@ def _try_swap(
     except Exception:
         return findings
     other.maps = False
-    codes = {found.code for found in findings}
-    names = {_CHECK_OF[code] for code in codes if code in _CHECK_OF} & set(wanted)
-    again, ran, _ = _run(other, noise, tuple(names))
-    still = {found.code for found in again}
-    return [
-        replace(found, mended_by_swap=found.code not in still) if _CHECK_OF.get(found.code) in ran else found
-        for found in findings
-    ]
-
-
-# Run again after `regard.huggingface.swap`, where they found something.
-_CHECK_OF = {
-    "RUN101": "future",
-    "RUN102": "documents",
-    "RUN103": "padding",
-    "RUN104": "padding",
-    "RUN105": "padding",
-    "RUN107": "batch",
-    "RUN110": "rows",
-    "RUN120": "cache",
-    "RUN122": "training",
-    "RUN123": "random",
-}
+    again, _ = _run(other, noise, names)
+    still = {(name, one.code) for name, found in again.items() for one in found}
+    return {
+        name: [replace(one, mended_by_swap=(name, one.code) not in still) if name in again else one for one in found]
+        for name, found in findings.items()
+    }

@@ -58,14 +58,7 @@ def finding_entry(found: ModelFinding, state_of: dict[int, str | None]) -> PageF
     """A finding with its evidence, its maps and the code of its module; `state_of` has a permalink by id of a map."""
     evidence = found.evidence
     figures = "".join(figure(map_, state_of[id(map_)]) for map_ in found.maps)
-    code = _code(evidence)
-    parts = (
-        _evidence(found),
-        f'<div class="maps">{figures}</div>' if figures else "",
-        f"<h4>The code that {'computes it' if evidence.module is not None else 'is concerned'}</h4>{code}"
-        if code
-        else "",
-    )
+    parts = (_evidence(found), f'<div class="maps">{figures}</div>' if figures else "", _code(evidence))
     place = "" if evidence.line is None else f"line {evidence.line}"
     return PageFinding(found.code, found.name, found.message, found.severity, shown_file(evidence.file), place, parts)
 
@@ -101,7 +94,9 @@ def _code(evidence: Evidence) -> str:
         lines = source_lines(decoded(read_bytes(Path(evidence.file))))
     except UnreadableSource:
         return ""
-    return excerpt(lines, CodeRange.of_line(evidence.line), after=LINES_AFTER)
+    code = excerpt(lines, CodeRange.of_line(evidence.line), after=LINES_AFTER)
+    does = "computes it" if evidence.module is not None else "is concerned"
+    return f"<h4>The code that {does}</h4>{code}" if code else ""
 
 
 def _checks(examination: Examination) -> str:

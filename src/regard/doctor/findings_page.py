@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regard_doctor.code_explanation import explanation, page_address
@@ -45,17 +45,6 @@ class PageRule:
     parts: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Folder:
-    """A folder of the tree of files: folders by name, and (name, section, findings) of files."""
-
-    folders: dict[str, _Folder] = field(default_factory=dict)
-    files: list[tuple[str, str, int]] = field(default_factory=list)
-
-    def count(self) -> int:
-        return sum(found for *_, found in self.files) + sum(one.count() for one in self.folders.values())
-
-
 def findings_page(
     title: str,
     findings: Sequence[PageFinding],
@@ -79,11 +68,8 @@ def findings_page(
     """
     from ..explorer.static_page import StaticPage, built_file, content_policy, embedded_json
 
-    script, styles = built_file("findings.js"), built_file("findings.css")
-    scripts, all_styles = [script], [styles]
-    if map_page:
-        scripts.append(built_file("explorer.js"))
-        all_styles.append(built_file("explorer.css"))
+    names = ("findings", "explorer") if map_page else ("findings",)
+    scripts, styles = ([built_file(f"{name}.{kind}") for name in names] for kind in ("js", "css"))
     summary = f"{counted(findings)} in {scope}"
     sections: dict[str, list[PageFinding]] = {}
     for finding in findings:
@@ -95,16 +81,16 @@ def findings_page(
     main = "".join(opening) + main + _rules(rules) + "".join(closing)
     text = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(scripts, all_styles)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(scripts, styles)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
         f'<title>{escaped(title)}: {escaped(summary)}</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{styles}</style>\n</head>\n<body>\n"
+        f"<style>{styles[0]}</style>\n</head>\n<body>\n"
         '<div class="regard-findings" data-theme="light">\n<a class="skip" href="#findings">Skip to the findings</a>\n'
         f'<header class="top"><h1>{escaped(title)}</h1><p class="muted">{escaped(summary)}</p></header>\n'
         f'<div class="columns">\n<aside aria-label="Filters and files">{_filters(findings)}{_tree(sections)}{_KEYS}'
         f'</aside>\n<main id="findings" tabindex="-1">\n{main}</main>\n</div>\n</div>\n'
-        f'{data}\n<script type="module">{script}</script>\n</body>\n</html>\n'
+        f'{data}\n<script type="module">{scripts[0]}</script>\n</body>\n</html>\n'
     )
     return StaticPage(text, summary)
 
@@ -142,31 +128,36 @@ def _tree(sections: Mapping[str, Sequence[PageFinding]]) -> str:
     """The files as a tree; a folder of one folder alone stands in one line with it."""
     if not sections:
         return ""
-    root = _Folder()
+    root: dict[str, Any] = {}  # folders by name and slash, and (section, findings) of files
     for number, (file, found) in enumerate(sections.items()):
         *folders, name = re.split(r"[/\\]", file)
         folder = root
         for part in folders:
-            folder = folder.folders.setdefault(part, _Folder())
-        folder.files.append((name, f"file-{number}", len(found)))
+            folder = folder.setdefault(f"{part}/", {})
+        folder[name] = number, len(found)
     return f'<nav aria-label="Files">{_folder_list(root)}</nav>'
 
 
-def _folder_list(folder: _Folder) -> str:
-    entries = []
-    for name, inner in folder.folders.items():
-        while not inner.files and len(inner.folders) == 1:
-            (part, inner), *_ = inner.folders.items()
-            name = f"{name}/{part}"
-        entries.append(
-            f'<li class="folder"><details open><summary>{escaped(name) or "/"} '
-            f'<span class="muted">{inner.count():,}</span></summary>{_folder_list(inner)}</details></li>'
+def _folder_list(folder: Mapping[str, Any]) -> str:
+    folders, files = [], []
+    for name, inner in folder.items():
+        if isinstance(inner, tuple):
+            shown = f'<span>{escaped(name)}</span><span class="count">{inner[1]:,}</span>'
+            files.append(f'<li><a href="#file-{inner[0]}">{shown}</a></li>')
+            continue
+        while len(inner) == 1 and isinstance(next(iter(inner.values())), dict):
+            ((part, inner),) = inner.items()
+            name += part
+        folders.append(
+            f'<li class="folder"><details open><summary>{escaped(name.rstrip("/")) or "/"} '
+            f'<span class="muted">{_count(inner):,}</span></summary>{_folder_list(inner)}</details></li>'
         )
-    entries += [
-        f'<li><a href="#{section}"><span>{escaped(name)}</span><span class="count">{count:,}</span></a></li>'
-        for name, section, count in folder.files
-    ]
-    return f"<ul>{''.join(entries)}</ul>"
+    return f"<ul>{''.join((*folders, *files))}</ul>"
+
+
+def _count(inner: Any) -> int:
+    """How many findings are in a folder, or in a file."""
+    return inner[1] if isinstance(inner, tuple) else sum(map(_count, inner.values()))
 
 
 def _section(number: int, file: str, findings: Sequence[PageFinding]) -> str:

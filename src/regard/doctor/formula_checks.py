@@ -45,7 +45,7 @@ def check_scale(subject: Subject, noise: Noise) -> list[ModelFinding]:
     found, config = [], getattr(subject.model, "config", None)
     for one in trace_formulas(subject).softmaxes:
         factor, dim = one.origin.factor, one.origin.dim
-        if factor is None or dim is None or dim < 2 or math.isclose(factor * dim**0.5, 1.0, rel_tol=1e-2):
+        if math.isnan(factor) or dim is None or dim < 2 or math.isclose(factor * dim**0.5, 1.0, rel_tol=1e-2):
             continue
         message = f"dot products of {dim} numbers are multiplied by {factor:.4g} before the softmax; "
         message += f"1/√d is {dim**-0.5:.4g}"
@@ -178,7 +178,7 @@ def _rotary_fault(subject: Subject, call: ModuleCall) -> str | None:
             if float(moves) > TABLES * float(value.abs().max()):
                 return "values differ from position to position: the rotation is applied to them, too"
     for one in found.softmaxes:
-        scores = one.products()
+        scores = one.scores
         if scores is None or scores.shape[-2:] != (subject.length, subject.length):
             continue
         scores = scores.masked_fill(scores < torch.finfo(scores.dtype).min / 2, -torch.inf)

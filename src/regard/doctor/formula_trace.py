@@ -23,12 +23,12 @@ from .subject import Subject
 class Origin:
     """How a tensor was computed.
 
-    factor: the product of the numbers that have multiplied it since the last layer; None where one of them is learned
-    or unknown. dim: length of the axis that was summed over, of the product of two tensors. is_weights: whether it is
+    factor: the product of the numbers that have multiplied it since the last layer; NaN where one of them is learned or
+    unknown. dim: length of the axis that was summed over, of the product of two tensors. is_weights: whether it is
     the result of a softmax, or that and a bias. is_average: whether it is a product of weights.
     """
 
-    factor: float | None = 1.0
+    factor: float = 1.0
     dim: int | None = None
     is_weights: bool = False
     is_average: bool = False
@@ -44,7 +44,7 @@ class SoftmaxInput:
 
     rows: the softmaxes that one call computes; None in SDPA. length: of the axis that is normalized. mask: the finite
     number that a mask has put in the scores, where the trace looks for it. origin: how the scores were computed.
-    scores: where the trace keeps tensors. operands: the query and the key of SDPA, where it does.
+    scores: where the trace keeps tensors; of SDPA the products of its queries and keys.
     """
 
     rows: int | None
@@ -54,15 +54,6 @@ class SoftmaxInput:
     place: Place
     mask: float | None = None
     scores: Tensor | None = None
-    operands: tuple[Tensor, Tensor] | None = None
-
-    def products(self) -> Tensor | None:
-        """The scores; of SDPA the products of its queries and keys, None where they were not kept."""
-        if self.operands is None:
-            return self.scores
-        query, key = self.operands
-        groups = query.shape[1] // key.shape[1] if query.ndim == key.ndim == 4 and key.shape[1] else 1
-        return query @ (key.repeat_interleave(groups, 1) if groups > 1 else key).mT
 
 
 @dataclass(frozen=True)
@@ -95,10 +86,6 @@ def _name(function: Callable[..., Any]) -> str:
     if name == "__get__":
         name = getattr(getattr(function, "__self__", None), "__name__", "")
     return name.strip("_")
-
-
-def _multiplied(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first * second
 
 
 def _number(value: Any) -> float | None:
@@ -184,14 +171,14 @@ class FormulaTrace(ModuleWatch):
             if isinstance(tensor, Tensor) and number is not None and not (divides and tensor is second):
                 origin = self.origin(tensor)
                 factor = number if not divides else 1 / number if number else math.inf
-                return replace(origin, factor=_multiplied(origin.factor, factor))
+                return replace(origin, factor=origin.factor * factor)
         one, two = self.origin(first), self.origin(second)
         scores, other = (one, second) if one.dim is not None or one.is_weights else (two, first)
         if scores.dim is not None or scores.is_weights:
             is_of_heads = isinstance(other, Tensor) and other.shape[-2:].numel() == 1
-            return replace(scores, factor=None) if is_of_heads or other is None else scores
+            return replace(scores, factor=math.nan) if is_of_heads or other is None else scores
         learned = any(isinstance(value, nn.Parameter) and value.numel() == 1 for value in (first, second))
-        return Origin(None if learned else _multiplied(one.factor, two.factor))
+        return Origin(math.nan if learned else one.factor * two.factor)
 
     def _joined(self, parts: list[Any]) -> Origin:
         """Of sums and concatenations: the scores among the parts, or the factor that all parts have."""
@@ -199,10 +186,10 @@ class FormulaTrace(ModuleWatch):
         scores = [origin for origin in origins if origin.dim is not None]
         chosen = scores or origins or [PLAIN]
         factors = [origin.factor for origin in chosen]
-        same = None not in factors and all(math.isclose(abs(one), abs(factors[0])) for one in factors)  # type: ignore[arg-type]
+        same = all(math.isclose(abs(one), abs(factors[0])) for one in factors)
         # The scale of a sum of products over different features, as of latent attention, is not known.
         same = same and len({origin.dim for origin in chosen}) == 1
-        return Origin(factors[0] if same else None, chosen[0].dim)
+        return Origin(factors[0] if same else math.nan, chosen[0].dim)
 
     def _product(self, name: str, args: Any, kwargs: Any) -> Origin | None:
         operands = [one for one in args if isinstance(one, Tensor)][-2:]
@@ -220,8 +207,8 @@ class FormulaTrace(ModuleWatch):
         is_layer = any(isinstance(one, nn.Parameter) for one in operands) or (second.ndim == 2 < first.ndim)
         if is_layer:
             return PLAIN
-        factor = _multiplied(self.origin(first).factor, self.origin(second).factor)
-        return Origin(_multiplied(factor, float(kwargs.get("alpha", 1.0))), first.shape[-1])
+        factor = self.origin(first).factor * self.origin(second).factor
+        return Origin(factor * float(kwargs.get("alpha", 1.0)), first.shape[-1])
 
     def _einsum(self, args: Any) -> Origin | None:
         operands = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
@@ -241,7 +228,7 @@ class FormulaTrace(ModuleWatch):
         if not summed or not outer or any(isinstance(one, nn.Parameter) for one in operands):
             return PLAIN
         dim = math.prod(operands[0].shape[letters[0].index(letter)] for letter in summed)
-        return Origin(_multiplied(self.origin(operands[0]).factor, self.origin(operands[1]).factor), dim)
+        return Origin(self.origin(operands[0]).factor * self.origin(operands[1]).factor, dim)
 
     def _softmax(self, args: Any, kwargs: Any) -> Origin | None:
         scores = args[0] if args else kwargs.get("input")
@@ -261,13 +248,15 @@ class FormulaTrace(ModuleWatch):
     def _sdpa(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Origin:
         scale = options.get("scale", rest[3] if len(rest) > 3 else None)
         dim = query.shape[-1]
-        factor = _multiplied(self.origin(query).factor, self.origin(key).factor)
-        origin = Origin(_multiplied(factor, dim**-0.5 if scale is None else float(scale)), dim)
-        operands = (query, key) if self.keeps_tensors else None
-        found = SoftmaxInput(None, key.shape[-2], origin, torch.float32, self.place(), operands=operands)
-        self.softmaxes.append(found)
+        factor = self.origin(query).factor * self.origin(key).factor
+        origin = Origin(factor * (dim**-0.5 if scale is None else float(scale)), dim)
+        scores = None
         if self.keeps_tensors:
+            groups = query.shape[1] // key.shape[1] if query.ndim == key.ndim == 4 and key.shape[1] else 1
+            scores = query @ key.repeat_interleave(groups, -3 if groups > 1 else 0).mT
             self.values.append(value)
+        found = SoftmaxInput(None, key.shape[-2], origin, torch.float32, self.place(), scores=scores)
+        self.softmaxes.append(found)
         return PLAIN
 
     def _add_sum(self, weights: Tensor, axes: tuple[int, ...]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,20 +65,16 @@ def check_future(subject: Subject, noise: Noise) -> list[ModelFinding]:
     token = prefix + bisect_left(range(prefix + 1, subject.length), True, key=lambda start: not evidence(prefix, start))
     found = evidence(prefix, token, token + 1) or evidence(prefix, prefix)  # only several tokens together may move it
     part = at_positions(subject, slice(prefix + own))
-    call = first_moved_by(subject, (None, _with_suffix(subject, prefix)), part, noise.same_shape)
+    place = first_moved_by(subject, (None, _with_suffix(subject, prefix)), part, noise.same_shape)
     message = f"outputs {'up to' if own else 'before'} position {', '.join(map(str, leaking))} depend on tokens from"
     at = found["moved"], token
-    maps = _leak_maps(subject, call, noise, at=at, is_wrong=lambda query, key: key > query)
-    return [finding("RUN101", f"{message} there on", _place(call), changed=token, maps=maps, **found)]
-
-
-def _place(call: ModuleCall | None) -> Place | None:
-    return None if call is None else call.place()
+    maps = _leak_maps(subject, place, noise, at=at, is_wrong=lambda query, key: key > query)
+    return [finding("RUN101", f"{message} there on", place, changed=token, maps=maps, **found)]
 
 
 def _leak_maps(
     subject: Subject,
-    call: ModuleCall | None,
+    place: Place | None,
     noise: Noise,
     *,
     at: tuple[int, int],
@@ -88,18 +83,8 @@ def _leak_maps(
     **inputs: Any,
 ) -> Maps:
     """The influence of tokens on outputs, and the weights of the module that a leak enters by."""
-    attention = attention_of_module(subject, "" if call is None else call.name, is_wrong, **inputs)
+    attention = attention_of_module(subject, place.module if place else "", is_wrong, **inputs)
     return influence_map(subject, noise.same_shape, at=at, row=row, **inputs) + attention
-
-
-def _reads_padding(keep: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Where a token attends to padding."""
-    return keep[query] & ~keep[key]
-
-
-def _reads_before(border: int, query: Tensor, key: Tensor) -> Tensor:
-    """Where a position from `border` on attends to one before it."""
-    return (query >= border) & (key < border)
 
 
 def check_batch(subject: Subject, noise: Noise) -> list[ModelFinding]:
@@ -115,12 +100,10 @@ def check_batch(subject: Subject, noise: Noise) -> list[ModelFinding]:
     def first_row(tensor: Tensor) -> Tensor | None:
         return tensor[0] if tensor.ndim > 1 and tensor.shape[0] == subject.batch_size else None
 
-    place = _place(first_moved_by(subject, (None, changed), first_row, noise.same_shape))
-    message, title = (
-        "the first row of the batch moves when the others change",
-        "Outputs of the first row when others change",
-    )
-    return disagreement(subject, "RUN107", message, difference, noise.same_shape, title=title, place=place)
+    place = first_moved_by(subject, (None, changed), first_row, noise.same_shape)
+    settings = {"title": "Outputs of the first row when others change", "place": place}
+    message = "the first row of the batch moves when the others change"
+    return disagreement(subject, "RUN107", message, difference, noise.same_shape, **settings)
 
 
 def _severity(subject: Subject, side: str) -> Severity:
@@ -147,9 +130,9 @@ def check_padding(subject: Subject, noise: Noise) -> list[ModelFinding]:
             if side == "right":
                 raise
             continue  # lengths say nothing of padding on the left
-        place = slice(None) if subject.pooled else row.place
-        start = place.start or 0
-        first = subject.outputs(row.sequence, **mask)[:1, place]
+        tokens = slice(None) if subject.pooled else row.place
+        start = tokens.start or 0
+        first = subject.outputs(row.sequence, **mask)[:1, tokens]
         if first.shape != alone.shape:
             raise SkippedCheck("the outputs of a shorter sequence have another shape")
         if bool(first.isnan().any()):
@@ -158,19 +141,26 @@ def check_padding(subject: Subject, noise: Noise) -> list[ModelFinding]:
             found.append(finding("RUN110", message, severity=_severity(subject, side), moved=position))
             continue
         other = _with_other_padding(subject, row)
-        evidence = moved(subject.outputs(other, **mask)[:1, place] - first, noise.same_shape, first=start)
+        evidence = moved(subject.outputs(other, **mask)[:1, tokens] - first, noise.same_shape, first=start)
         # A model may find padding by its token: then other tokens there are no padding, and its own changes nothing.
         told_by_token = padding_token(subject) is not None and largest(first - alone) <= noise.other_shape
         if evidence and not told_by_token:
-            part = at_positions(subject, place)
-            call = first_moved_by(subject, (row.sequence, other), part, noise.same_shape, **mask)
+            part = at_positions(subject, tokens)
+            place = first_moved_by(subject, (row.sequence, other), part, noise.same_shape, **mask)
             message = f"outputs of tokens depend on what the padding on the {side} is, though it is masked"
             at = evidence["moved"], int((~row.keep[0]).nonzero()[0])
-            is_wrong = partial(_reads_padding, row.keep[0])
-            maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, row=0, sequence=row.sequence, **mask)
+            inputs = {"row": 0, "sequence": row.sequence, **mask}
+            maps = _leak_maps(
+                subject,
+                place,
+                noise,
+                at=at,
+                is_wrong=lambda query, key, keep=row.keep[0]: keep[query] & ~keep[key],
+                **inputs,
+            )
             # An output for each row may be that of the first position, which is padding then.
             severity = Severity.WARNING if side == "left" and subject.pooled else Severity.ERROR
-            found.append(finding("RUN103", message, _place(call), severity=severity, maps=maps, **evidence))
+            found.append(finding("RUN103", message, place, severity=severity, maps=maps, **evidence))
         elif moved(first - alone, noise.other_shape):
             message, severity = f"masked padding on the {side} changes results", _severity(subject, side)
             if side == "left" and _positions_mend(subject, row, mask, alone, noise):
@@ -276,11 +266,17 @@ def check_documents(subject: Subject, noise: Noise) -> list[ModelFinding]:
         evidence = moved(difference[:, border:], noise.same_shape, first=border)
         if evidence:
             part = at_positions(subject, slice(border, None))
-            call = first_moved_by(subject, (None, other), part, noise.same_shape, **keywords)
+            place = first_moved_by(subject, (None, other), part, noise.same_shape, **keywords)
             message = f"the second of two documents packed {words} depends on the first"
-            at, is_wrong = (evidence["moved"], border - 1), partial(_reads_before, border)
-            maps = _leak_maps(subject, call, noise, at=at, is_wrong=is_wrong, **keywords)
-            found.append(finding("RUN102", message, _place(call), changed=border - 1, maps=maps, **evidence))
+            maps = _leak_maps(
+                subject,
+                place,
+                noise,
+                at=(evidence["moved"], border - 1),
+                is_wrong=lambda query, key, border=border: (query >= border) & (key < border),
+                **keywords,
+            )
+            found.append(finding("RUN102", message, place, changed=border - 1, maps=maps, **evidence))
     return found
 
 
@@ -299,18 +295,14 @@ def second_document(subject: Subject) -> int | None:
 def _ways_to_pack(subject: Subject, border: int, name: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Two documents in each row, by document ids or by positions that start again, and keywords that say so."""
     index = torch.arange(subject.length, device=subject.sequence.device).repeat(subject.batch_size, 1)
-    positions = torch.where(index < border, index, index - border)
+    positions: dict[str, Any] = {}
+    if "position_ids" in subject.parameters:
+        positions["position_ids"] = torch.where(index < border, index, index - border)
     if name is not None:
-        keywords: dict[str, Any] = {name: (index >= border).long()}
-        if "position_ids" in subject.parameters:
-            keywords["position_ids"] = positions
-        return [(f"by {name}", keywords)]
-    ways: list[tuple[str, dict[str, Any]]] = [
-        ("by position_ids, without a mask", {"position_ids": positions, "attention_mask": None})
-    ]
+        return [(f"by {name}", {**positions, name: (index >= border).long()})]
+    ways = [("by position_ids, without a mask", {**positions, "attention_mask": None})]
     if "attention_mask" in subject.parameters:
-        ones = {"position_ids": positions, "attention_mask": torch.ones_like(index)}
-        ways.append(("by position_ids, with a mask of ones", ones))
+        ways.append(("by position_ids, with a mask of ones", {**positions, "attention_mask": torch.ones_like(index)}))
     return ways
 
 
@@ -325,8 +317,6 @@ def check_positions(subject: Subject, noise: Noise) -> list[ModelFinding]:
     generator = torch.Generator().manual_seed(2)
     last = subject.length - 1
     order = torch.randperm(last, generator=generator).to(subject.sequence.device)
-    if bool((order == order.sort().values).all()):
-        order = order.flip(0)
     order = torch.cat([order, torch.tensor([last], device=order.device)])
     permuted = subject.sequence[:, order]
     if bool((permuted == subject.sequence).all()):

@@ -30,6 +30,7 @@ BARS = 140
 """Height of the plot of differences."""
 
 Matrix = NDArray[np.float64]
+Ticks = Sequence[tuple[float, str]]
 
 
 def figure(map_: FindingMap, state: str | None) -> str:
@@ -63,30 +64,76 @@ def _shaded(map_: FindingMap) -> tuple[Matrix, float, float]:
 def _heat_map(map_: FindingMap) -> str:
     part, low, top = _shaded(map_)
     rows, columns = part.shape
-    of_rows, of_columns = ("output", "token that changes") if map_.kind == "influence" else ("query", "key")
-    bottom = TOP + SIDE
-    spot = ""
-    if map_.place is not None:
-        row, column = map_.place
-        spot = _spot(row * SIDE / rows, column * SIDE / columns, SIDE / columns, SIDE / rows)
-    none = "no influence" if map_.kind == "influence" else "masked"
-    scale = "logarithmic" if map_.kind == "influence" else "square root"
+    is_influence, bottom = map_.kind == "influence", TOP + SIDE
+    of_rows, of_columns = ("output", "token that changes") if is_influence else ("query", "key")
     place = "" if map_.at is None else f" at {of_rows} {map_.at[0]}, {of_columns.split()[0]} {map_.at[1]}"
     described = f"{map_.title}: {rows} rows by {columns} columns, from {low:.2g} to {top:.2g}{place}"
-    ramp = np.linspace(0, 1, 62)[None]
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {bottom + 84}" role="img" aria-label="{escaped(described)}">'
-        f'<rect fill="url(#hatch)" x="{LEFT}" y="{TOP}" width="{SIDE}" height="{SIDE}"/>'
-        f"{_image(part, LEFT, TOP, SIDE, SIDE)}"
-        f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{SIDE}" height="{SIDE}"/>{spot}'
-        f"{_ticks(rows, columns, map_.cell)}{_axis_names(of_rows, of_columns, bottom)}"
-        f"{_image(ramp, LEFT, bottom + 48, 150, 10)}"
-        f'<text x="{LEFT}" y="{bottom + 72}">{low:.1g}</text>'
-        f'<text x="{LEFT + 150}" y="{bottom + 72}" text-anchor="end">{top:.2g}</text>'
-        f'<text x="{LEFT + 75}" y="{bottom + 72}" text-anchor="middle">{scale}</text>'
-        f'<rect fill="url(#hatch)" x="{LEFT + 172}" y="{bottom + 48}" width="14" height="10"/>'
-        f'<text x="{LEFT + 192}" y="{bottom + 57}">{none}</text></svg>'
+    down = [(TOP + (row + 0.5) * SIDE / rows + 4, f"{row * map_.cell[0]}") for row in _numbers(rows)]
+    across = [(LEFT + (at + 0.5) * SIDE / columns, f"{at * map_.cell[1]}") for at in _numbers(columns)]
+    return _plot(
+        described,
+        SIDE,
+        _hatched(LEFT, TOP, SIDE, SIDE) + _image(part, LEFT, TOP, SIDE, SIDE),
+        _axes(SIDE, (of_rows, down), (of_columns, across)),
+        "" if map_.place is None else _spot(map_.place, rows, columns),
+        _image(np.linspace(0, 1, 62)[None], LEFT, bottom + 48, 150, 10),
+        _text(LEFT, bottom + 72, f"{low:.1g}", "start"),
+        _text(LEFT + 150, bottom + 72, f"{top:.2g}", "end"),
+        _text(LEFT + 75, bottom + 72, "logarithmic" if is_influence else "square root"),
+        _hatched(LEFT + 172, bottom + 48, 14, 10),
+        _text(LEFT + 192, bottom + 57, "no influence" if is_influence else "masked", "start"),
+        below=84,
     )
+
+
+def _bars(map_: FindingMap) -> str:
+    """Differences by output as bars on a logarithmic scale, with a line for what rounding explains."""
+    values, limit = map_.values[0, 0].double().numpy(), map_.tolerance
+    top = float(values[np.isfinite(values)].max(initial=0.0)) or 1.0
+    low = max(min(limit / 10 if limit else top, top / 10), top * 10.0 ** (-DECADES - 6))
+    heights = BARS * np.log(np.clip(np.append(np.nan_to_num(values, nan=np.inf), limit), low, top) / low)
+    heights, step, bottom = heights / np.log(top / low), SIDE / len(values), TOP + BARS
+    bars = "".join(
+        f'<rect class="bar{" over" if not values[at] <= limit else ""}" x="{LEFT + at * step:.2f}" '
+        f'y="{bottom - tall:.1f}" width="{max(step * 0.8, 0.5):.2f}" height="{tall:.1f}"/>'
+        for at, tall in enumerate(heights[:-1])
+        if tall > 0
+    )
+    level = f"{bottom - heights[-1]:.1f}"
+    line = f'<line class="limit" x1="{LEFT}" x2="{LEFT + SIDE}" y1="{level}" y2="{level}"/>' if limit else ""
+    over = f"{int(np.sum(~(values <= limit)))} of {len(values)} outputs differ by more than {limit:.1g}"
+    down = [(TOP + 8, f"{top:.1g}"), (bottom, f"{low:.0e}")]
+    across = [(LEFT + (at + 0.5) * step, f"{at}") for at in _numbers(len(values))]
+    named = "output; above the line: more than rounding"
+    axes = _axes(BARS, ("difference", down), (named, across))
+    return _plot(f"{map_.title}: {over}, the largest by {top:.2g}", BARS, bars, line, axes, below=40)
+
+
+def _plot(described: str, height: int, *parts: str, below: int) -> str:
+    """A drawing of this height, and so much below it."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {TOP + height + below}" role="img" aria-label="{escaped(described)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _axes(height: int, rows: tuple[str, Ticks], columns: tuple[str, Ticks]) -> str:
+    """The frame, and for each axis its name and its ticks, where they are and what they say."""
+    down = "".join(_text(LEFT - 6, y, words, "end") for y, words in rows[1])
+    across = "".join(_text(x, TOP + height + 15, words) for x, words in columns[1])
+    return (
+        f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{SIDE}" height="{height}"/>{down}{across}'
+        f"{_text(LEFT + SIDE / 2, TOP + height + 32, columns[0])}"
+        f'<text transform="translate(12 {TOP + height / 2:.0f}) rotate(-90)" text-anchor="middle">{rows[0]}</text>'
+    )
+
+
+def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
+
+
+def _hatched(left: int, top: int, width: int, height: int) -> str:
+    return f'<rect fill="url(#hatch)" x="{left}" y="{top}" width="{width}" height="{height}"/>'
 
 
 def _image(part: Matrix, left: int, top: int, width: int, height: int) -> str:
@@ -99,71 +146,16 @@ def _image(part: Matrix, left: int, top: int, width: int, height: int) -> str:
     )
 
 
-def _spot(top: float, left: float, width: float, height: float) -> str:
+def _spot(place: tuple[int, int], rows: int, columns: int) -> str:
     """A frame around one cell, of at least eight units, twice: a wide one of paper below."""
-    side_x, side_y = max(width, 8.0), max(height, 8.0)
-    x, y = LEFT + left + (width - side_x) / 2, TOP + top + (height - side_y) / 2
-    return 2 * f'<rect class="spot" x="{x:.1f}" y="{y:.1f}" width="{side_x:.1f}" height="{side_y:.1f}"/>'
+    width, height = max(SIDE / columns, 8.0), max(SIDE / rows, 8.0)
+    x = LEFT + (place[1] + 0.5) * SIDE / columns - width / 2
+    y = TOP + (place[0] + 0.5) * SIDE / rows - height / 2
+    return 2 * f'<rect class="spot" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
 
 
 def _numbers(count: int) -> list[int]:
     return sorted({0, (count - 1) // 2, count - 1})
-
-
-def _ticks(rows: int, columns: int, cell: tuple[int, int]) -> str:
-    down = "".join(
-        f'<text x="{LEFT - 6}" y="{TOP + (row + 0.5) * SIDE / rows + 4:.1f}" text-anchor="end">{row * cell[0]}</text>'
-        for row in _numbers(rows)
-    )
-    across = "".join(
-        f'<text x="{LEFT + (column + 0.5) * SIDE / columns:.1f}" y="{TOP + SIDE + 15}" text-anchor="middle">'
-        f"{column * cell[1]}</text>"
-        for column in _numbers(columns)
-    )
-    return down + across
-
-
-def _axis_names(of_rows: str, of_columns: str, bottom: int, middle: float = TOP + SIDE / 2) -> str:
-    return (
-        f'<text x="{LEFT + SIDE / 2:.0f}" y="{bottom + 32}" text-anchor="middle">{of_columns}</text>'
-        f'<text transform="translate(12 {middle:.0f}) rotate(-90)" text-anchor="middle">{of_rows}</text>'
-    )
-
-
-def _bars(map_: FindingMap) -> str:
-    """Differences by output as bars on a logarithmic scale, with a line for what rounding explains."""
-    values = map_.values[0, 0].double().numpy()
-    top = float(values[np.isfinite(values)].max(initial=0.0)) or 1.0
-    limit = map_.tolerance
-    low = max(min(limit / 10 if limit else top, top / 10), top * 10.0 ** (-DECADES - 6))
-
-    def height(value: float) -> float:
-        return float(np.clip(np.log(max(value, low) / low) / np.log(top / low), 0, 1)) * BARS
-
-    step, bottom = SIDE / len(values), TOP + BARS
-    bars = "".join(
-        f'<rect class="bar{" over" if not value <= limit else ""}" x="{LEFT + at * step:.2f}" '
-        f'y="{bottom - tall:.1f}" width="{max(step * 0.8, 0.5):.2f}" height="{tall:.1f}"/>'
-        for at, value in enumerate(np.nan_to_num(values, nan=np.inf))
-        if (tall := height(min(float(value), top))) > 0
-    )
-    level = f"{bottom - height(limit):.1f}"
-    line = f'<line class="limit" x1="{LEFT}" x2="{LEFT + SIDE}" y1="{level}" y2="{level}"/>'
-    ticks = "".join(
-        f'<text x="{LEFT + (at + 0.5) * step:.1f}" y="{bottom + 15}" text-anchor="middle">{at}</text>'
-        for at in _numbers(len(values))
-    )
-    over = int(np.sum(~(values <= limit)))
-    described = (
-        f"{map_.title}: {over} of {len(values)} outputs differ by more than {limit:.1g}, the largest by {top:.2g}"
-    )
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {bottom + 40}" role="img" aria-label="{escaped(described)}">'
-        f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{SIDE}" height="{BARS}"/>{bars}{line if limit else ""}{ticks}'
-        f'<text x="{LEFT - 6}" y="{TOP + 8}" text-anchor="end">{top:.1g}</text>'
-        f'<text x="{LEFT - 6}" y="{bottom}" text-anchor="end">{low:.0e}</text>'
-        f"{_axis_names('difference', 'output; above the line: more than rounding', bottom, TOP + BARS / 2)}</svg>"
-    )
 
 
 def atlas_of_maps(maps: Sequence[FindingMap], title: str) -> tuple[Atlas | None, list[str | None]]:

@@ -100,10 +100,11 @@ def at_positions(subject: Subject, positions: slice) -> Part:
 
 def first_moved_by(
     subject: Subject, sequences: tuple[Tensor | None, Tensor | None], part: Part, tolerance: float, **changes: Any
-) -> ModuleCall | None:
-    """As `first_moved`, of the runs of two sequences; None for that of the subject."""
+) -> Place | None:
+    """The place of what `first_moved` finds in the runs of two sequences; None for that of the subject."""
     first, second = (trace(subject, sequence, **changes) for sequence in sequences)
-    return first_moved(first, second, part, tolerance)
+    call = first_moved(first, second, part, tolerance)
+    return None if call is None else call.place()
 
 
 def first_moved(first: list[ModuleCall], second: list[ModuleCall], part: Part, tolerance: float) -> ModuleCall | None:

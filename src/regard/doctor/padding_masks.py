@@ -114,10 +114,9 @@ def _mask_like(subject: Subject, source: str) -> Callable[[Tensor], dict[str, An
     shape = subject.inputs[source].shape[:2]
     for name, value in subject.keywords.items():
         is_mask = "mask" in name and isinstance(value, Tensor) and value.shape == shape != subject.sequence.shape[:2]
-        if is_mask and bool(value.all()):
-            return lambda keep, name=name, dtype=value.dtype: {name: keep.to(dtype)}
-        if is_mask and not bool(value.any()):
-            return lambda keep, name=name, dtype=value.dtype: {name: (~keep).to(dtype)}
+        if is_mask and bool(value.all()) == bool(value.any()):
+            drops, dtype = not bool(value.any()), value.dtype
+            return lambda keep, name=name: {name: (keep ^ drops).to(dtype)}
     return None
 
 

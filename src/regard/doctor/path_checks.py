@@ -35,10 +35,8 @@ CHUNK = 5
 """Tokens of a chunk."""
 
 
-def _cached_steps(
-    subject: Subject, sizes: Sequence[int], name: str, *, with_positions: bool = False
-) -> tuple[Tensor, int]:
-    """Outputs of the sequence in parts of these sizes, each after the cache of the last, and how many there are.
+def _cached_steps(subject: Subject, sizes: Sequence[int], name: str, *, with_positions: bool = False) -> Tensor:
+    """Outputs of the sequence in parts of these sizes, each after the cache of the last.
 
     The cache is what the model returns, or an object of the batch that it changes. with_positions: pass `position_ids`.
     """
@@ -48,8 +46,6 @@ def _cached_steps(
         keywords["attention_mask"] = None
     for size in sizes:
         part = subject.sequence[:, start : start + size]
-        if part.shape[1] == 0:
-            break
         keywords |= _of_part(subject, start, size)
         if with_positions:
             positions = torch.arange(start, start + part.shape[1], device=part.device)
@@ -61,7 +57,7 @@ def _cached_steps(
         if cache is None:
             raise SkippedCheck("the model returns no cache")
         start += size
-    return torch.cat(parts, dim=1), start
+    return torch.cat(parts, dim=1)
 
 
 def _cache_in(output: Any) -> Any:
@@ -94,7 +90,7 @@ def _positions_mend(subject: Subject, sizes: Sequence[int], name: str, whole: Te
     if "position_ids" not in subject.parameters:
         return False
     try:
-        outputs, _ = _cached_steps(subject, sizes, name, with_positions=True)
+        outputs = _cached_steps(subject, sizes, name, with_positions=True)
     except Exception:
         return False
     return largest(outputs - whole) <= noise.other_shape
@@ -112,11 +108,11 @@ def check_cache(subject: Subject, noise: Noise) -> list[ModelFinding]:
     mask: dict[str, Any] = {"attention_mask": None} if str(subject.key) == "input_ids" else {}
     whole = subject.outputs(**mask)
     length, found = subject.length, []
-    chunks = [CHUNK] * (length // CHUNK + 1)
+    chunks = [CHUNK] * -(-length // CHUNK)
     steps = [length // 2] + [1] * (length - length // 2)
     for words, sizes in ((f"chunks of {CHUNK} tokens", chunks), ("single tokens after half of it", steps)):
         try:
-            outputs, _ = _cached_steps(subject, sizes, name)
+            outputs = _cached_steps(subject, sizes, name)
         except SkippedCheck:
             raise
         except Exception as error:
@@ -134,21 +130,6 @@ def check_cache(subject: Subject, noise: Noise) -> list[ModelFinding]:
             evidence = {"moved": first, "by": float(by_position.max()), "tolerance": noise.other_shape}
             found.append(finding("RUN120", message, maps=maps, **evidence))
     return found
-
-
-def _implementations(subject: Subject) -> dict[str, Tensor | Exception]:
-    """Outputs by each attention implementation that the model can select, or the exception that it ends in."""
-    results: dict[str, Tensor | Exception] = {}
-    own = getattr(subject.model.config, "_attn_implementation", None)
-    names: list[str] = ["eager", "sdpa", "regard"]
-    if isinstance(own, str) and own not in names:
-        names.append(own)
-    for name in names:
-        try:
-            results[name] = with_attention(subject, name).outputs()
-        except Exception as error:
-            results[name] = error
-    return results
 
 
 def with_attention(subject: Subject, implementation: str) -> Subject:
@@ -177,13 +158,18 @@ def check_backends(subject: Subject, noise: Noise) -> list[ModelFinding]:
     """RUN121: eager attention, torch's SDPA and regard give different outputs, or regard raises where eager runs."""
     if not subject.is_huggingface:
         raise SkippedCheck("no model of transformers, whose attention can be selected")
-    results = _implementations(subject)
-    outputs = {name: value for name, value in results.items() if isinstance(value, Tensor)}
+    outputs: dict[str, Tensor] = {}
+    failures: dict[str, Exception] = {}
+    own = getattr(subject.model.config, "_attn_implementation", None)
+    for name in dict.fromkeys(("eager", "sdpa", "regard", own if isinstance(own, str) else "eager")):
+        try:
+            outputs[name] = with_attention(subject, name).outputs()
+        except Exception as error:
+            failures[name] = error
     if "eager" not in outputs or len(outputs) < 2:
-        reasons = (f"{name}: {_short(value)}" for name, value in results.items() if isinstance(value, Exception))
-        raise SkippedCheck("; ".join(reasons))
-    found, ours = [], results["regard"]
-    if isinstance(ours, Exception) and not isinstance(ours, SkippedCheck):
+        raise SkippedCheck("; ".join(f"{name}: {_short(error)}" for name, error in failures.items()))
+    found, ours = [], failures.get("regard")
+    if ours is not None and not isinstance(ours, SkippedCheck):
         found.append(finding("RUN121", f"attn_implementation='regard' raises {_short(ours)}, where 'eager' runs"))
     for name, value in outputs.items():
         message = f"attn_implementation={name!r} gives other outputs than 'eager'"
@@ -194,24 +180,14 @@ def check_backends(subject: Subject, noise: Noise) -> list[ModelFinding]:
 
 def _without_dropout(model: nn.Module) -> None:
     """Set every dropout of a model to 0: modules, and attributes with dropout or drop_path in their name."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and any(word in name for word in ("drop", "jitter")):
-                setattr(module, name, 0.0)
     config = getattr(model, "config", None)
-    for name, value in list(vars(config).items()) if hasattr(config, "__dict__") else ():
-        if isinstance(value, float) and any(word in name for word in ("drop", "jitter")):
-            with contextlib.suppress(AttributeError):  # a frozen configuration is of modules that have their own number
-                setattr(config, name, 0.0)
-
-
-def _train(model: nn.Module) -> None:
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()  # statistics of the batch are meant
+    for owner in (*model.modules(), *([config] if hasattr(config, "__dict__") else [])):
+        if isinstance(owner, nn.modules.dropout._DropoutNd):
+            owner.p = 0.0
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, float) and any(word in name for word in ("drop", "jitter")):
+                with contextlib.suppress(AttributeError):  # a frozen configuration, whose modules have their own number
+                    setattr(owner, name, 0.0)
 
 
 def check_training(subject: Subject, noise: Noise) -> list[ModelFinding]:
@@ -219,7 +195,10 @@ def check_training(subject: Subject, noise: Noise) -> list[ModelFinding]:
     other = subject.copied()
     _without_dropout(other.model)
     expected = other.outputs()
-    _train(other.model)
+    other.model.train()
+    for module in other.model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()  # statistics of the batch are meant
     try:
         first, second = other.outputs(seed=0), other.outputs(seed=1)
     except Exception as error:
@@ -228,10 +207,8 @@ def check_training(subject: Subject, noise: Noise) -> list[ModelFinding]:
         raise SkippedCheck("training is random though every dropout is 0")
     if first.shape != expected.shape:
         raise SkippedCheck("training returns another shape")
-    message, title = (
-        "with every dropout 0, train() gives other outputs than eval()",
-        "Outputs in training and in evaluation",
-    )
+    message = "with every dropout 0, train() gives other outputs than eval()"
+    title = "Outputs in training and in evaluation"
     return disagreement(subject, "RUN122", message, first - expected, noise.other_shape, title=title)
 
 
@@ -271,10 +248,8 @@ def check_state(subject: Subject, noise: Noise) -> list[ModelFinding]:
     changed = [name for name, value in before.items() if after.get(name) != value]
     if not changed:
         return []
-    values = [
-        f"{'.'.join(filter(None, name))} from {before[name]:g} to {after.get(name, math.nan):g}" for name in changed
-    ]
-    return [finding("RUN125", f"a call in evaluation sets {', '.join(values[:3])}")]
+    words = [f"{'.'.join(filter(None, one))} from {before[one]:g} to {after.get(one, math.nan):g}" for one in changed]
+    return [finding("RUN125", f"a call in evaluation sets {', '.join(words[:3])}")]
 
 
 def check_random(subject: Subject, noise: Noise) -> list[ModelFinding]:

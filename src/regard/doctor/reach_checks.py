@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,15 +43,10 @@ def check_window(subject: Subject, noise: Noise) -> list[ModelFinding]:
             far = _far_moves(subject, call, changed, window, noise)
             if far is not None:
                 message = f"a window of {window} is stated, and most outputs farther away move"
-                maps = attention_of_module(subject, call.name, partial(_is_beyond, window))
+                maps = attention_of_module(subject, call.name, lambda query, key, far=window: (query - key).abs() > far)
                 found.append(finding("RUN108", message, call.place(), changed=changed, maps=maps, **far))
                 break
     return found
-
-
-def _is_beyond(window: int, query: Tensor, key: Tensor) -> Tensor:
-    """Where a key is farther from the query than the window."""
-    return (query - key).abs() > window
 
 
 def _far_moves(subject: Subject, call: ModuleCall, changed: int, window: int, noise: Noise) -> dict[str, Any] | None:

@@ -118,8 +118,6 @@ class Subject:
     packed: bool | None = None
 
     def __init__(self, model: nn.Module, batch: Any, names: InputNames | None = None) -> None:
-        if not isinstance(model, nn.Module):
-            raise ConfigurationError(f"a model is a torch.nn.Module, not {type(model).__name__}")
         self.model, self.names = model, names or InputNames()
         if not isinstance(batch, Mapping):
             batch = dict(enumerate(batch if isinstance(batch, (list, tuple)) else (batch,)))

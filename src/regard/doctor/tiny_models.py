@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -95,11 +95,11 @@ VARIATIONS: tuple[dict[str, Any], ...] = (
 OF_CLASSES: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1]},
     "DbrxForCausalLM": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
-    "Dots1ForCausalLM": {"num_experts_per_tok": 2, "n_shared_experts": 1, "n_routed_experts": 4},
+    "Dots1ForCausalLM": {"n_shared_experts": 1},
     "EncoderDecoderModel": {"add_cross_attention": True},
-    "FalconH1ForCausalLM": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1},
+    "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
     "Gemma3nForCausalLM": {"intermediate_size": 64},
-    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"]},
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "LongcatFlashForCausalLM": {"head_dim": 8, "qk_head_dim": 16},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
@@ -115,12 +115,7 @@ OF_CLASSES: dict[str, dict[str, Any]] = {
         "hash_seed": 0,
     },
     "XmodForCausalLM": {"default_language": "en_XX"},
-    "Zamba2ForCausalLM": {
-        "n_mamba_heads": 8,
-        "mamba_headdim": 8,
-        "attention_head_dim": 16,
-        "attention_hidden_size": 64,
-    },
+    "Zamba2ForCausalLM": {"attention_head_dim": 16, "attention_hidden_size": 64},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }
 """Values that some classes need instead of those of SIZES."""
@@ -136,7 +131,7 @@ def tiny_config(config_class: type, changes: Mapping[str, Any] | None = None) ->
         value = getattr(plain, name, None)
         is_computed = isinstance(getattr(config_class, aliases.get(name, name), None), property)
         if isinstance(value, list) and value and isinstance(value[0], str) and not is_computed:
-            chosen[name] = _few(value)
+            chosen[name] = [*dict.fromkeys(value), *value][:LAYERS]  # of different kinds, where there are any
     for name, value in vars(plain).items():
         if hasattr(value, "to_dict") and hasattr(type(value), "model_type"):
             chosen[name] = tiny_config(type(value), changes).to_dict()
@@ -160,12 +155,6 @@ def _is_wanted(plain: Any, name: str) -> bool:
     if present is None and name in ("sliding_window", "q_lora_rank", "rotary_dim", "n_inner", "head_dim"):
         return False
     return not isinstance(present, (list, dict))
-
-
-def _few(kinds: list[str]) -> list[str]:
-    """Two layers, of different kinds where there are any."""
-    different = list(dict.fromkeys(kinds))
-    return (different + kinds)[:LAYERS] if len(different) < LAYERS else different[:LAYERS]
 
 
 def tiny_model(name: str) -> nn.Module:
@@ -199,14 +188,6 @@ def tiny_model(name: str) -> nn.Module:
     raise ConfigurationError(f"{name} has no tiny configuration: {failure}")
 
 
-def _matrices(model: nn.Module) -> Iterator[torch.Tensor]:
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        is_linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-        if is_linear and isinstance(weight, torch.Tensor) and weight.ndim == 2:
-            yield weight
-
-
 def strengthen(model: nn.Module) -> None:
     """Draw the matrices of a model again, with variance 1 / inputs, and embeddings with variance 1.
 
@@ -217,5 +198,8 @@ def strengthen(model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, nn.Embedding) and "Sinusoidal" not in type(module).__name__:
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator))
-        for weight in _matrices(model):
-            weight.copy_(torch.randn(weight.shape, generator=generator) * max(weight.shape[1], 1) ** -0.5)
+        for module in model.modules():
+            weight = getattr(module, "weight", None)
+            is_linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+            if is_linear and isinstance(weight, torch.Tensor) and weight.ndim == 2:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * max(weight.shape[1], 1) ** -0.5)

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from ..errors import ConfigurationError
+import torch
+
+from ..errors import ConfigurationError, require
+from .examination import examine
+from .model_source import random_batch
+from .tiny_models import class_names, tiny_model
 from .zoo_report import ZooEntry, ZooReport
 
 CHECKED = ("random", "future", "documents", "padding", "source", "batch", "rows", "cache", "backends", "training")
 """Checks that random weights say something about."""
 TOKENS, ROWS = 72, 2
 MOST_WAITING = 30
-"""A process is killed after so many times its limit, when it neither ends nor can be interrupted."""
+"""A process is killed after so many times its limit on the clock, when it waits for something that does not come."""
 
 
 def examine_class(name: str) -> dict[str, Any]:
     """The examination of one class of transformers with a tiny random configuration."""
-    import warnings
-
-    import torch
-
-    from .examination import examine
-    from .model_source import random_batch
-    from .tiny_models import tiny_model
-
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     model = tiny_model(name)
@@ -51,74 +48,52 @@ def left_by_swap(model: Any) -> dict[str, int]:
     return dict(Counter(swap(model).skipped.values()))
 
 
-class OutOfTime(BaseException):
-    """The limit of a class is reached; no Exception, which checks report as one of the model."""
-
-
-def _limit_processor_time(seconds: float) -> None:
-    """Raise OutOfTime in this process after so many seconds of processor time, where the system can; 0: never."""
-
-    def stop(*_: object) -> None:
-        raise OutOfTime(f"longer than {seconds:g} s of processor time")
-
-    if hasattr(signal, "ITIMER_PROF"):
-        signal.signal(signal.SIGPROF, stop)
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _work(connection: Connection, seconds: float) -> None:
-    """Examine the classes whose names arrive, until None does."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import transformers  # not in the time of the first class
+def _work(connection: Connection, name: str, seconds: float) -> None:
+    """Examine a class, and send it as the fields of a ZooEntry; a timer ends the process after so many seconds."""
+    import transformers
 
     transformers.logging.set_verbosity_error()
-    while (name := connection.recv()) is not None:
-        examination = failure = None
-        start = time.process_time()
-        try:
-            _limit_processor_time(seconds)
-            examination = examine_class(name)
-            _limit_processor_time(0)
-        except (Exception, OutOfTime) as error:
-            _limit_processor_time(0)
-            failure = (str(error).strip().splitlines() or [""])[0][:200] or type(error).__name__
-        connection.send((name, examination, failure, time.process_time() - start))
+    examination = failure = None
+    start = time.process_time()
+    if hasattr(signal, "ITIMER_PROF"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        examination = examine_class(name)
+    except Exception as error:
+        failure = (str(error).strip().splitlines() or [""])[0][:200] or type(error).__name__
+    connection.send((name, examination, failure, time.process_time() - start))
 
 
-class Worker:
-    """Examines one class at a time in a process of its own, and in another one when that is lost."""
+def _examined(name: str, seconds: float) -> ZooEntry:
+    """A class, examined in a process of its own, or why it could not be."""
+    context, start = _processes(), time.monotonic()
+    connection, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, name, seconds), daemon=True)
+    process.start()
+    theirs.close()
+    failure = f"does not end in {seconds:g} s"
+    try:
+        if connection.poll(MOST_WAITING * seconds):
+            return ZooEntry(*connection.recv())
+    except (EOFError, OSError):
+        process.join(1)
+        failure = f"its process ended with code {process.exitcode}"
+        if hasattr(signal, "SIGPROF") and process.exitcode == -signal.SIGPROF:
+            failure = f"longer than {seconds:g} s of processor time"
+    finally:
+        process.kill()
+        process.join()
+        connection.close()
+    return ZooEntry(name, None, failure, time.monotonic() - start)
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._start()
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, self.seconds), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def examine(self, name: str) -> ZooEntry:
-        """A class, or why it could not be examined."""
-        start = time.monotonic()
-        try:
-            self.connection.send(name)
-            if self.connection.poll(MOST_WAITING * self.seconds):
-                return ZooEntry(*self.connection.recv())
-            failure = f"does not end in {self.seconds:g} s"
-        except (EOFError, OSError):
-            self.process.join(1)
-            failure = f"its process ended with code {self.process.exitcode}"
-        self.end()
-        self._start()
-        return ZooEntry(name, None, failure, time.monotonic() - start)
-
-    def end(self) -> None:
-        """Stop the process."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
+def _processes() -> Any:
+    """The way to start processes: copies of one that has loaded transformers, where the system has them."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "regard.huggingface"])
+    return context
 
 
 def _stored(folder: Path | None, version: str) -> dict[str, ZooEntry]:
@@ -158,8 +133,7 @@ def examine_zoo(
     Args:
         only: text in the names of the classes to examine.
         workers: processes, each of one thread.
-        seconds: processor time that a class may take; a process that cannot be interrupted is killed, and another
-            started.
+        seconds: processor time that a class may take.
         folder: where each class is stored as JSON when it is done; those in it are not examined again.
         on_done: called with a line for each class that is done.
 
@@ -167,40 +141,21 @@ def examine_zoo(
         ConfigurationError: no class has `only` in its name, no workers, or a file in the folder is something else.
         MissingExtra: transformers is not installed.
     """
-    import transformers
-
-    from .tiny_models import class_names
-
+    version = require("transformers", extra="huggingface").__version__
     names = [name for name in class_names() if only is None or only.lower() in name.lower()]
     if not names or workers < 1 or seconds <= 0:
         raise ConfigurationError(f"nothing to examine: {len(names)} classes, {workers} workers, {seconds} seconds")
     start = time.monotonic()
-    stored = _stored(folder, transformers.__version__)
+    stored = _stored(folder, version)
     entries = [stored[name] for name in names if name in stored]
     waiting = [name for name in names if name not in stored]
-    pool = [Worker(seconds) for _ in range(min(workers, len(waiting)))]
-    free: SimpleQueue[Worker] = SimpleQueue()
-    for worker in pool:
-        free.put(worker)
-
-    def examined(name: str) -> ZooEntry:
-        worker = free.get()
-        try:
-            return worker.examine(name)
-        finally:
-            free.put(worker)
-
-    try:
-        with ThreadPool(max(len(pool), 1)) as threads:
-            for entry in threads.imap_unordered(examined, waiting):
-                entries.append(entry)
-                _store(folder, entry, transformers.__version__)
-                _tell(on_done, entry, len(entries), len(names))
-    finally:
-        for worker in pool:
-            worker.end()
+    with ThreadPool(workers) as threads:
+        for entry in threads.imap_unordered(partial(_examined, seconds=seconds), waiting):
+            entries.append(entry)
+            _store(folder, entry, version)
+            _tell(on_done, entry, len(entries), len(names))
     entries.sort(key=lambda entry: entry.name)
-    return ZooReport(tuple(entries), transformers.__version__, time.monotonic() - start)
+    return ZooReport(tuple(entries), version, time.monotonic() - start)
 
 
 def _tell(on_done: Callable[[str], object] | None, entry: ZooEntry, done: int, count: int) -> None:

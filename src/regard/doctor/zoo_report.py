@@ -170,7 +170,8 @@ class ZooReport:
                 lines += [f"- {entry.name}", *(f"    - {_words(one)}" for one in entry.findings)]
         lines += ["", "## What swap leaves to transformers", "", LEFT, ""]
         for entry in self.examined:
-            lines += [f"- {entry.name}, {_modules(count)}: {reason}" for reason, count in entry.left.items()]
+            for reason, count in entry.left.items():
+                lines.append(f"- {entry.name}, {count} module{'' if count == 1 else 's'}: {reason}")
         lines += ["", "## Not examined", "", *(f"- {name}: {failure}" for name, failure in self.failures())]
         return "\n".join(lines) + "\n"
 
@@ -190,7 +191,3 @@ def _words(found: dict[str, Any]) -> str:
     if found["mended_by_swap"] is not None:
         words += "; swap mends it" if found["mended_by_swap"] else "; swap does not mend it"
     return words
-
-
-def _modules(count: int) -> str:
-    return f"{count} module" + "s" * (count != 1)
