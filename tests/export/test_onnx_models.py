@@ -34,6 +34,7 @@ from regard.nn import (
     PostNorm,
     PreNorm,
     Projections,
+    RelativeAttention,
     RMSNorm,
     ShortConvolution,
     TokenShift,
@@ -112,6 +113,7 @@ def layers() -> dict[str, nn.Module]:
             indexer=LightningIndexer(DIM, 8, num_heads=64, head_dim=8, count=3),
         ),
         "multi-token": MultiTokenAttention(projections(), normalizers.MultiToken.learned(HEADS, queries=2, keys=3)),
+        "relative": RelativeAttention(projections(), before=3, after=2),
         "linear": LinearAttention(projections()),
         "linear causal": LinearAttention(
             projections(), causal=True, convolution=ShortConvolution(projections()), shift=TokenShift(DIM)

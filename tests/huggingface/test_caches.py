@@ -1,8 +1,10 @@
 """Decoding with every cache of transformers gives what eager attention gives: in steps, in chunks, by `generate`."""
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, QuantizedCache, StaticCache
 
 DECODERS = ("llama", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3", "llama4", "deepseek_v3")
 CACHES = {
@@ -58,6 +60,20 @@ def test_weights_over_a_cache_are_eagers(pair, close, kind):
             seen.append(model(tokens[:, 7:], past_key_values=cache, use_cache=True, output_attentions=True).attentions)
     for weights, expected in zip(*seen, strict=True):
         close(weights, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_decoding_over_a_quantised_cache(pair, close, name):
+    """Of one layer, whose keys no attention has changed, both models store the same codes."""
+    eager, ours = pair(name, num_hidden_layers=1)
+    tokens, logits = torch.randint(3, 60, (2, 17)), []
+    for model in (ours, eager):
+        cache = QuantizedCache("fp8", model.config)
+        with torch.no_grad():
+            logits.append(decode(model, cache, tokens, [6, *[1] * 11]))
+        stored: Any = cache.layers[0]
+        assert stored._quantized_keys[0].dtype == torch.float8_e4m3fn
+    close(*logits)
 
 
 @pytest.mark.parametrize("implementation", ["dynamic", "static"])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn.functional import logsigmoid, normalize, silu
 
 from regard import lenses, masks
@@ -147,6 +148,17 @@ def test_a_block_decodes_with_it():
         first, cache = block.step(x[:, :9], block.make_cache())
         last, _ = block.step(x[:, 9:], cache)
         torch.testing.assert_close(torch.cat([first, last], 1), block(x))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+def test_an_exported_program_is_for_more_tokens_than_a_chunk():
+    """The example is shorter than a chunk, which is 64."""
+    layer, vary = layer_of(torch.float32).eval(), {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    program = torch.export.export(layer, (tokens(7, dtype=torch.float32),), dynamic_shapes=(vary,))
+    for length in (5, 64, 131):
+        x = tokens(length, batch=3, dtype=torch.float32)
+        assert torch.allclose(program.module()(x), layer(x), atol=1e-6)
 
 
 def test_weights_of_a_step_and_dropout():

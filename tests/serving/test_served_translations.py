@@ -68,6 +68,14 @@ def test_languages(server, ask):
     ]
 
 
+def test_the_client_of_libretranslate(server, translator):
+    client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(server.address)
+    assert [language["code"] for language in client.languages(timeout=60)] == ["en", "fr"]
+    for line in LINES:
+        expected = translator.translate([line], observe=False)[0].text
+        assert client.translate(line, "en", "fr", timeout=60) == expected
+
+
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [

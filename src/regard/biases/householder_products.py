@@ -188,7 +188,10 @@ def _chunks(key: Tensor, vectors: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]
 
 def _in_chunks(tensor: Tensor) -> Tensor:
     """(..., N, ·) as (..., C, CHUNK, ·), with zeros behind the last."""
-    return pad(tensor, (0, 0, 0, -tensor.shape[-2] % CHUNK)).unflatten(-2, (-1, CHUNK))
+    behind = -tensor.shape[-2] % CHUNK
+    if torch.compiler.is_exporting():  # of a single chunk a program would be for no more tokens than that
+        behind = behind + CHUNK
+    return pad(tensor, (0, 0, 0, behind)).unflatten(-2, (-1, CHUNK))
 
 
 def _carried_behind(key: Tensor, vectors: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
