@@ -191,6 +191,22 @@ def test_figures_of_the_dark_theme_have_its_page_and_ink_and_their_own_colours(t
     assert "<svg fill=" in vector
 
 
+@pytest.mark.parametrize("name", ["example-vision.png", "example-vision.ko.png"])
+def test_pictures_in_a_figure_of_the_dark_theme_are_as_they_were_seen_on_its_page(name, tmp_path):
+    hook = load_hook("pictures")
+    assert "example-vision.dark.png" in shown_on(hook, "examples.md", "pictures/example-vision.png")
+    target = tmp_path / name.replace(".png", ".dark.png")
+    hook.write(DOCS / "pictures" / name, target)
+    seen, dark = (
+        hook.numpy.asarray(hook.Image.open(path).convert("RGB")) for path in (DOCS / "pictures" / name, target)
+    )
+    inside = hook.photographs(DOCS / "pictures" / name)
+    assert 0.8 < inside.mean() < 0.95
+    assert (seen == dark)[inside].all()
+    assert (dark[~inside].mean(1) < 240).all()  # no white is left around them
+    assert (dark[0] == [round(255 * float(channel)) for channel in hook.PAGE]).all()
+
+
 @pytest.mark.parametrize("picture", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda picture: picture.name)
 def test_a_drawn_figure_of_the_dark_theme_is_well_formed_with_light_letters(picture, tmp_path):
     """Else a browser shows its name in place of it."""
