@@ -348,6 +348,16 @@ def test_a_window_of_earlier_keys_stands_beside_causal(page):
     assert [line for line in lines if LONE_WINDOW.search(line) and "causal" not in line.lower()] == []
 
 
+@pytest.mark.parametrize("name", ["sparse.md", "sparse.ko.md"])
+def test_the_price_of_a_pair_in_the_text_is_that_of_its_table(name):
+    text = (DOCS / "mechanisms" / name).read_text("utf-8")
+    said = re.search(r"(\d\.\d)(?: to |배에서 )(\d\.\d)(?: times|배)", text)
+    assert said is not None
+    measured = [float(price) for price in re.findall(r"^\| .+ \| .+ % \| .+ ms \| (\d\.\d+) \|", text, re.MULTILINE)]
+    assert len(measured) == 4
+    assert (float(said[1]), float(said[2])) == (round(min(measured), 1), math.ceil(10 * max(measured)) / 10)
+
+
 SECTIONS = {
     "": (
         "The problem it solved",
