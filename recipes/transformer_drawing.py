@@ -2,7 +2,7 @@
 
     python recipes/transformer_drawing.py FILE.svg
 
-Text stands in light boxes, and lines are grey, so that it reads on light and on dark pages.
+Boxes let the page through and lines are grey, so that dark letters read on a light page, and light ones on a dark page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from regard.translation.vocabulary import BEGIN
 
 SOURCE, TARGET = "I am very tired.", "Je suis très fatigué."
 WIDTH, LEFT, RIGHT, COLUMN, HEIGHT = 500, 22, 268, 210, 34
-ATTENTION, FEED_FORWARD, NORM, WORDS = "#cfe0f5", "#f7dfc0", "#e6e6ea", "#d7ecd9"
+ATTENTION, FEED_FORWARD, NORM, WORDS = "#3b82c4", "#d9822b", "#808080", "#4f9d69"
+OPACITY = 0.25
+"""Of a box."""
 LINE = "#808080"
 
 
@@ -33,7 +35,9 @@ class Drawing:
 
     def box(self, x: float, y: float, text: str, fill: str, *, height: float = HEIGHT, second: str = "") -> None:
         """A box with one or two lines of text; y is its upper edge."""
-        self.parts.append(f'<rect x="{x}" y="{y}" width="{COLUMN}" height="{height}" rx="6" fill="{fill}"/>')
+        self.parts.append(
+            f'<rect x="{x}" y="{y}" width="{COLUMN}" height="{height}" rx="6" fill="{fill}" fill-opacity="{OPACITY}"/>'
+        )
         lines = [text, second] if second else [text]
         for number, line in enumerate(lines):
             at = y + height / 2 + 5 + 17 * (number - (len(lines) - 1) / 2)
@@ -46,12 +50,16 @@ class Drawing:
         self.parts.append(f'<path d="{path}" fill="none" stroke="{LINE}" stroke-width="1.6"{end}/>')
 
     def frame(self, x: float, y: float, height: float, text: str) -> None:
-        """A frame around a block, and how often it is there."""
-        self.parts.append(
-            f'<rect x="{x - 14}" y="{y}" width="{COLUMN + 28}" height="{height}" rx="10" fill="none" stroke="{LINE}" '
-            'stroke-dasharray="5 4"/>'
+        """A frame around a block, and how often it is there, in a gap of the frame."""
+        left, right, lower = x - 14, x + COLUMN + 14, y + height
+        path = (
+            f"M{x + 78} {y} H{right - 10} q10 0 10 10 V{lower - 10} q0 10 -10 10 "
+            f"H{left + 10} q-10 0 -10 -10 V{y + 10} q0 -6 4 -8"
         )
-        self.parts.append(f'<rect x="{x - 10}" y="{y - 12}" width="88" height="24" rx="12" fill="{NORM}"/>')
+        self.parts.append(f'<path d="{path}" fill="none" stroke="{LINE}" stroke-dasharray="5 4"/>')
+        self.parts.append(
+            f'<rect x="{x - 10}" y="{y - 12}" width="88" height="24" rx="12" fill="{NORM}" fill-opacity="{OPACITY}"/>'
+        )
         self.parts.append(f'<text x="{x + 34}" y="{y + 5}" text-anchor="middle">{escape(text)}</text>')
 
     def svg(self, upper: float, lower: float, title: str) -> str:

@@ -191,6 +191,22 @@ def test_figures_of_the_dark_theme_have_its_page_and_ink_and_their_own_colours(t
     assert "<svg fill=" in vector
 
 
+@pytest.mark.parametrize("name", ["example-vision.png", "example-vision.ko.png"])
+def test_pictures_in_a_figure_of_the_dark_theme_are_as_they_were_seen_on_its_page(name, tmp_path):
+    hook = load_hook("pictures")
+    assert "example-vision.dark.png" in shown_on(hook, "examples.md", "pictures/example-vision.png")
+    target = tmp_path / name.replace(".png", ".dark.png")
+    hook.write(DOCS / "pictures" / name, target)
+    seen, dark = (
+        hook.numpy.asarray(hook.Image.open(path).convert("RGB")) for path in (DOCS / "pictures" / name, target)
+    )
+    inside = hook.photographs(DOCS / "pictures" / name)
+    assert 0.8 < inside.mean() < 0.95
+    assert (seen == dark)[inside].all()
+    assert (dark[~inside].mean(1) < 240).all()  # no white is left around them
+    assert (dark[0] == [round(255 * float(channel)) for channel in hook.PAGE]).all()
+
+
 @pytest.mark.parametrize("picture", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda picture: picture.name)
 def test_a_drawn_figure_of_the_dark_theme_is_well_formed_with_light_letters(picture, tmp_path):
     """Else a browser shows its name in place of it."""
@@ -330,6 +346,16 @@ def test_a_window_of_earlier_keys_stands_beside_causal(page):
     """Without `after` a window has no bound ahead: alone it is no decoder's, which sees no later key."""
     lines = page.read_text("utf-8").splitlines()
     assert [line for line in lines if LONE_WINDOW.search(line) and "causal" not in line.lower()] == []
+
+
+@pytest.mark.parametrize("name", ["sparse.md", "sparse.ko.md"])
+def test_the_price_of_a_pair_in_the_text_is_that_of_its_table(name):
+    text = (DOCS / "mechanisms" / name).read_text("utf-8")
+    said = re.search(r"(\d\.\d)(?: to |배에서 )(\d\.\d)(?: times|배)", text)
+    assert said is not None
+    measured = [float(price) for price in re.findall(r"^\| .+ \| .+ % \| .+ ms \| (\d\.\d+) \|", text, re.MULTILINE)]
+    assert len(measured) == 4
+    assert (float(said[1]), float(said[2])) == (round(min(measured), 1), math.ceil(10 * max(measured)) / 10)
 
 
 SECTIONS = {

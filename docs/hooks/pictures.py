@@ -30,7 +30,7 @@ PAGE, INK = numpy.array([30, 33, 41]) / 255, numpy.array([226, 229, 236]) / 255
 GREY, COLOURED = 0.06, 0.25
 """Between these differences of a pixel's largest and smallest channel, grey goes over into a colour."""
 PHOTOGRAPHS = {"example-vision.png"}
-"""Whose black and white are what was seen, and not paper and ink."""
+"""Figures with pictures in rows and columns, whose black and white are what was seen, and not paper and ink."""
 ROOT_WITH_FILL = re.compile(r"<svg [^>]*\bfill=")
 HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _wanted: dict[str, Path] = {}
@@ -80,13 +80,21 @@ def dark_name(name: str) -> str:
 def write_dark_pixels(source: Path, target: Path) -> None:
     """Write a figure with the colours of the dark theme."""
     pixels = numpy.asarray(Image.open(source).convert("RGB")).astype(numpy.uint32)
+    kept = photographs(source) if source.name.replace(".ko.", ".") in PHOTOGRAPHS else numpy.zeros((1, 1), bool)
     numbers = pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
     table = numpy.zeros((2**24, 3), numpy.uint8)  # of all colours, but computed for those that are there
     table[numbers, 0] = 1
     used = numpy.flatnonzero(table[:, 0])
     colours = numpy.stack([used >> 16, used >> 8 & 255, used & 255], -1) / 255
     table[used] = numpy.rint(255 * in_the_dark(colours))
-    Image.fromarray(table[numbers]).save(target)
+    Image.fromarray(numpy.where(kept[..., None], pixels.astype(numpy.uint8), table[numbers])).save(target)
+
+
+def photographs(source: Path) -> numpy.ndarray:
+    """Which pixels are in the pictures of a figure, (height, width): rows and columns that are not mostly white."""
+    inked = numpy.asarray(Image.open(source).convert("L")) < 250
+    rows = inked.mean(1) > 0.5
+    return rows[:, None] & (inked[rows].mean(0) > 0.5)
 
 
 def in_the_dark(colours: numpy.ndarray) -> numpy.ndarray:
@@ -117,8 +125,6 @@ def _both(match: re.Match[str], page: Any) -> str:
             own = re.sub(r"(\.\w+)$", r".ko\1", address)
             _want(page, own, source)
     attributes = f"{_size(source)}{attributes.replace(address, own)}"
-    if name in PHOTOGRAPHS:
-        return f"<img {attributes}>"
     _want(page, dark_name(own), source)
     dark = attributes.replace(own, dark_name(own))
     return f'<img class="in-light" loading="lazy" {attributes}><img class="in-dark" loading="lazy" {dark}>'

@@ -12,7 +12,10 @@ import typer
 from regard_command.command_error import CommandError
 from regard_command.stdio import emit
 
-VERDICTS = {"en": ("not so here", "holds here"), "ko": ("여기서는 다름", "여기서도 맞음")}
+VERDICTS = {
+    "en": {True: "holds here", False: "not so here", None: "of quality, which its price here does not decide"},
+    "ko": {True: "여기서도 맞음", False: "여기서는 다름", None: "품질의 규칙이라 여기서의 비용으로는 정해지지 않음"},
+}
 """Whether a rule of the textbooks holds on this machine."""
 
 

@@ -287,6 +287,18 @@ def test_the_decision_table_says_what_is_predicted_here():
     assert all(any(letter.isdigit() for letter in rule.here) for rule in rules)
 
 
+def test_a_rule_that_holds_is_said_to_hold_and_none_of_quality_is_judged_by_time():
+    holds = {rule.textbook: rule.holds for rule in decision_table()}
+    assert (
+        holds["flash kernels"] is True
+    )  # at 32,768 tokens they are faster: that they are from fewer on is no objection
+    assert {name for name, verdict in holds.items() if verdict is None} == {
+        "cross-attention",
+        "additive",
+        "rotary; ALiBi to extrapolate",
+    }
+
+
 def test_advice_is_json():
     found = json.loads(json.dumps(advise(tokens=64, memory="1GB").as_dict()))
     assert found["mechanisms"][0]["change"] == "nothing"

@@ -49,6 +49,7 @@ def test_a_setting_of_the_user_wins(name, value):
         ["--help"],
         ["--version"],
         ["steps", "--example", "list"],
+        ["exercise", "list"],
         ["translate", "--help"],
         ["steps", "--sheet", "a.html", "b"],
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -154,15 +156,17 @@ BLOCK = FormulaCases(
 SIZES = tuple(Case(layout=layout, lengths=lengths) for layout in ("2d", "4d") for lengths in ("5x7", "7x5", "1x7"))
 
 
-def _exercise(name: str, en: str, ko: str, cases: OracleCases | FormulaCases) -> CodingExercise:
-    return CodingExercise(name, Wording(en, ko), cases, CODE_MISTAKES[name])
+TITLES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+"""By name and language; in a file of their own, which the command lists without loading torch."""
+
+
+def _exercise(name: str, cases: OracleCases | FormulaCases) -> CodingExercise:
+    return CodingExercise(name, Wording(**TITLES[name]), cases, CODE_MISTAKES[name])
 
 
 _EXERCISES = (
     _exercise(
         "additive",
-        "Bahdanau's additive scores",
-        "바다나우의 덧셈 스코어",
         OracleCases(
             tuple(
                 Case(score="additive", layout=layout, lengths=size) for layout, size in (("2d", "5x7"), ("4d", "7x5"))
@@ -170,23 +174,17 @@ _EXERCISES = (
             _additive,
         ),
     ),
-    _exercise("luong", "Luong's attentional vector", "루옹의 어텐셔널 은닉 상태", LUONG),
+    _exercise("luong", LUONG),
     _exercise(
         "scaled-dot-product",
-        "Scaled dot-product attention",
-        "스케일드 닷 프로덕트 어텐션",
         OracleCases(SIZES, _plain("attention")),
     ),
     _exercise(
         "multi-head",
-        "Multi-head attention: split, attend, join",
-        "멀티 헤드 어텐션: 나누고, 계산하고, 잇기",
         OracleCases(tuple(Case(layout="4d", lengths=lengths) for lengths in ("5x7", "7x5", "5x5")), _multi_head),
     ),
     _exercise(
         "causal-mask",
-        "Attention under a causal mask",
-        "인과 마스크가 있는 어텐션",
         OracleCases(
             tuple(
                 Case(mask="causal", layout=layout, lengths=size) for layout in ("2d", "4d") for size in ("5x5", "5x7")
@@ -194,13 +192,11 @@ _EXERCISES = (
             _plain("causal_attention"),
         ),
     ),
-    _exercise("sinusoidal", "Sinusoidal positions", "사인 함수 위치", SINUSOIDAL),
-    _exercise("rotary", "Rotary positions", "회전 위치", ROTARY),
-    _exercise("transformer-block", "A block of the Transformer", "트랜스포머 블록", BLOCK),
+    _exercise("sinusoidal", SINUSOIDAL),
+    _exercise("rotary", ROTARY),
+    _exercise("transformer-block", BLOCK),
     _exercise(
         "online-softmax",
-        "Flash attention's online softmax",
-        "플래시 어텐션의 온라인 소프트맥스",
         OracleCases(
             tuple(Case(layout=layout, lengths=size) for layout in ("2d", "4d") for size in ("5x7", "7x5", "11x29")),
             _plain("tiled_attention", 3),
@@ -208,16 +204,12 @@ _EXERCISES = (
     ),
     _exercise(
         "grouped-query",
-        "Grouped-query attention",
-        "그룹 질의 어텐션",
         OracleCases(
             tuple(Case(layout=layout) for layout in ("grouped", "multiquery", "4d", "5d")), _plain("grouped_attention")
         ),
     ),
     _exercise(
         "cache",
-        "A step of decoding with a cache",
-        "캐시를 쓰는 디코딩 한 단계",
         OracleCases(tuple(Case(mask="causal", layout=layout, lengths="5x5") for layout in ("2d", "4d")), _cache),
     ),
 )
