@@ -13,6 +13,13 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "keys of rows that are copied for beams": """
+        def attend(q, k, v, beams):
+            b, h, n, d = k.shape
+            k = k.unsqueeze(1).expand(b, beams, h, n, d).reshape(b * beams, h, n, d)
+            v = v.unsqueeze(1).expand(b, beams, h, n, d).flatten(0, 1)
+            return (q @ k.mT / math.sqrt(d)).softmax(-1) @ v
+    """,
     "positions of tokens that stand along axis 0, which the model moves": """
         class Block(nn.Module):
             def __init__(self, dim, heads):

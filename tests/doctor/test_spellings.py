@@ -13,6 +13,63 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "groups before heads, merged by flatten": (
+        "ATT403",
+        """
+        def attend(q, k, v):
+            groups = q.size(1) // k.size(1)
+            k, v = (one[:, None].expand(-1, groups, -1, -1, -1).flatten(1, 2) for one in (k, v))
+            scores = q @ k.mT / math.sqrt(q.size(-1))
+            return scores.softmax(dim=-1) @ v
+        """,
+        ("one[:, None].expand(-1, groups, -1, -1, -1)", "one[:, :, None].expand(-1, -1, groups, -1, -1)"),
+    ),
+    "groups before heads, which stand after positions": (
+        "ATT403",
+        """
+        def attend(q, k, v, n_rep):
+            b, n, kv_heads, d = k.shape
+            k = k.unsqueeze(2).expand(b, n, n_rep, kv_heads, d).reshape(b, n, n_rep * kv_heads, d)
+            q, k, v = (one.transpose(1, 2) for one in (q, k, v.repeat_interleave(n_rep, dim=2)))
+            return (q @ k.transpose(-2, -1) / d**0.5).softmax(-1) @ v
+        """,
+        ("k.unsqueeze(2).expand(b, n, n_rep, kv_heads, d)", "k.unsqueeze(3).expand(b, n, kv_heads, n_rep, d)"),
+    ),
+    "groups before heads, in a helper": (
+        "ATT403",
+        """
+        def repeated(x, times):
+            b, kv, n, d = x.shape
+            return x.unsqueeze(1).repeat(1, times, 1, 1, 1).view(b, times * kv, n, d)
+
+        def attend(q, k, v):
+            times = q.shape[1] // k.shape[1]
+            scores = q @ repeated(k, times).mT * q.shape[-1] ** -0.5
+            return scores.softmax(dim=-1) @ repeated(v, times)
+        """,
+        ("x.unsqueeze(1).repeat(1, times, 1, 1, 1)", "x.unsqueeze(2).repeat(1, 1, times, 1, 1)"),
+    ),
+    "sizes of the split in a variable": (
+        "ATT401",
+        """
+        class Attention(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.head_dim = heads, dim // heads
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+            def forward(self, x):
+                batch, length, dim = x.shape
+                shape = (batch, self.heads, length, self.head_dim)
+                q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
+                y = F.scaled_dot_product_attention(q, k, v)
+                return y.transpose(1, 2).reshape(batch, length, dim)
+        """,
+        (
+            "self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)",
+            "(f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))",
+        ),
+    ),
     "places for rows of the batch": (
         "ATT508",
         """

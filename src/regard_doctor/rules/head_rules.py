@@ -11,7 +11,7 @@ from ..attention_sites import AttentionSite, equation_axes
 from ..finding import Severity
 from ..module_facts import ModuleFacts
 from ..term import ABSENT, Term, exchanges_middle, is_none, is_true, lineage, moved_axes, number, same, through, walk
-from .base import Report, rule
+from .base import Report, code_of, rule
 
 _HEADS = re.compile(r"head|^h$|^H$|^nh$|^n_h$", re.I)
 _BATCH = re.compile(r"^(b|bs|bsz|bsize|batch|batch_size|n_batch|nbatches|batch_dim)$", re.I)
@@ -70,13 +70,15 @@ _MOVED_OR_CUT = (
 
 
 def _spelled_sizes(reshape: Term) -> list[str]:
-    """How the sizes of a reshape are written."""
+    """How the sizes of a reshape are written, there or where a variable got them."""
     if not isinstance(reshape.node, ast.Call):
         return []
     named = (one.value for one in reshape.node.keywords if isinstance(one.value, ast.Tuple | ast.List))
     written = [*reshape.node.args, *named]
     if len(written) in (1, 2) and isinstance(written[-1], ast.Tuple | ast.List):
         written = written[-1].elts
+    if len(written) == 1 and len(reshape.items) > 1:
+        return [code_of(one.node) for one in reshape.items]
     return [ast.unparse(one) for one in written]
 
 
@@ -168,7 +170,7 @@ def tiled_heads(facts: ModuleFacts) -> Iterator[Report]:
             for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
                 if _repeats_positions(one):
                     yield Report(one.node, "this repeats positions, and not key heads: their axis is the next one")
-                elif (one.op == "repeat" and _tiles_heads(one)) or _is_concatenated(one):
+                elif (one.op == "repeat" and _tiles_heads(one)) or _is_concatenated(one) or _groups_first(one):
                     yield Report(
                         one.node,
                         "this tiles the key heads as 0 1 0 1, and query heads are grouped as 0 0 1 1: "
@@ -187,6 +189,25 @@ def _is_concatenated(joined: Term) -> bool:
     """Whether keys are joined with themselves along the heads: `cat([k] * groups, dim=1)`."""
     along = joined.op == "cat" and joined["tensors"].op == "mul" and number(joined["dim"]) == 1
     return along and any(one.op == "tuple" and len(one.items) == 1 for one in joined["tensors"].operands())
+
+
+def _groups_first(merged: Term) -> bool:
+    """Whether the groups are inserted before the heads, `k[:, None].expand(b, groups, heads, n, d)`, and merged so."""
+    expanded, sizes = merged.input, _spelled_sizes(merged)
+    keeps_rows = number(merged.get("start_dim")) == 1 if merged.op == "flatten" else len(sizes) == 4
+    if merged.op not in ("reshape", "flatten") or not keeps_rows or expanded.op not in ("expand", "repeat"):
+        return False
+    if len(expanded.items) != 5 or (merged.op == "reshape" and re.search(r"\*|-1", sizes[0])):  # of rows and beams
+        return False
+    inner = expanded.input
+    if inner.op == "unsqueeze":
+        inserted = number(inner.get("dim"))
+    else:
+        axes = [is_none(one) for one in inner.items] if inner.op == "item" else []
+        inserted = axes.index(True) if axes.count(True) == 1 else None
+    next_axis = _spelled_sizes(expanded)[3].rpartition(".")[2]
+    heads_last = bool(_HEADS.search(next_axis)) and "dim" not in next_axis
+    return inserted in (1, -4) or (inserted in (2, -3) and heads_last)
 
 
 def _tiles_heads(repeat: Term) -> bool:
