@@ -117,6 +117,8 @@ LINEAR = frozenset(
     }
 )
 """Layers that are `nn.Linear` to the rules."""
+DROPOUT = frozenset({"flax.linen.Dropout", "flax.nnx.Dropout", "keras.layers.Dropout"})
+"""Layers that are `nn.Dropout` to the rules."""
 FORWARD_NAMES = ("forward", "__call__", "call")
 """Methods that run when a module is called."""
 

@@ -170,7 +170,7 @@ class CallEvaluation(ExpressionEvaluation):
             arguments = {"input": positional[0], "dim": module.get("dim")} if positional else {}
             found = {key: term for key, term in arguments.items() if term is not None}
             return self._record(self._make("softmax", node, found, value="nn.Softmax"))
-        if name in ("torch.nn.Dropout", "torch.nn.Identity") and positional:
+        if name in ("torch.nn.Dropout", "torch.nn.Identity", *array_frameworks.DROPOUT) and positional:
             return self._record(self._make("dropout", node, {"input": positional[0]}, value="module"))
         if name in array_frameworks.LAYERS:
             arguments = array_frameworks.layer_arguments(str(name), positional, named, node, self._make)

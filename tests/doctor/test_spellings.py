@@ -13,6 +13,85 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "windows as rows, of einops": (
+        "ATT404",
+        """
+        from einops import rearrange
+
+        class Stripes(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 4)
+
+            def forward(self, x):
+                y = rearrange(x, "b c h w -> (b h) w c")
+                return self.attention(y, y, y)[0]
+        """,
+        ("(dim, 4)", "(dim, 4, batch_first=True)"),
+    ),
+    "frames as rows": (
+        "ATT404",
+        """
+        class Video(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.norm = nn.LayerNorm(dim)
+                self.layer = nn.TransformerEncoderLayer(dim, 8)
+
+            def forward(self, clip):
+                batch, frames, patches, dim = clip.shape
+                return self.layer(self.norm(clip.view(batch * frames, patches, dim)))
+        """,
+        ("(dim, 8)", "(dim, 8, batch_first=True)"),
+    ),
+    "windows of a picture as rows": (
+        "ATT404",
+        """
+        class Windows(nn.Module):
+            def __init__(self, dim, size):
+                super().__init__()
+                self.size, self.attn = size, nn.MultiheadAttention(dim, 4, dropout=0.1)
+
+            def forward(self, x):
+                B, H, W, C = x.shape
+                n = self.size
+                x = x.view(B, H // n, n, W // n, n, C).transpose(2, 3)
+                x = x.reshape(B * (H // n) * (W // n), n * n, C)
+                x = x + self.attn(x, x, x, need_weights=False)[0]
+                return x
+        """,
+        ("dropout=0.1)", "dropout=0.1, batch_first=True)"),
+    ),
+    "heads and pixels flattened, scaled afterwards": (
+        "ATT111",
+        """
+        def maps(query, key, hidden):
+            weights = torch.einsum("bqhc,bhcyx->bqhyx", query, key) * query.size(-1) ** -0.5
+            weights = weights.masked_fill(hidden[:, None, None], float("-inf"))
+            return weights.flatten(2).softmax(dim=-1).view_as(weights)
+        """,
+        ("weights.flatten(2)", "weights.flatten(3)"),
+    ),
+    "heads and keys flattened, of which some are filled": (
+        "ATT111",
+        """
+        def weights(q, k, padding=None):
+            scores = torch.einsum("bihd,bjhd->bihj", q, k) / math.sqrt(q.shape[-1])
+            if padding is not None:
+                scores = scores.masked_fill(padding[:, None, None, :], -torch.inf)
+            return F.softmax(torch.flatten(scores, 2), -1).reshape(scores.shape)
+        """,
+        ("F.softmax(torch.flatten(scores, 2), -1).reshape(scores.shape)", "F.softmax(scores, -1)"),
+    ),
+    "heads and places flattened, in float32": (
+        "ATT111",
+        """
+        def attention_maps(q, memory):
+            maps = torch.einsum("bnhd,bhdp->bnhp", q, memory).float().div(math.sqrt(q.size(3)))
+            return maps.flatten(start_dim=2).softmax(-1).view(maps.shape)
+        """,
+        ("maps.flatten(start_dim=2).softmax(-1).view(maps.shape)", "maps.softmax(-1)"),
+    ),
     "groups before heads, merged by flatten": (
         "ATT403",
         """

@@ -233,7 +233,7 @@ def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
         if event.term["module"] is ABSENT or _may_be_batch_first(event.term["module"]) or not queries:
             continue
         sources = [one for term in (*queries, *given[3:]) for one in _same_leading_axes(term)]
-        wrong = any(id(one) in batch_first or _is_batch_first_output(one) for one in sources)
+        wrong = any(id(one) in batch_first or _is_batch_first_output(one) or _is_folded_batch(one) for one in sources)
         if wrong or _is_pooled_over_positions(event.term, facts) or _is_masked_as_batch_first(event.term, sources):
             name = str(event.term.value).removeprefix("torch.")
             yield Report(
@@ -247,6 +247,15 @@ def _is_batch_first_output(term: Term) -> bool:
     module = term["module"] if term.op == "apply" and term.value in _LAYERS else ABSENT
     inner = module.get("encoder_layer") or module.get("decoder_layer") or module
     return inner.op == "call" and is_true(inner["batch_first"])
+
+
+def _is_folded_batch(term: Term) -> bool:
+    """Whether the first of three axes is the batch times something else, by its name, as in windows of a picture."""
+    if term.op == "rearrange":
+        return bool(re.search(r"-> *\((b|batch) [^)]+\) +(\w+|\([^)]+\)) +\w+ *$", str(term["pattern"].value)))
+    sizes = _spelled_sizes(term) if term.op == "reshape" else []
+    factors = sizes[0].split("*") if len(sizes) == 3 else []
+    return len(factors) > 1 and any(_BATCH.match(one.strip(" ()")) for one in factors)
 
 
 def _is_masked_as_batch_first(output: Term, sources: list[Term]) -> bool:
