@@ -13,6 +13,79 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "angles for heads, of one projection by index": (
+        "ATT508",
+        """
+        def apply_rope(x, freqs):
+            t = torch.arange(x.size(2), device=x.device)
+            angles = torch.outer(t.float(), freqs)
+            a, b, cos, sin = x[..., ::2], x[..., 1::2], angles.cos(), angles.sin()
+            return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+        class Attention(nn.Module):
+            def __init__(self, dim, num_heads):
+                super().__init__()
+                self.num_heads, self.qkv = num_heads, nn.Linear(dim, 3 * dim)
+                self.register_buffer("freqs", 10000 ** -(torch.arange(0, dim // num_heads, 2) / (dim // num_heads)))
+
+            def forward(self, x):
+                b, n, c = x.shape
+                qkv = self.qkv(x).reshape(b, n, 3, self.num_heads, c // self.num_heads).permute(2, 0, 1, 3, 4)
+                q, k, v = (one.transpose(1, 2) for one in (apply_rope(qkv[0], self.freqs), qkv[1], qkv[2]))
+                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        """,
+        ("x.size(2)", "x.size(1)"),
+    ),
+    "angles for heads, of three chunks": (
+        "ATT508",
+        """
+        class Attention(nn.Module):
+            def __init__(self, dim, n_heads):
+                super().__init__()
+                self.n_heads, self.qkv = n_heads, nn.Linear(dim, 3 * dim)
+                self.register_buffer("inv_freq", 10000 ** -(torch.arange(0, dim // n_heads, 2) / (dim // n_heads)))
+
+            def rotate(self, x):
+                positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
+                angle = positions[:, None] * self.inv_freq
+                cos, sin, (left, right) = angle.cos(), angle.sin(), x.chunk(2, -1)
+                return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).view(x.size(0), x.size(1), self.n_heads, -1).chunk(3, dim=-1)
+                q, k, v = self.rotate(q), self.rotate(k), v
+                q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        """,
+        ("self.n_heads, -1).chunk(3, dim=-1)\n", "self.n_heads, -1).transpose(1, 2).chunk(3, dim=-1)\n"),
+    ),
+    "angles for heads, of axes that stand last": (
+        "ATT508",
+        """
+        class Rope(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.register_buffer("freqs", 1e4 ** -(torch.arange(0, dim, 2) / dim))
+
+            def forward(self, x):
+                pos = torch.arange(x.shape[2]).to(x.device)
+                theta = torch.einsum("n,d->nd", pos.float(), self.freqs).repeat(1, 2)
+                one, two = x.chunk(2, dim=-1)
+                return x * theta.cos() + torch.cat((-two, one), -1) * theta.sin()
+
+        class Attention(nn.Module):
+            def __init__(self, dim, nh):
+                super().__init__()
+                self.nh, self.qkv, self.rope = nh, nn.Linear(dim, 3 * dim), Rope(dim // nh)
+
+            def forward(self, x):
+                B, T, C = x.shape
+                q, k, v = self.qkv(x).view(B, T, self.nh, 3, C // self.nh).unbind(dim=3)
+                q, k, v = (one.permute(0, 2, 1, 3) for one in (self.rope(q), self.rope(k), v))
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
+        """,
+        ("pos = torch.arange(x.shape[2])", "pos = torch.arange(x.shape[1])"),
+    ),
     "windows as rows, of einops": (
         "ATT404",
         """
