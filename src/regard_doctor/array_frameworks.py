@@ -156,6 +156,12 @@ def framework_call(
         sizes = (Term("constant", node, value=2),) * 2  # of any length
         ones = made("ones", node, {}, tuple(Term("size", node, {"input": one}, value=-1) for one in sizes), name)
         return made("bool", node, {"input": made("tril", node, {"input": ones}, (), name)}, (), name), True
+    if name.endswith(".make_attention_mask") and len(positional) > 1:
+        rows = [
+            made("unsqueeze", node, {"input": one, "dim": Term("constant", node, value=dim)})
+            for one, dim in zip(positional, (-1, -2), strict=False)
+        ]
+        return made("and", node, {"input": rows[0], "other": rows[1]}, (), name), True
     if name.endswith(".combine_masks") and positional:
         joined = positional[0]
         for one in positional[1:]:

@@ -13,6 +13,37 @@ JAX, FLAX = "import jax\nimport jax.numpy as jnp\n", "import flax.linen as nn\ni
 TF, KERAS = "import tensorflow as tf\n", "import keras\nfrom keras import layers, ops\n"
 NNX = "from flax import nnx\nimport jax.numpy as jnp\n"
 CASES = {
+    # masks that are joined
+    "flax: causal or words": (
+        "ATT217",
+        FLAX,
+        """
+        class Layer(nn.Module):
+            @nn.compact
+            def __call__(self, x, tokens, pad_id):
+                words = tokens != pad_id
+                mask = nn.make_causal_mask(tokens) | nn.make_attention_mask(words, words)
+                return nn.MultiHeadDotProductAttention(num_heads=4)(x, x, mask=mask)
+        """,
+        ("make_causal_mask(tokens) |", "make_causal_mask(tokens) &"),
+    ),
+    "keras: causal or words": (
+        "ATT217",
+        KERAS,
+        """
+        class Layer(layers.Layer):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = layers.MultiHeadAttention(4, dim)
+
+            def call(self, x, ids, pad_token_id):
+                n = ops.shape(ids)[1]
+                causal = ops.tril(ops.ones((n, n), dtype="bool"))
+                mask = ops.logical_or(causal, ops.not_equal(ids, pad_token_id)[:, None, :])
+                return self.attention(x, x, attention_mask=mask)
+        """,
+        ("logical_or", "logical_and"),
+    ),
     # dropout between the softmax and the values
     "flax: axis of the queries, dropped out": (
         "ATT111",

@@ -13,6 +13,19 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "the future or padding, which are hidden": """
+        def attend(q, k, v, tokens, pad_id):
+            future = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).triu(1)
+            hidden = future | (tokens == pad_id)[:, None, None, :]
+            scores = (q @ k.mT / math.sqrt(q.size(-1))).masked_fill(hidden, torch.finfo(q.dtype).min)
+            return scores.softmax(-1) @ v
+    """,
+    "a prefix of words that all may see": """
+        def attend(q, k, v, lengths):
+            i = torch.arange(q.size(-2))
+            shown = (i[:, None] >= i) | (i < lengths[:, None])[:, None, None]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=shown)
+    """,
     "keys of rows that are copied for beams": """
         def attend(q, k, v, beams):
             b, h, n, d = k.shape

@@ -13,6 +13,27 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "causal or words": (
+        "ATT217",
+        """
+        def attend(q, k, v, tokens, pad_id):
+            causal = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+            visible = causal | (tokens != pad_id)[:, None, None, :]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        """,
+        ("causal | (", "causal & ("),
+    ),
+    "causal or words, of a tokenizer": (
+        "ATT217",
+        """
+        def attend(q, k, v, attention_mask):
+            i = torch.arange(q.size(-2))
+            shown = torch.logical_or(i[:, None] >= i[None, :], attention_mask.bool()[:, None, None])
+            scores = (q @ k.mT / math.sqrt(q.size(-1))).masked_fill(~shown, float("-inf"))
+            return scores.softmax(-1) @ v
+        """,
+        ("torch.logical_or(", "torch.logical_and("),
+    ),
     "angles for heads, of one projection by index": (
         "ATT508",
         """

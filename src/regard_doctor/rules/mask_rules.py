@@ -191,7 +191,7 @@ def _is_mask_of_weights(mask: Term) -> bool:
     if mask.op == "unsqueeze" and number(mask.get("dim")) == -1:
         return False
     while mask.op in ("equal", "not_equal", "invert", "cast", "unsqueeze", "item", "rearrange", "bool"):
-        if _true_at(mask):
+        if true_at(mask):
             return True
         mask = mask.input
     values = mask_values(mask)
@@ -232,7 +232,7 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for event in filter(facts.is_judged, facts.applied(*TORCH_MASKS)):
         for name in TORCH_MASKS[str(event.term.value)][1]:
             for mask in resolved(event.term[name]):
-                if not _is_plain(through(mask, "cast", "bool")) and _true_at(mask) == "words":
+                if not _is_plain(through(mask, "cast", "bool")) and true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
     for event in filter(facts.is_judged, [*facts.operations("sdpa"), *facts.applied(*LAYERS)]):
         name = f"the mask of {event.name}" if facts.framework else "attn_mask of scaled_dot_product_attention"
@@ -262,7 +262,7 @@ def _is_called_visible(fill: Term) -> bool:
 
 
 def _hides_words(mask: Term, true_hides: bool) -> bool:
-    return _true_at(mask) == ("words" if true_hides else "padding")
+    return true_at(mask) == ("words" if true_hides else "padding")
 
 
 def _is_plain(mask: Term) -> bool:
@@ -274,20 +274,20 @@ _PAD_NAMES = re.compile(r"(^|_)pad(ding)?(_|$)|pad_?(id|idx|token|index)", re.I)
 _OPPOSITE = {"words": "padding", "padding": "words", "": ""}
 
 
-def _true_at(mask: Term) -> str:
+def true_at(mask: Term) -> str:
     """Where a padding mask is True: "words", "padding", or "" if that is not plain."""
     converted = mask.op == "method" and mask.value in ("long", "int", "byte")
     if converted or mask.op in ("unsqueeze", "expand", "reshape", "item", "repeat", "cast", "bool", "transpose"):
-        return _true_at(mask.input)
+        return true_at(mask.input)
     if mask.op in ("invert", "not"):
-        return _OPPOSITE[_true_at(mask.input)]
+        return _OPPOSITE[true_at(mask.input)]
     left, right = mask["input"], mask["other"]
     if mask.op in ("equal", "not_equal"):
         known = (one for one in (left, right) if one.op in ("parameter", "attribute", "name", "constant"))
         if any(_PAD_NAMES.search(label(one)) for one in known):
             return "padding" if mask.op == "equal" else "words"
         same = (number(right) == 1) == (mask.op == "equal")
-        where = _true_at(left) if number(right) in (0, 1) else ""
+        where = true_at(left) if number(right) in (0, 1) else ""
         return where if same else _OPPOSITE[where]
     if mask.op in _OUTSIDE and is_counted(left) and _is_of_lengths(right):
         return _OUTSIDE[mask.op]

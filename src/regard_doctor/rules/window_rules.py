@@ -18,6 +18,7 @@ from ..mask_values import NUMPY_OPERATORS, hidden_triangle
 from ..module_facts import Function, ModuleFacts
 from ..term import ABSENT, Term, label, same, through, walk
 from .base import Report, around, below, last_name, names_below, rule
+from .mask_rules import true_at
 from .mask_uses import is_counted, mask_uses, parts_that_hide, resolved, site_masks
 
 _QUERY = re.compile(r"^(q|query|i|row|m)_?(idx|index|i|pos|position)?$", re.I)
@@ -123,16 +124,20 @@ def unbounded_window(facts: ModuleFacts) -> Iterator[Report]:
 
 @rule("ATT217", Severity.ERROR)
 def joined_documents(facts: ModuleFacts) -> Iterator[Report]:
-    """The mask of documents and the causal mask are joined by *or* instead of *and*."""
+    """The causal mask and that of documents, or of padding, are joined by *or* instead of *and*."""
     message = "documents or causal shows the past of other documents and the own future: use `&`"
+    padded = "words or causal shows the future, and padding of the past: use `&`"
     for result, query, key in _mask_functions(facts):
         joined = (one for one in below(result, ast.BinOp) if isinstance(one.op, ast.BitOr))
         for sides in ((one.left, one.right) for one in joined):
             if any(map(_is_same_document, sides)) and any(_is_order(one, query, key) for one in sides):
                 yield Report(result, message)
     for one in _mask_parts(facts):
-        if one.op == "or" and _joins_documents(one):
+        parts = _joined_to_causal(one) if one.op == "or" else []
+        if any(map(_is_of_documents, parts)):
             yield Report(one.node, message)
+        elif any(map(_shows_words, parts)):
+            yield Report(one.node, padded)
 
 
 def _mask_parts(facts: ModuleFacts) -> Iterator[Term]:
@@ -153,11 +158,24 @@ def _is_order(node: ast.expr, query: str, key: str) -> bool:
     return ast.unparse(node) in (f"{query} >= {key}", f"{key} <= {query}", f"{query} > {key}", f"{key} < {query}")
 
 
-def _joins_documents(term: Term) -> bool:
+def _joined_to_causal(term: Term) -> list[Term]:
+    """What a causal mask that is True where it shows is joined with; nothing where there is none."""
     sides = list(term.operands())
-    causal = any(hidden_triangle(one, true_hides=False, as_booleans=True) == "future" for one in sides)
-    compared = [through(one, "unsqueeze", "item", "expand", "cast") for one in sides] if causal else []
-    return any(one.op == "equal" and any(map(_DOCUMENTS.search, names_in(one))) for one in compared)
+    causal = [hidden_triangle(one, true_hides=False, as_booleans=True) == "future" for one in sides]
+    return [one for one, is_causal in zip(sides, causal, strict=True) if not is_causal] if any(causal) else []
+
+
+def _is_of_documents(mask: Term) -> bool:
+    mask = through(mask, "unsqueeze", "item", "expand", "cast")
+    return mask.op == "equal" and any(map(_DOCUMENTS.search, names_in(mask)))
+
+
+def _shows_words(mask: Term) -> bool:
+    """Whether a mask is True at words: one of keys, or one of keys and queries; that of lengths may be of a prefix."""
+    mask = through(mask, "unsqueeze", "item", "expand", "cast", "bool")
+    if mask.op == "and":
+        return all(map(_shows_words, mask.operands()))
+    return mask.op not in ("less", "less_equal", "greater", "greater_equal") and true_at(mask) == "words"
 
 
 @rule("ATT218", Severity.ERROR)
