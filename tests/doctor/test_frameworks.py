@@ -13,6 +13,18 @@ JAX, FLAX = "import jax\nimport jax.numpy as jnp\n", "import flax.linen as nn\ni
 TF, KERAS = "import tensorflow as tf\n", "import keras\nfrom keras import layers, ops\n"
 NNX = "from flax import nnx\nimport jax.numpy as jnp\n"
 CASES = {
+    # numbers that are added at words
+    "tensorflow: a bias at words": (
+        "ATT208",
+        TF,
+        """
+        def attention(q, k, v, tokens):
+            words = tf.cast(tf.not_equal(tokens, 0), tf.float32)[:, tf.newaxis, tf.newaxis, :]
+            logits = tf.matmul(q, k, transpose_b=True) / tf.sqrt(tf.cast(tf.shape(k)[-1], tf.float32)) + words * -1e9
+            return tf.matmul(tf.nn.softmax(logits), v)
+        """,
+        ("+ words *", "+ (1.0 - words) *"),
+    ),
     # masks that are joined
     "flax: causal or words": (
         "ATT217",

@@ -13,6 +13,16 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "a bias of a mask that a caller may have inverted": """
+        def attend(q, k, v, attention_mask):
+            scores = q @ k.mT / math.sqrt(q.size(-1)) + attention_mask * torch.finfo(q.dtype).min
+            return scores.softmax(-1) @ v
+    """,
+    "a bias of a mask of a tokenizer": """
+        def attend(q, k, v, attention_mask):
+            bias = (1.0 - attention_mask[:, None, None, :].to(q.dtype)) * torch.finfo(q.dtype).min
+            return (q @ k.mT / math.sqrt(q.size(-1)) + bias).softmax(-1) @ v
+    """,
     "the future or padding, which are hidden": """
         def attend(q, k, v, tokens, pad_id):
             future = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).triu(1)

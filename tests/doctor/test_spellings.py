@@ -13,6 +13,43 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "a bias at words, of ids that are not 0": (
+        "ATT208",
+        """
+        def attend(q, k, v, input_ids):
+            mask = (input_ids != 0).float()[:, None, None, :]
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) + mask * -1e9
+            return scores.softmax(-1) @ v
+        """,
+        ("(input_ids != 0)", "(input_ids == 0)"),
+    ),
+    "a bias at words, of the lowest number": (
+        "ATT208",
+        """
+        def attend(q, k, v, tokens, pad_id):
+            keep = (tokens != pad_id).unsqueeze(1).unsqueeze(2).to(q.dtype)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores += keep * torch.finfo(q.dtype).min
+            return scores.softmax(-1) @ v
+        """,
+        ("keep * torch", "(1 - keep) * torch"),
+    ),
+    "a bias at words, one minus padding": (
+        "ATT208",
+        """
+        class Attention(nn.Module):
+            def __init__(self, dim, pad_idx):
+                super().__init__()
+                self.pad_idx, self.dim = pad_idx, dim
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+            def forward(self, x, ids):
+                hidden = (1.0 - ids.eq(self.pad_idx).float()) * -1e9
+                scores = torch.bmm(self.q(x), self.k(x).transpose(1, 2)) / self.dim**0.5 + hidden[:, None]
+                return torch.bmm(F.softmax(scores, dim=-1), self.v(x))
+        """,
+        ("(1.0 - ids.eq(self.pad_idx).float())", "ids.eq(self.pad_idx).float()"),
+    ),
     "causal or words": (
         "ATT217",
         """

@@ -242,6 +242,8 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for site in formulas(facts):
         for step in site.before:
             for use in formula_mask(step):
+                if use.added and _is_bias_at_words(use.mask):
+                    yield Report(use.node.node, "this adds a large negative number at words, and hides them: invert it")
                 passed_on = _is_plain(use.mask) or use.mask.op in ("cast", "bool", "unsqueeze")
                 parts = [] if use.added or passed_on else list(parts_that_hide(use.mask, use.true_hides))
                 wrong = next((one for one, true_hides in parts if _hides_words(one, true_hides)), None)
@@ -261,6 +263,19 @@ def _is_called_visible(fill: Term) -> bool:
     return bool(written) and _VISIBLE.match(ast.unparse(written[0])) is not None
 
 
+def _is_bias_at_words(bias: Term) -> bool:
+    """Whether a bias is a mask that is 1 at words, or 1 minus one of padding, times a number that hides."""
+    bias = through(bias, "unsqueeze", "item", "expand", "cast")
+    for mask, factor in sides(bias) if bias.op == "mul" else ():
+        if hides(factor):
+            at = "" if _is_plain(mask) else "words"
+            mask = through(mask, "unsqueeze", "item", "expand", "cast")
+            if mask.op == "sub" and number(mask.input) == 1:
+                mask, at = mask["other"], "padding"
+            return bool(at) and true_at(mask) == at
+    return False
+
+
 def _hides_words(mask: Term, true_hides: bool) -> bool:
     return true_at(mask) == ("words" if true_hides else "padding")
 
@@ -271,6 +286,8 @@ def _is_plain(mask: Term) -> bool:
 
 
 _PAD_NAMES = re.compile(r"(^|_)pad(ding)?(_|$)|pad_?(id|idx|token|index)", re.I)
+_TOKENS = re.compile(r"^((input|src|tgt|source|target|text|word|token)_)?(ids|tokens|words)$")
+"""Names of token ids, of which 0 is the padding where they are compared with it."""
 _OPPOSITE = {"words": "padding", "padding": "words", "": ""}
 
 
@@ -285,6 +302,8 @@ def true_at(mask: Term) -> str:
     if mask.op in ("equal", "not_equal"):
         known = (one for one in (left, right) if one.op in ("parameter", "attribute", "name", "constant"))
         if any(_PAD_NAMES.search(label(one)) for one in known):
+            return "padding" if mask.op == "equal" else "words"
+        if number(right) == 0 and left.op == "parameter" and _TOKENS.search(str(left.value)):
             return "padding" if mask.op == "equal" else "words"
         same = (number(right) == 1) == (mask.op == "equal")
         where = true_at(left) if number(right) in (0, 1) else ""
