@@ -13,6 +13,14 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "causal with a mask, and by an option without it": """
+        def attend(q, k, v, mask=None, causal=True):
+            if mask is not None:
+                if causal:
+                    mask = mask & torch.ones(q.size(-2), k.size(-2), dtype=torch.bool).tril()
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    """,
     "a bias of a mask that a caller may have inverted": """
         def attend(q, k, v, attention_mask):
             scores = q @ k.mT / math.sqrt(q.size(-1)) + attention_mask * torch.finfo(q.dtype).min

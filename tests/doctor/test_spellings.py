@@ -13,6 +13,53 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "causal with a padding mask only": (
+        "ATT231",
+        """
+        class Attention(nn.Module):
+            def __init__(self, causal):
+                super().__init__()
+                self.causal = causal
+
+            def forward(self, q, k, v, key_mask=None):
+                scores = torch.einsum("bhid,bhjd->bhij", q, k) * q.size(-1) ** -0.5
+                if key_mask is not None:
+                    scores = scores.masked_fill(~key_mask[:, None, None, :], float("-inf"))
+                    if self.causal:
+                        future = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
+                        scores = scores.masked_fill(future, float("-inf"))
+                return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
+        """,
+        ("    if self.causal:\n                ", "    pass\n        if self.causal:\n"),
+    ),
+    "causal joined to a mask that may be missing": (
+        "ATT231",
+        """
+        def attend(q, k, v, mask=None, is_causal=False):
+            if mask is not None:
+                mask = mask.bool()
+                if is_causal:
+                    mask = mask & torch.tril(torch.ones(q.size(-2), k.size(-2), dtype=torch.bool))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        """,
+        ("attn_mask=mask)", "attn_mask=mask, is_causal=is_causal and mask is None)"),
+    ),
+    "causal added to a bias that may be missing": (
+        "ATT231",
+        """
+        def attend(q, k, v, attn_mask=None, use_causal_mask=True):
+            scores = q @ k.mT / math.sqrt(q.size(-1))
+            if attn_mask is not None:
+                if use_causal_mask:
+                    attn_mask = attn_mask + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+                scores = scores + attn_mask
+            return scores.softmax(-1) @ v
+        """,
+        (
+            "    if attn_mask is not None:\n        if use_causal_mask:",
+            "    attn_mask = 0.0 if attn_mask is None else attn_mask\n    if True:\n        if use_causal_mask:",
+        ),
+    ),
     "a bias at words, of ids that are not 0": (
         "ATT208",
         """
