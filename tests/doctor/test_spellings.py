@@ -944,6 +944,22 @@ def test_a_window_of_one_key_more_is_a_hint(name):
     assert not diagnose(source.replace("MASK", right), selection=RuleSelection(("ATT219",)))
 
 
+@pytest.mark.parametrize(
+    "passed",
+    [
+        "causal=True, window_size=(window, 0)",
+        "**{'causal': True, 'window_size': (window, window)}",
+        "causal=True, softcap=0.0, window_size=(window, -1)",
+    ],
+)
+def test_a_window_of_flash_attn_of_one_key_more_is_a_hint(passed):
+    source = "from flash_attn import flash_attn_func\n\ndef attend(q, k, v, window):\n"
+    source += f"    return flash_attn_func(q, k, v, {passed})\n"
+    (found,) = diagnose(source, selection=RuleSelection(("ATT219",)))
+    assert (found.line, found.severity) == (4, Severity.HINT)
+    assert not diagnose(source.replace("(window,", "(window - 1,"), selection=RuleSelection(("ATT219",)))
+
+
 @pytest.mark.parametrize("call", ["self.m(x, x, x)[1].numpy()", "torch.softmax(self.q(x) @ self.q(x).mT, -1).numpy()"])
 def test_weights_with_a_gradient_as_an_array_are_a_hint(call):
     source = IMPORTS + textwrap.dedent(f"""

@@ -17,7 +17,7 @@ from ..finding import Severity
 from ..mask_values import NUMPY_OPERATORS, hidden_triangle
 from ..module_facts import Function, ModuleFacts
 from ..term import ABSENT, Term, label, same, through, walk
-from .base import Report, around, below, last_name, names_below, rule
+from .base import Report, around, below, code_of, last_name, names_below, rule
 from .mask_rules import true_at
 from .mask_uses import is_counted, mask_uses, parts_that_hide, resolved, site_masks
 
@@ -198,6 +198,9 @@ def _has_block_means(key: Term) -> bool:
 def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
     """A causal window of a stated size has one key more: the distances from 0 to the size."""
     unless = "it counts the keys before the query, without its own"
+    for pair in _flash_windows(facts):
+        message = "the window of flash-attn has the query's own key besides: this is one key more"
+        yield Report(pair, message, unless=unless)
     for one in _mask_parts(facts):
         right = one["other"]
         if one.op == "less_equal" and one.input.op == "sub" and _states_size(right):
@@ -229,6 +232,19 @@ def _is_one_below(diagonal: Term) -> bool:
     """Whether a diagonal is -size - 1, or -(size + 1)."""
     found = re.fullmatch(r"-(?:self\.)?(\w+) - 1|-\((?:self\.)?(\w+) \+ 1\)", ast.unparse(diagonal.node))
     return found is not None and bool(_SIZE.match(found[1] or found[2]))
+
+
+def _flash_windows(facts: ModuleFacts) -> Iterator[ast.Tuple]:
+    """The pairs that flash-attn gets as `window_size`, in the call or in a dict, and that begin with the size itself."""
+    for node in facts.nodes[ast.Tuple] if "flash_attn" in facts.source else ():
+        name = ""
+        match facts.parents.get(node):
+            case ast.keyword(arg=str(name)) | ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=str(name)))]):
+                pass
+            case ast.Dict(keys=keys, values=values) if node in values:
+                name = code_of(keys[values.index(node)]).strip("'")
+        if name == "window_size" and len(node.elts) == 2 and _SIZE.match(last_name(node.elts[0])):
+            yield node
 
 
 @rule("ATT224", Severity.ERROR)
