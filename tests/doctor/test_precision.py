@@ -13,6 +13,17 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "a mask that is called as queries and keys, or as both": """
+        class Two(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, a, b, a_mask, b_mask):
+                x = F.scaled_dot_product_attention(self.q(a), self.k(a), self.v(a), attn_mask=a_mask[:, None, :])
+                pairs = a_mask[:, :, None] & b_mask[:, None, :]
+                return F.scaled_dot_product_attention(self.q(x), self.k(b), self.v(b), attn_mask=pairs)
+    """,
     "causal with a mask, and by an option without it": """
         def attend(q, k, v, mask=None, causal=True):
             if mask is not None:

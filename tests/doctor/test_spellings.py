@@ -13,6 +13,43 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "the mask of a question for its passage": (
+        "ATT232",
+        """
+        class Reader(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, question, passage, question_mask, passage_mask):
+                q, k, v = self.q(question), self.k(passage), self.v(passage)
+                scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~question_mask[:, None, :], -torch.inf)
+                return scores.softmax(-1) @ v
+        """,
+        ("~question_mask[", "~passage_mask["),
+    ),
+    "the padding of a text for a sound": (
+        "ATT232",
+        """
+        class Listener(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.attn = nn.MultiheadAttention(d, 4, batch_first=True)
+
+            def forward(self, text, audio, text_pad, audio_pad):
+                return self.attn(text, audio, audio, key_padding_mask=text_pad, need_weights=False)[0]
+        """,
+        ("=text_pad", "=audio_pad"),
+    ),
+    "the lengths of films for their words": (
+        "ATT232",
+        """
+        def attend(video, words, video_lengths, word_lengths):
+            shown = (torch.arange(words.size(1)) < video_lengths[:, None]).unsqueeze(1)
+            return F.scaled_dot_product_attention(video, words, words, attn_mask=shown)
+        """,
+        ("< video_lengths", "< word_lengths"),
+    ),
     "causal with a padding mask only": (
         "ATT231",
         """

@@ -235,7 +235,7 @@ def _is_one_below(diagonal: Term) -> bool:
 
 
 def _flash_windows(facts: ModuleFacts) -> Iterator[ast.Tuple]:
-    """The pairs that flash-attn gets as `window_size`, in the call or in a dict, and that begin with the size itself."""
+    """The pairs that flash-attn gets as `window_size`, in a call or a dict, and that begin with the size itself."""
     for node in facts.nodes[ast.Tuple] if "flash_attn" in facts.source else ():
         name = ""
         match facts.parents.get(node):
