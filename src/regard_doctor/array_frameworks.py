@@ -118,6 +118,8 @@ LINEAR = frozenset(
     }
 )
 """Layers that are `nn.Linear` to the rules."""
+DROPOUT = frozenset({"flax.linen.Dropout", "flax.nnx.Dropout", "keras.layers.Dropout"})
+"""Layers that are `nn.Dropout` to the rules."""
 FORWARD_NAMES = ("forward", "__call__", "call")
 """Methods that run when a module is called."""
 
@@ -155,6 +157,12 @@ def framework_call(
         sizes = (Term("constant", node, value=2),) * 2  # of any length
         ones = made("ones", node, {}, tuple(Term("size", node, {"input": one}, value=-1) for one in sizes), name)
         return made("bool", node, {"input": made("tril", node, {"input": ones}, (), name)}, (), name), True
+    if name.endswith(".make_attention_mask") and len(positional) > 1:
+        rows = [
+            made("unsqueeze", node, {"input": one, "dim": Term("constant", node, value=dim)})
+            for one, dim in zip(positional, (-1, -2), strict=False)
+        ]
+        return made("and", node, {"input": rows[0], "other": rows[1]}, (), name), True
     if name.endswith(".combine_masks") and positional:
         return reduce(lambda one, other: made("and", node, {"input": one, "other": other}), positional), False
     if name == "jax.numpy.tri":

@@ -160,7 +160,7 @@ class CallEvaluation(ExpressionEvaluation):
             arguments, _ = _bind(FORWARD[name], positional, named)
             dim = {"dim": module["dim"]} if "dim" in module.arguments else {}
             return self._record(self._make("softmax", node, arguments | dim, value="nn.Softmax"))
-        if name in ("torch.nn.Dropout", "torch.nn.Identity") and positional:
+        if name in ("torch.nn.Dropout", "torch.nn.Identity", *array_frameworks.DROPOUT) and positional:
             return self._record(self._make("dropout", node, {"input": positional[0]}, value="module"))
         if name in array_frameworks.LAYERS:
             arguments = array_frameworks.layer_arguments(str(name), positional, named, node, self._make)

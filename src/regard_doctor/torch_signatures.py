@@ -56,6 +56,8 @@ _TORCH = {
     **dict.fromkeys(("divide", "true_divide"), "div"),
     **dict.fromkeys(("swapaxes", "swapdims"), "transpose"),
     **dict.fromkeys(("logical_not", "bitwise_not"), "invert"),
+    **dict.fromkeys(("logical_and", "bitwise_and"), "and"),
+    **dict.fromkeys(("logical_or", "bitwise_or"), "or"),
     **dict(zip(("eq", "ne", "lt", "le", "gt", "ge"), COMPARISONS, strict=True)),
     "multiply": "mul",
     "subtract": "sub",

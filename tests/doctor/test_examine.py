@@ -543,3 +543,26 @@ def test_a_block_without_an_embedding_may_get_its_positions_from_outside():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     (found,) = examine(layer, torch.randn(2, 20, 16), causal=False, checks=["positions"]).findings
     assert (found.code, found.severity) == ("RUN106", Severity.HINT)
+
+
+def test_a_class_for_words_in_any_order_is_a_warning():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layer = nn.Embedding(50, 16), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+        def forward(self, ids):
+            return self.layer(self.words(ids)).mean(1)
+
+    (found,) = examine(Bag(), batch(), checks=["positions"]).findings
+    assert (found.code, found.severity) == ("RUN106", Severity.WARNING)
+
+
+@pytest.mark.parametrize(("window", "codes"), [(4, set()), (3, {"RUN108"})])
+def test_a_window_of_a_picture_has_its_square_of_tokens(window: int, codes: set[str]) -> None:
+    class Window(nn.TransformerEncoderLayer):
+        def __init__(self):
+            super().__init__(16, 2, 32, batch_first=True)
+            self.window = window
+
+    assert examine(Window(), torch.randn(2, 16, 16), causal=False, checks=["window"]).codes == codes

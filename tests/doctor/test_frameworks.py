@@ -13,6 +13,158 @@ JAX, FLAX = "import jax\nimport jax.numpy as jnp\n", "import flax.linen as nn\ni
 TF, KERAS = "import tensorflow as tf\n", "import keras\nfrom keras import layers, ops\n"
 NNX = "from flax import nnx\nimport jax.numpy as jnp\n"
 CASES = {
+    # numbers that are added at words
+    "tensorflow: a bias at words": (
+        "ATT208",
+        TF,
+        """
+        def attention(q, k, v, tokens):
+            words = tf.cast(tf.not_equal(tokens, 0), tf.float32)[:, tf.newaxis, tf.newaxis, :]
+            logits = tf.matmul(q, k, transpose_b=True) / tf.sqrt(tf.cast(tf.shape(k)[-1], tf.float32)) + words * -1e9
+            return tf.matmul(tf.nn.softmax(logits), v)
+        """,
+        ("+ words *", "+ (1.0 - words) *"),
+    ),
+    # masks that are joined
+    "flax: causal or words": (
+        "ATT217",
+        FLAX,
+        """
+        class Layer(nn.Module):
+            @nn.compact
+            def __call__(self, x, tokens, pad_id):
+                words = tokens != pad_id
+                mask = nn.make_causal_mask(tokens) | nn.make_attention_mask(words, words)
+                return nn.MultiHeadDotProductAttention(num_heads=4)(x, x, mask=mask)
+        """,
+        ("make_causal_mask(tokens) |", "make_causal_mask(tokens) &"),
+    ),
+    "keras: causal or words": (
+        "ATT217",
+        KERAS,
+        """
+        class Layer(layers.Layer):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = layers.MultiHeadAttention(4, dim)
+
+            def call(self, x, ids, pad_token_id):
+                n = ops.shape(ids)[1]
+                causal = ops.tril(ops.ones((n, n), dtype="bool"))
+                mask = ops.logical_or(causal, ops.not_equal(ids, pad_token_id)[:, None, :])
+                return self.attention(x, x, attention_mask=mask)
+        """,
+        ("logical_or", "logical_and"),
+    ),
+    # dropout between the softmax and the values
+    "flax: axis of the queries, dropped out": (
+        "ATT111",
+        FLAX,
+        """
+        class Attention(nn.Module):
+            heads: int
+            rate: float
+
+            @nn.compact
+            def __call__(self, x, deterministic):
+                q, k, v = (nn.DenseGeneral((self.heads, x.shape[-1] // self.heads))(x) for _ in range(3))
+                scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(q.shape[-1])
+                w = nn.Dropout(self.rate)(jax.nn.softmax(scores, axis=-2), deterministic=deterministic)
+                return jnp.einsum("bhqk,bkhd->bqhd", w, v)
+        """,
+        ("axis=-2", "axis=-1"),
+    ),
+    "keras: axis of the queries, dropped out": (
+        "ATT111",
+        KERAS,
+        """
+        class Attention(layers.Layer):
+            def __init__(self, dim, rate):
+                super().__init__()
+                self.q, self.k, self.v = layers.Dense(dim), layers.Dense(dim), layers.Dense(dim)
+                self.drop = layers.Dropout(rate)
+
+            def call(self, x, training=None):
+                q, k, v = self.q(x), self.k(x), self.v(x)
+                s = ops.einsum("btd,bsd->bts", q, k) / ops.sqrt(ops.shape(q)[-1])
+                w = self.drop(ops.softmax(s, axis=1), training=training)
+                return ops.einsum("bts,bsd->btd", w, v)
+        """,
+        ("axis=1", "axis=-1"),
+    ),
+    "nnx: axis of the queries, dropped out": (
+        "ATT111",
+        NNX,
+        """
+        class Attention(nnx.Module):
+            def __init__(self, dim, rngs):
+                self.qkv, self.drop = nnx.Linear(dim, 3 * dim, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
+
+            def __call__(self, x):
+                q, k, v = jnp.split(self.qkv(x), 3, axis=-1)
+                weights = nnx.softmax(q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5, axis=-2)
+                return self.drop(weights) @ v
+        """,
+        ("axis=-2", "axis=-1"),
+    ),
+    # the order of rows of heads
+    "tensorflow: a mask for each head of a row": (
+        "ATT405",
+        TF,
+        """
+        def attention(q, k, v, mask, heads):
+            b, n, d = tf.unstack(tf.shape(q))
+
+            def folded(x):
+                x = tf.transpose(tf.reshape(x, [b, n, heads, d // heads]), [2, 0, 1, 3])
+                return tf.reshape(x, [heads * b, n, d // heads])
+
+            scores = tf.matmul(folded(q), folded(k), transpose_b=True) / tf.sqrt(tf.cast(d // heads, tf.float32))
+            scores = tf.where(tf.repeat(mask, heads, axis=0), scores, -1e9)
+            return tf.matmul(tf.nn.softmax(scores), folded(v))
+        """,
+        ("tf.repeat(mask, heads, axis=0)", "tf.tile(mask, [heads, 1, 1])"),
+    ),
+    "jax: a mask for all rows of a head": (
+        "ATT405",
+        JAX,
+        """
+        def attention(q, k, v, mask, num_heads):
+            b, n, d = q.shape
+            size = d // num_heads
+            q, k, v = (
+                x.reshape(b, n, num_heads, size).transpose(0, 2, 1, 3).reshape(b * num_heads, n, size)
+                for x in (q, k, v)
+            )
+            logits = jnp.einsum("bqd,bkd->bqk", q, k) / jnp.sqrt(size)
+            logits = jnp.where(jnp.tile(mask, (num_heads, 1, 1)), logits, -jnp.inf)
+            return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(logits), v)
+        """,
+        ("jnp.tile(mask, (num_heads, 1, 1))", "jnp.repeat(mask, num_heads, axis=0)"),
+    ),
+    "keras: a mask for each head of a row": (
+        "ATT405",
+        KERAS,
+        """
+        class Folded(layers.Layer):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.size = heads, dim // heads
+                self.q, self.k, self.v = layers.Dense(dim), layers.Dense(dim), layers.Dense(dim)
+
+            def rows(self, x):
+                n = ops.shape(x)[1]
+                x = ops.reshape(x, (-1, n, self.heads, self.size))
+                return ops.reshape(ops.transpose(x, (2, 0, 1, 3)), (-1, n, self.size))
+
+            def call(self, x, mask):
+                q, k, v = self.rows(self.q(x)), self.rows(self.k(x)), self.rows(self.v(x))
+                scores = ops.matmul(q, ops.transpose(k, (0, 2, 1))) / ops.sqrt(float(self.size))
+                scores = ops.where(ops.repeat(mask, self.heads, axis=0), scores, -1e9)
+                return ops.matmul(ops.softmax(scores, axis=-1), v)
+        """,
+        ("ops.repeat(mask, self.heads, axis=0)", "ops.tile(mask, (self.heads, 1, 1))"),
+    ),
     # the scale
     "jax: multiplied by the root": (
         "ATT103",

@@ -13,6 +13,55 @@ from regard_doctor.source_discovery import python_files
 ROOT = Path(__file__).parents[2]
 MISTAKES = RuleSelection(least=Severity.WARNING)
 CORRECT = {
+    "a mask that is called as queries and keys, or as both": """
+        class Two(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, a, b, a_mask, b_mask):
+                x = F.scaled_dot_product_attention(self.q(a), self.k(a), self.v(a), attn_mask=a_mask[:, None, :])
+                pairs = a_mask[:, :, None] & b_mask[:, None, :]
+                return F.scaled_dot_product_attention(self.q(x), self.k(b), self.v(b), attn_mask=pairs)
+    """,
+    "causal with a mask, and by an option without it": """
+        def attend(q, k, v, mask=None, causal=True):
+            if mask is not None:
+                if causal:
+                    mask = mask & torch.ones(q.size(-2), k.size(-2), dtype=torch.bool).tril()
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    """,
+    "a bias of a mask that a caller may have inverted": """
+        def attend(q, k, v, attention_mask):
+            scores = q @ k.mT / math.sqrt(q.size(-1)) + attention_mask * torch.finfo(q.dtype).min
+            return scores.softmax(-1) @ v
+    """,
+    "a bias of a mask of a tokenizer": """
+        def attend(q, k, v, attention_mask):
+            bias = (1.0 - attention_mask[:, None, None, :].to(q.dtype)) * torch.finfo(q.dtype).min
+            return (q @ k.mT / math.sqrt(q.size(-1)) + bias).softmax(-1) @ v
+    """,
+    "the future or padding, which are hidden": """
+        def attend(q, k, v, tokens, pad_id):
+            future = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).triu(1)
+            hidden = future | (tokens == pad_id)[:, None, None, :]
+            scores = (q @ k.mT / math.sqrt(q.size(-1))).masked_fill(hidden, torch.finfo(q.dtype).min)
+            return scores.softmax(-1) @ v
+    """,
+    "a prefix of words that all may see": """
+        def attend(q, k, v, lengths):
+            i = torch.arange(q.size(-2))
+            shown = (i[:, None] >= i) | (i < lengths[:, None])[:, None, None]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=shown)
+    """,
+    "keys of rows that are copied for beams": """
+        def attend(q, k, v, beams):
+            b, h, n, d = k.shape
+            k = k.unsqueeze(1).expand(b, beams, h, n, d).reshape(b * beams, h, n, d)
+            v = v.unsqueeze(1).expand(b, beams, h, n, d).flatten(0, 1)
+            return (q @ k.mT / math.sqrt(d)).softmax(-1) @ v
+    """,
     "positions of tokens that stand along axis 0, which the model moves": """
         class Block(nn.Module):
             def __init__(self, dim, heads):

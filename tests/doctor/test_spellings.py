@@ -13,6 +13,357 @@ IMPORTS = "import math\nimport torch\nimport torch.nn.functional as F\nfrom torc
 MISTAKES = RuleSelection(least=Severity.WARNING)
 
 CASES = {
+    "the mask of a question for its passage": (
+        "ATT232",
+        """
+        class Reader(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+            def forward(self, question, passage, question_mask, passage_mask):
+                q, k, v = self.q(question), self.k(passage), self.v(passage)
+                scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~question_mask[:, None, :], -torch.inf)
+                return scores.softmax(-1) @ v
+        """,
+        ("~question_mask[", "~passage_mask["),
+    ),
+    "the padding of a text for a sound": (
+        "ATT232",
+        """
+        class Listener(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.attn = nn.MultiheadAttention(d, 4, batch_first=True)
+
+            def forward(self, text, audio, text_pad, audio_pad):
+                return self.attn(text, audio, audio, key_padding_mask=text_pad, need_weights=False)[0]
+        """,
+        ("=text_pad", "=audio_pad"),
+    ),
+    "the lengths of films for their words": (
+        "ATT232",
+        """
+        def attend(video, words, video_lengths, word_lengths):
+            shown = (torch.arange(words.size(1)) < video_lengths[:, None]).unsqueeze(1)
+            return F.scaled_dot_product_attention(video, words, words, attn_mask=shown)
+        """,
+        ("< video_lengths", "< word_lengths"),
+    ),
+    "causal with a padding mask only": (
+        "ATT231",
+        """
+        class Attention(nn.Module):
+            def __init__(self, causal):
+                super().__init__()
+                self.causal = causal
+
+            def forward(self, q, k, v, key_mask=None):
+                scores = torch.einsum("bhid,bhjd->bhij", q, k) * q.size(-1) ** -0.5
+                if key_mask is not None:
+                    scores = scores.masked_fill(~key_mask[:, None, None, :], float("-inf"))
+                    if self.causal:
+                        future = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).triu(1)
+                        scores = scores.masked_fill(future, float("-inf"))
+                return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
+        """,
+        ("    if self.causal:\n                ", "    pass\n        if self.causal:\n"),
+    ),
+    "causal joined to a mask that may be missing": (
+        "ATT231",
+        """
+        def attend(q, k, v, mask=None, is_causal=False):
+            if mask is not None:
+                mask = mask.bool()
+                if is_causal:
+                    mask = mask & torch.tril(torch.ones(q.size(-2), k.size(-2), dtype=torch.bool))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        """,
+        ("attn_mask=mask)", "attn_mask=mask, is_causal=is_causal and mask is None)"),
+    ),
+    "causal added to a bias that may be missing": (
+        "ATT231",
+        """
+        def attend(q, k, v, attn_mask=None, use_causal_mask=True):
+            scores = q @ k.mT / math.sqrt(q.size(-1))
+            if attn_mask is not None:
+                if use_causal_mask:
+                    attn_mask = attn_mask + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+                scores = scores + attn_mask
+            return scores.softmax(-1) @ v
+        """,
+        (
+            "    if attn_mask is not None:\n        if use_causal_mask:",
+            "    attn_mask = 0.0 if attn_mask is None else attn_mask\n    if True:\n        if use_causal_mask:",
+        ),
+    ),
+    "a bias at words, of ids that are not 0": (
+        "ATT208",
+        """
+        def attend(q, k, v, input_ids):
+            mask = (input_ids != 0).float()[:, None, None, :]
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) + mask * -1e9
+            return scores.softmax(-1) @ v
+        """,
+        ("(input_ids != 0)", "(input_ids == 0)"),
+    ),
+    "a bias at words, of the lowest number": (
+        "ATT208",
+        """
+        def attend(q, k, v, tokens, pad_id):
+            keep = (tokens != pad_id).unsqueeze(1).unsqueeze(2).to(q.dtype)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+            scores += keep * torch.finfo(q.dtype).min
+            return scores.softmax(-1) @ v
+        """,
+        ("keep * torch", "(1 - keep) * torch"),
+    ),
+    "a bias at words, one minus padding": (
+        "ATT208",
+        """
+        class Attention(nn.Module):
+            def __init__(self, dim, pad_idx):
+                super().__init__()
+                self.pad_idx, self.dim = pad_idx, dim
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+            def forward(self, x, ids):
+                hidden = (1.0 - ids.eq(self.pad_idx).float()) * -1e9
+                scores = torch.bmm(self.q(x), self.k(x).transpose(1, 2)) / self.dim**0.5 + hidden[:, None]
+                return torch.bmm(F.softmax(scores, dim=-1), self.v(x))
+        """,
+        ("(1.0 - ids.eq(self.pad_idx).float())", "ids.eq(self.pad_idx).float()"),
+    ),
+    "causal or words": (
+        "ATT217",
+        """
+        def attend(q, k, v, tokens, pad_id):
+            causal = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+            visible = causal | (tokens != pad_id)[:, None, None, :]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        """,
+        ("causal | (", "causal & ("),
+    ),
+    "causal or words, of a tokenizer": (
+        "ATT217",
+        """
+        def attend(q, k, v, attention_mask):
+            i = torch.arange(q.size(-2))
+            shown = torch.logical_or(i[:, None] >= i[None, :], attention_mask.bool()[:, None, None])
+            scores = (q @ k.mT / math.sqrt(q.size(-1))).masked_fill(~shown, float("-inf"))
+            return scores.softmax(-1) @ v
+        """,
+        ("torch.logical_or(", "torch.logical_and("),
+    ),
+    "angles for heads, of one projection by index": (
+        "ATT508",
+        """
+        def apply_rope(x, freqs):
+            t = torch.arange(x.size(2), device=x.device)
+            angles = torch.outer(t.float(), freqs)
+            a, b, cos, sin = x[..., ::2], x[..., 1::2], angles.cos(), angles.sin()
+            return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+        class Attention(nn.Module):
+            def __init__(self, dim, num_heads):
+                super().__init__()
+                self.num_heads, self.qkv = num_heads, nn.Linear(dim, 3 * dim)
+                self.register_buffer("freqs", 10000 ** -(torch.arange(0, dim // num_heads, 2) / (dim // num_heads)))
+
+            def forward(self, x):
+                b, n, c = x.shape
+                qkv = self.qkv(x).reshape(b, n, 3, self.num_heads, c // self.num_heads).permute(2, 0, 1, 3, 4)
+                q, k, v = (one.transpose(1, 2) for one in (apply_rope(qkv[0], self.freqs), qkv[1], qkv[2]))
+                return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        """,
+        ("x.size(2)", "x.size(1)"),
+    ),
+    "angles for heads, of three chunks": (
+        "ATT508",
+        """
+        class Attention(nn.Module):
+            def __init__(self, dim, n_heads):
+                super().__init__()
+                self.n_heads, self.qkv = n_heads, nn.Linear(dim, 3 * dim)
+                self.register_buffer("inv_freq", 10000 ** -(torch.arange(0, dim // n_heads, 2) / (dim // n_heads)))
+
+            def rotate(self, x):
+                positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
+                angle = positions[:, None] * self.inv_freq
+                cos, sin, (left, right) = angle.cos(), angle.sin(), x.chunk(2, -1)
+                return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).view(x.size(0), x.size(1), self.n_heads, -1).chunk(3, dim=-1)
+                q, k, v = self.rotate(q), self.rotate(k), v
+                q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        """,
+        ("self.n_heads, -1).chunk(3, dim=-1)\n", "self.n_heads, -1).transpose(1, 2).chunk(3, dim=-1)\n"),
+    ),
+    "angles for heads, of axes that stand last": (
+        "ATT508",
+        """
+        class Rope(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.register_buffer("freqs", 1e4 ** -(torch.arange(0, dim, 2) / dim))
+
+            def forward(self, x):
+                pos = torch.arange(x.shape[2]).to(x.device)
+                theta = torch.einsum("n,d->nd", pos.float(), self.freqs).repeat(1, 2)
+                one, two = x.chunk(2, dim=-1)
+                return x * theta.cos() + torch.cat((-two, one), -1) * theta.sin()
+
+        class Attention(nn.Module):
+            def __init__(self, dim, nh):
+                super().__init__()
+                self.nh, self.qkv, self.rope = nh, nn.Linear(dim, 3 * dim), Rope(dim // nh)
+
+            def forward(self, x):
+                B, T, C = x.shape
+                q, k, v = self.qkv(x).view(B, T, self.nh, 3, C // self.nh).unbind(dim=3)
+                q, k, v = (one.permute(0, 2, 1, 3) for one in (self.rope(q), self.rope(k), v))
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C)
+        """,
+        ("pos = torch.arange(x.shape[2])", "pos = torch.arange(x.shape[1])"),
+    ),
+    "windows as rows, of einops": (
+        "ATT404",
+        """
+        from einops import rearrange
+
+        class Stripes(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.attention = nn.MultiheadAttention(dim, 4)
+
+            def forward(self, x):
+                y = rearrange(x, "b c h w -> (b h) w c")
+                return self.attention(y, y, y)[0]
+        """,
+        ("(dim, 4)", "(dim, 4, batch_first=True)"),
+    ),
+    "frames as rows": (
+        "ATT404",
+        """
+        class Video(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.norm = nn.LayerNorm(dim)
+                self.layer = nn.TransformerEncoderLayer(dim, 8)
+
+            def forward(self, clip):
+                batch, frames, patches, dim = clip.shape
+                return self.layer(self.norm(clip.view(batch * frames, patches, dim)))
+        """,
+        ("(dim, 8)", "(dim, 8, batch_first=True)"),
+    ),
+    "windows of a picture as rows": (
+        "ATT404",
+        """
+        class Windows(nn.Module):
+            def __init__(self, dim, size):
+                super().__init__()
+                self.size, self.attn = size, nn.MultiheadAttention(dim, 4, dropout=0.1)
+
+            def forward(self, x):
+                B, H, W, C = x.shape
+                n = self.size
+                x = x.view(B, H // n, n, W // n, n, C).transpose(2, 3)
+                x = x.reshape(B * (H // n) * (W // n), n * n, C)
+                x = x + self.attn(x, x, x, need_weights=False)[0]
+                return x
+        """,
+        ("dropout=0.1)", "dropout=0.1, batch_first=True)"),
+    ),
+    "heads and pixels flattened, scaled afterwards": (
+        "ATT111",
+        """
+        def maps(query, key, hidden):
+            weights = torch.einsum("bqhc,bhcyx->bqhyx", query, key) * query.size(-1) ** -0.5
+            weights = weights.masked_fill(hidden[:, None, None], float("-inf"))
+            return weights.flatten(2).softmax(dim=-1).view_as(weights)
+        """,
+        ("weights.flatten(2)", "weights.flatten(3)"),
+    ),
+    "heads and keys flattened, of which some are filled": (
+        "ATT111",
+        """
+        def weights(q, k, padding=None):
+            scores = torch.einsum("bihd,bjhd->bihj", q, k) / math.sqrt(q.shape[-1])
+            if padding is not None:
+                scores = scores.masked_fill(padding[:, None, None, :], -torch.inf)
+            return F.softmax(torch.flatten(scores, 2), -1).reshape(scores.shape)
+        """,
+        ("F.softmax(torch.flatten(scores, 2), -1).reshape(scores.shape)", "F.softmax(scores, -1)"),
+    ),
+    "heads and places flattened, in float32": (
+        "ATT111",
+        """
+        def attention_maps(q, memory):
+            maps = torch.einsum("bnhd,bhdp->bnhp", q, memory).float().div(math.sqrt(q.size(3)))
+            return maps.flatten(start_dim=2).softmax(-1).view(maps.shape)
+        """,
+        ("maps.flatten(start_dim=2).softmax(-1).view(maps.shape)", "maps.softmax(-1)"),
+    ),
+    "groups before heads, merged by flatten": (
+        "ATT403",
+        """
+        def attend(q, k, v):
+            groups = q.size(1) // k.size(1)
+            k, v = (one[:, None].expand(-1, groups, -1, -1, -1).flatten(1, 2) for one in (k, v))
+            scores = q @ k.mT / math.sqrt(q.size(-1))
+            return scores.softmax(dim=-1) @ v
+        """,
+        ("one[:, None].expand(-1, groups, -1, -1, -1)", "one[:, :, None].expand(-1, -1, groups, -1, -1)"),
+    ),
+    "groups before heads, which stand after positions": (
+        "ATT403",
+        """
+        def attend(q, k, v, n_rep):
+            b, n, kv_heads, d = k.shape
+            k = k.unsqueeze(2).expand(b, n, n_rep, kv_heads, d).reshape(b, n, n_rep * kv_heads, d)
+            q, k, v = (one.transpose(1, 2) for one in (q, k, v.repeat_interleave(n_rep, dim=2)))
+            return (q @ k.transpose(-2, -1) / d**0.5).softmax(-1) @ v
+        """,
+        ("k.unsqueeze(2).expand(b, n, n_rep, kv_heads, d)", "k.unsqueeze(3).expand(b, n, kv_heads, n_rep, d)"),
+    ),
+    "groups before heads, in a helper": (
+        "ATT403",
+        """
+        def repeated(x, times):
+            b, kv, n, d = x.shape
+            return x.unsqueeze(1).repeat(1, times, 1, 1, 1).view(b, times * kv, n, d)
+
+        def attend(q, k, v):
+            times = q.shape[1] // k.shape[1]
+            scores = q @ repeated(k, times).mT * q.shape[-1] ** -0.5
+            return scores.softmax(dim=-1) @ repeated(v, times)
+        """,
+        ("x.unsqueeze(1).repeat(1, times, 1, 1, 1)", "x.unsqueeze(2).repeat(1, 1, times, 1, 1)"),
+    ),
+    "sizes of the split in a variable": (
+        "ATT401",
+        """
+        class Attention(nn.Module):
+            def __init__(self, dim, heads):
+                super().__init__()
+                self.heads, self.head_dim = heads, dim // heads
+                self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+            def forward(self, x):
+                batch, length, dim = x.shape
+                shape = (batch, self.heads, length, self.head_dim)
+                q, k, v = self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)
+                y = F.scaled_dot_product_attention(q, k, v)
+                return y.transpose(1, 2).reshape(batch, length, dim)
+        """,
+        (
+            "self.q(x).view(shape), self.k(x).view(shape), self.v(x).view(shape)",
+            "(f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))",
+        ),
+    ),
     "places for rows of the batch": (
         "ATT508",
         """
@@ -628,6 +979,22 @@ def test_a_window_of_one_key_more_is_a_hint(name):
     (found,) = diagnose(source.replace("MASK", wrong), selection=RuleSelection(("ATT219",)))
     assert found.severity is Severity.HINT
     assert not diagnose(source.replace("MASK", right), selection=RuleSelection(("ATT219",)))
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        "causal=True, window_size=(window, 0)",
+        "**{'causal': True, 'window_size': (window, window)}",
+        "causal=True, softcap=0.0, window_size=(window, -1)",
+    ],
+)
+def test_a_window_of_flash_attn_of_one_key_more_is_a_hint(passed):
+    source = "from flash_attn import flash_attn_func\n\ndef attend(q, k, v, window):\n"
+    source += f"    return flash_attn_func(q, k, v, {passed})\n"
+    (found,) = diagnose(source, selection=RuleSelection(("ATT219",)))
+    assert (found.line, found.severity) == (4, Severity.HINT)
+    assert not diagnose(source.replace("(window,", "(window - 1,"), selection=RuleSelection(("ATT219",)))
 
 
 @pytest.mark.parametrize("call", ["self.m(x, x, x)[1].numpy()", "torch.softmax(self.q(x) @ self.q(x).mT, -1).numpy()"])

@@ -331,9 +331,10 @@ def check_positions(subject: Subject, noise: Noise) -> list[ModelFinding]:
         if subject.pooled:
             message = "the same output for permuted tokens, the last in its place: the model knows no order"
         maps = attention_of_module(subject, "")
-        # Positions may be given from outside to what has no embedding: to a layer, a block, a Set Transformer.
+        # Positions may be given from outside to what has no embedding: to a layer, a block, a Set Transformer. A class
+        # for a text may be meant of its words in any order.
         embeds = any(isinstance(module, nn.Embedding) for module in subject.model.modules())
-        severity = Severity.ERROR if embeds else Severity.HINT
+        severity = Severity.HINT if not embeds else Severity.WARNING if subject.pooled else Severity.ERROR
         return [finding("RUN106", message, severity=severity, by=difference, tolerance=noise.other_shape, maps=maps)]
     if subject.causal is False or subject.pooled:
         return []

@@ -38,7 +38,7 @@ OF_ARRAYS = frozenset(
     {
         *("ATT101", "ATT102", "ATT103", "ATT104", "ATT105", "ATT106", "ATT111", "ATT113"),
         *("ATT201", "ATT202", "ATT203", "ATT204", "ATT205", "ATT206", "ATT207", "ATT208", "ATT215", "ATT217", "ATT220"),
-        *("ATT252", "ATT401", "ATT402", "ATT403", "ATT406", "ATT408"),
+        *("ATT252", "ATT401", "ATT402", "ATT403", "ATT405", "ATT406", "ATT408"),
     }
 )
 """Rules that files of JAX, Flax, Keras and TensorFlow are read by; the others are about torch's own functions."""

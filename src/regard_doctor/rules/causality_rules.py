@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -24,6 +25,7 @@ def missing_causal_mask(facts: ModuleFacts) -> Iterator[Report]:
             if not optional or "causal" in name.lower():  # else masked by what it is given, on another path
                 yield Report(site.node, f"{name} attends without a causal mask: every position sees the future")
     yield from _decoders_without_mask(facts)
+    yield from _causal_with_another_mask(facts)
     for event in filter(facts.is_judged, facts.applied("torch.nn.TransformerEncoder")):
         name = event.class_.name if event.class_ is not None else ""
         if event.term.lacks("mask", "is_causal") and re.search(_LANGUAGE_MODEL, name):
@@ -58,6 +60,24 @@ def _decoders_without_mask(facts: ModuleFacts) -> Iterator[Report]:
             if not _is_masked(site) and not any(re.search(r"object|query_(pos|embed)", one) for one in names):
                 message = f"the self-attention of {name} has no causal mask: every position sees the next ones"
                 yield Report(site.place, message, unless=unless)
+
+
+def _causal_with_another_mask(facts: ModuleFacts) -> Iterator[Report]:
+    """Causal masks that are made only where another mask is given, in a function that attends."""
+    attending = {facts.function_around(site.node) for site in facts.sites}
+    for node in facts.nodes[ast.If]:
+        function = facts.function_around(node)
+        given = re.fullmatch(r"(\w*mask\w*) is not None", code_of(node.test))
+        inner = [one for one in node.body if isinstance(one, ast.If) and _CAUSAL_OPTION.fullmatch(code_of(one.test))]
+        if function not in attending or given is None or not any(re.search("tri[lu]", code_of(one)) for one in inner):
+            continue
+        rest = [*(one for one in function.body if one is not node), *node.orelse] if function is not None else []
+        if not any(_CAUSAL.search(code_of(one)) for one in rest):
+            yield Report(node, f"the causal mask is applied only with `{given[1]}`: without it all see the future")
+
+
+_CAUSAL_OPTION = re.compile(r"(self\.)?_?(is_|use_)?causal(_mask)?")
+_CAUSAL = re.compile(r"causal|tri[lu]\(", re.I)
 
 
 _LANGUAGE_MODEL = r"GPT|LanguageModel|CausalLM|CharLM|DecoderOnly|^LM$|TransformerLM"

@@ -222,11 +222,28 @@ def _counted_along_batch(query: Term) -> Iterator[Term]:
 
 
 def _axes(term: Term) -> list[str]:
-    """What each axis of a tensor is, "heads" or "", after a reshape into four axes; an empty list if not known."""
+    """What each axis of a tensor is, "heads" or "", after a reshape into four axes, or five of which queries, keys and
+    values are taken; an empty list if not known.
+    """
     term = through(term, "cast", "dropout", "mul", "div", "carried", "contiguous")
-    if term.op == "reshape" and len(term.items) == 4:
+    if term.op == "reshape" and len(term.items) in (4, 5):
         return ["heads" if _is_heads(one) else "" for one in term.items]
-    return _moved(term, _axes(term.input)) if term.op in ("transpose", "permute") and term.input is not term else []
+    if term.input is term:
+        return []
+    if _is_one_of_several(term):
+        axes = _axes(term.input.input if term.input.op == "unbind" else term.input)
+        taken = int(number(term.input["dim"]) or 0) if term.input.op == "unbind" else 0
+        return [one for index, one in enumerate(axes) if index != taken % len(axes)]
+    if term.op == "element":  # of a split along the last axis
+        return _axes(term.input.input)
+    return _moved(term, _axes(term.input)) if term.op in ("transpose", "permute") else []
+
+
+def _is_one_of_several(term: Term) -> bool:
+    """Whether a term is the queries, keys or values of a tensor that has them along an axis of their own."""
+    if term.op == "item":
+        return len(term.items) == 1 and number(term.items[0]) is not None
+    return term.op == "element" and term.input.op not in ("chunk", "split")
 
 
 def _is_heads(size: Term) -> bool:
@@ -237,8 +254,8 @@ def _is_heads(size: Term) -> bool:
 def _moved(term: Term, axes: list[str]) -> list[str]:
     order = moved_axes(term)
     if term.op == "permute":
-        return [axes[one] for one in order] if len(axes) == 4 else []
-    if len(order) != 2 or len(axes) != 4:
+        return [axes[one] for one in order] if len(axes) == len(order) else []
+    if len(order) != 2 or len(axes) < 4:
         return []
     (first, second), moved = order, list(axes)
     moved[first], moved[second] = axes[second], axes[first]

@@ -10,6 +10,7 @@ from ..array_frameworks import KERAS_LAYERS
 from ..attention_sites import AttentionSite, equation_axes
 from ..finding import Severity
 from ..module_facts import ModuleFacts
+from ..python_syntax import code_of
 from ..term import ABSENT, Term, exchanges_middle, is_none, is_true, lineage, moved_axes, number, same, through, walk
 from .base import Report, rule
 
@@ -66,13 +67,15 @@ _MOVED_OR_CUT = (
 
 
 def _spelled_sizes(reshape: Term) -> list[str]:
-    """How the sizes of a reshape are written."""
+    """How the sizes of a reshape are written, there or where a variable got them."""
     if not isinstance(reshape.node, ast.Call):
         return []
     named = (one.value for one in reshape.node.keywords if isinstance(one.value, ast.Tuple | ast.List))
     written = [*reshape.node.args, *named]
     if len(written) in (1, 2) and isinstance(written[-1], ast.Tuple | ast.List):
         written = written[-1].elts
+    if len(written) == 1 and len(reshape.items) > 1:
+        return [code_of(one.node) for one in reshape.items]
     return [ast.unparse(one) for one in written]
 
 
@@ -164,7 +167,7 @@ def tiled_heads(facts: ModuleFacts) -> Iterator[Report]:
             for one in walk(operand, stop=frozenset({"apply", "call", "method"})):
                 if _repeats_positions(one):
                     yield Report(one.node, "this repeats positions, and not key heads: their axis is the next one")
-                elif (one.op == "repeat" and _tiles_heads(one)) or _is_concatenated(one):
+                elif (one.op == "repeat" and _tiles_heads(one)) or _is_concatenated(one) or _groups_first(one):
                     yield Report(
                         one.node,
                         "this tiles the key heads as 0 1 0 1, and query heads are grouped as 0 0 1 1: "
@@ -183,6 +186,25 @@ def _is_concatenated(joined: Term) -> bool:
     """Whether keys are joined with themselves along the heads: `cat([k] * groups, dim=1)`."""
     along = joined.op == "cat" and joined["tensors"].op == "mul" and number(joined["dim"]) == 1
     return along and any(one.op == "tuple" and len(one.items) == 1 for one in joined["tensors"].operands())
+
+
+def _groups_first(merged: Term) -> bool:
+    """Whether the groups are inserted before the heads, `k[:, None].expand(b, groups, heads, n, d)`, and merged so."""
+    expanded, sizes = merged.input, _spelled_sizes(merged)
+    keeps_rows = number(merged.get("start_dim")) == 1 if merged.op == "flatten" else len(sizes) == 4
+    if merged.op not in ("reshape", "flatten") or not keeps_rows or expanded.op not in ("expand", "repeat"):
+        return False
+    if len(expanded.items) != 5 or (merged.op == "reshape" and re.search(r"\*|-1", sizes[0])):  # of rows and beams
+        return False
+    inner = expanded.input
+    if inner.op == "unsqueeze":
+        inserted = number(inner.get("dim"))
+    else:
+        axes = [is_none(one) for one in inner.items] if inner.op == "item" else []
+        inserted = axes.index(True) if axes.count(True) == 1 else None
+    next_axis = _spelled_sizes(expanded)[3].rpartition(".")[2]
+    heads_last = bool(_HEADS.search(next_axis)) and "dim" not in next_axis
+    return inserted in (1, -4) or (inserted in (2, -3) and heads_last)
 
 
 def _tiles_heads(repeat: Term) -> bool:
@@ -208,7 +230,7 @@ def batch_as_sequence(facts: ModuleFacts) -> Iterator[Report]:
         if event.term["module"] is ABSENT or _may_be_batch_first(event.term["module"]) or not queries:
             continue
         sources = [one for term in (*queries, *given[3:]) for one in _same_leading_axes(term)]
-        wrong = any(id(one) in batch_first or _is_batch_first_output(one) for one in sources)
+        wrong = any(id(one) in batch_first or _is_batch_first_output(one) or _is_folded_batch(one) for one in sources)
         if wrong or _is_pooled_over_positions(event.term, facts) or _is_masked_as_batch_first(event.term, sources):
             name = str(event.term.value).removeprefix("torch.")
             yield Report(
@@ -222,6 +244,15 @@ def _is_batch_first_output(term: Term) -> bool:
     module = term["module"] if term.applies(*_LAYERS) else ABSENT
     inner = module.get("encoder_layer") or module.get("decoder_layer") or module
     return inner.op == "call" and is_true(inner["batch_first"])
+
+
+def _is_folded_batch(term: Term) -> bool:
+    """Whether the first of three axes is the batch times something else, by its name, as in windows of a picture."""
+    if term.op == "rearrange":
+        return bool(re.search(r"-> *\((b|batch) [^)]+\) +(\w+|\([^)]+\)) +\w+ *$", str(term["pattern"].value)))
+    sizes = _spelled_sizes(term) if term.op == "reshape" else []
+    factors = sizes[0].split("*") if len(sizes) == 3 else []
+    return len(factors) > 1 and any(_BATCH.match(one.strip(" ()")) for one in factors)
 
 
 def _is_masked_as_batch_first(output: Term, sources: list[Term]) -> bool:

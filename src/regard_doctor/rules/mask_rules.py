@@ -191,7 +191,7 @@ def _is_mask_of_weights(mask: Term) -> bool:
     if mask.op == "unsqueeze" and number(mask.get("dim")) == -1:
         return False
     while mask.op in ("equal", "not_equal", "invert", "cast", "unsqueeze", "item", "rearrange", "bool"):
-        if _true_at(mask):
+        if true_at(mask):
             return True
         mask = mask.input
     values = mask_values(mask)
@@ -232,7 +232,7 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for event in filter(facts.is_judged, facts.applied(*TORCH_MASKS)):
         for name in TORCH_MASKS[str(event.term.value)][1]:
             for mask in resolved(event.term[name]):
-                if not _is_plain(through(mask, "cast", "bool")) and _true_at(mask) == "words":
+                if not _is_plain(through(mask, "cast", "bool")) and true_at(mask) == "words":
                     yield Report(mask.node, f"{name} hides where it is True, and this mask is True at words: invert it")
     for event in filter(facts.is_judged, [*facts.operations("sdpa"), *facts.applied(*LAYERS)]):
         name = f"the mask of {event.name}" if facts.framework else "attn_mask of scaled_dot_product_attention"
@@ -242,6 +242,8 @@ def inverted_padding_mask(facts: ModuleFacts) -> Iterator[Report]:
     for site in formulas(facts):
         for step in site.before:
             for use in formula_mask(step):
+                if use.added and _is_bias_at_words(use.mask):
+                    yield Report(use.node.node, "this adds a large negative number at words, and hides them: invert it")
                 passed_on = _is_plain(use.mask) or use.mask.op in ("cast", "bool", "unsqueeze")
                 parts = [] if use.added or passed_on else list(parts_that_hide(use.mask, use.true_hides))
                 wrong = next((one for one, true_hides in parts if _hides_words(one, true_hides)), None)
@@ -261,8 +263,21 @@ def _is_called_visible(fill: Term) -> bool:
     return bool(written) and _VISIBLE.match(ast.unparse(written[0])) is not None
 
 
+def _is_bias_at_words(bias: Term) -> bool:
+    """Whether a bias is a mask that is 1 at words, or 1 minus one of padding, times a number that hides."""
+    bias = through(bias, "unsqueeze", "item", "expand", "cast")
+    for mask, factor in sides(bias) if bias.op == "mul" else ():
+        if hides(factor):
+            at = "" if _is_plain(mask) else "words"
+            mask = through(mask, "unsqueeze", "item", "expand", "cast")
+            if mask.op == "sub" and number(mask.input) == 1:
+                mask, at = mask["other"], "padding"
+            return bool(at) and true_at(mask) == at
+    return False
+
+
 def _hides_words(mask: Term, true_hides: bool) -> bool:
-    return _true_at(mask) == ("words" if true_hides else "padding")
+    return true_at(mask) == ("words" if true_hides else "padding")
 
 
 def _is_plain(mask: Term) -> bool:
@@ -271,23 +286,27 @@ def _is_plain(mask: Term) -> bool:
 
 
 _PAD_NAMES = re.compile(r"(^|_)pad(ding)?(_|$)|pad_?(id|idx|token|index)", re.I)
+_TOKENS = re.compile(r"^((input|src|tgt|source|target|text|word|token)_)?(ids|tokens|words)$")
+"""Names of token ids, of which 0 is the padding where they are compared with it."""
 _OPPOSITE = {"words": "padding", "padding": "words", "": ""}
 
 
-def _true_at(mask: Term) -> str:
+def true_at(mask: Term) -> str:
     """Where a padding mask is True: "words", "padding", or "" if that is not plain."""
     converted = mask.op == "method" and mask.value in ("long", "int", "byte")
     if converted or mask.op in ("unsqueeze", "expand", "reshape", "item", "repeat", "cast", "bool", "transpose"):
-        return _true_at(mask.input)
+        return true_at(mask.input)
     if mask.op in ("invert", "not"):
-        return _OPPOSITE[_true_at(mask.input)]
+        return _OPPOSITE[true_at(mask.input)]
     left, right = mask["input"], mask["other"]
     if mask.op in ("equal", "not_equal"):
         known = (one for one in (left, right) if one.op in ("parameter", "attribute", "name", "constant"))
         if any(_PAD_NAMES.search(label(one)) for one in known):
             return "padding" if mask.op == "equal" else "words"
+        if number(right) == 0 and left.op == "parameter" and _TOKENS.search(str(left.value)):
+            return "padding" if mask.op == "equal" else "words"
         same = (number(right) == 1) == (mask.op == "equal")
-        where = _true_at(left) if number(right) in (0, 1) else ""
+        where = true_at(left) if number(right) in (0, 1) else ""
         return where if same else _OPPOSITE[where]
     if mask.op in _OUTSIDE and is_counted(left) and _is_of_lengths(right):
         return _OUTSIDE[mask.op]

@@ -157,7 +157,9 @@ def cross_attention_with_target_mask(facts: ModuleFacts) -> Iterator[Report]:
     """Cross-attention gets the mask of the target, or none, instead of that of the source."""
     found: dict[ast.AST, AttentionSite] = {}
     for site in sorted(facts.sites, key=lambda one: one.event.depth):
-        if _is_of_memory(site) and any(_is_of_target(mask) for mask, _ in site_masks(site)):
+        masks = [one for mask, _ in site_masks(site) for one in resolved(mask)]
+        of_target = _is_of_memory(site) and any(map(_is_of_target, masks))
+        if of_target or any(_is_named_as_query(one, site) for one in masks):
             found.setdefault(site.node, site)
     for site in found.values():
         yield Report(site.place, "cross-attention gets the mask of the target: pass the source's")
@@ -201,6 +203,17 @@ def _is_of_target(mask: Term) -> bool:
         if one.op in ("parameter", "attribute") and _TARGET_MASK.match(label(one) or str(one.value)):
             return True
     return False
+
+
+_OF_WHAT = re.compile(r"(\w+?)_(key_padding_mask|padding_mask|pad_mask|mask|valid|pad|lengths?|lens?)", re.I)
+
+
+def _is_named_as_query(mask: Term, site: AttentionSite) -> bool:
+    """Whether a mask of keys is called as what queries are made from, `text_mask` of `text`, and nothing as keys."""
+    queries, keys = names_in(site.query), names_in(site.key)
+    owners = {found[1] for name in names_in(mask) if (found := _OF_WHAT.fullmatch(name)) is not None}
+    of_keys = _last_axis(mask) == "keys" or mask is site.output.get("key_padding_mask")
+    return of_keys and bool(owners & queries - keys) and not owners & keys
 
 
 @rule("ATT242", Severity.ERROR)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..attention_sites import AttentionSite, WeightedAverage, WrittenFormula, equation_axes, path, poolings, source_of
 from ..finding import Severity
 from ..module_facts import ModuleFacts
-from ..term import ABSENT, Term, is_none, moved_axes, number, same, text, through, walk
+from ..term import ABSENT, Term, is_none, lineage, moved_axes, number, same, text, through, walk
 from .base import Report, formulas, rule
 
 
@@ -47,9 +47,10 @@ def wrong_axis(facts: ModuleFacts) -> Iterator[Report]:
 def _flattened_with_keys(softmax: Term) -> str:
     """The letter of an axis that queries and keys share, of an einsum whose axes from there on are made one; or ""."""
     flat = softmax.input
-    if flat.op != "flatten" or number(softmax.get("dim")) != -1 or flat.input.op != "einsum" or flat.get("end_dim"):
+    *_, scores = lineage(flat.input, "choice", "masked_fill", "cast", "mul", "div", "dropout")
+    if flat.op != "flatten" or number(softmax.get("dim")) != -1 or scores.op != "einsum" or flat.get("end_dim"):
         return ""
-    axes, first = equation_axes(flat.input), number(flat.get("start_dim"))
+    axes, first = equation_axes(scores), number(flat.get("start_dim"))
     if axes is None or first is None or first < 0:
         return ""
     return next((one for one in axes[2][int(first) :] if one in axes[0] and one in axes[1]), "")

@@ -16,9 +16,10 @@ from ..expression_evaluation import OPERATORS
 from ..finding import Severity
 from ..mask_values import NUMPY_OPERATORS, hidden_triangle
 from ..module_facts import ModuleFacts
-from ..python_syntax import Function, below, last_name, names_below
+from ..python_syntax import Function, below, code_of, last_name, names_below
 from ..term import ABSENT, Term, label, same, through, walk
 from .base import Report, rule
+from .mask_rules import true_at
 from .mask_uses import is_counted, mask_uses, parts_that_hide, resolved, site_masks
 
 _QUERY = re.compile(r"^(q|query|i|row|m)_?(idx|index|i|pos|position)?$", re.I)
@@ -124,16 +125,20 @@ def unbounded_window(facts: ModuleFacts) -> Iterator[Report]:
 
 @rule("ATT217", Severity.ERROR)
 def joined_documents(facts: ModuleFacts) -> Iterator[Report]:
-    """The mask of documents and the causal mask are joined by *or* instead of *and*."""
+    """The causal mask and that of documents, or of padding, are joined by *or* instead of *and*."""
     message = "documents or causal shows the past of other documents and the own future: use `&`"
+    padded = "words or causal shows the future, and padding of the past: use `&`"
     for result, query, key in _mask_functions(facts):
         joined = (one for one in below(result, ast.BinOp) if isinstance(one.op, ast.BitOr))
         for sides in ((one.left, one.right) for one in joined):
             if any(map(_is_same_document, sides)) and any(_is_order(one, query, key) for one in sides):
                 yield Report(result, message)
     for one in _mask_parts(facts):
-        if one.op == "or" and _joins_documents(one):
+        parts = _joined_to_causal(one) if one.op == "or" else []
+        if any(map(_is_of_documents, parts)):
             yield Report(one.node, message)
+        elif any(map(_shows_words, parts)):
+            yield Report(one.node, padded)
 
 
 def _mask_parts(facts: ModuleFacts) -> Iterator[Term]:
@@ -154,11 +159,24 @@ def _is_order(node: ast.expr, query: str, key: str) -> bool:
     return ast.unparse(node) in (f"{query} >= {key}", f"{key} <= {query}", f"{query} > {key}", f"{key} < {query}")
 
 
-def _joins_documents(term: Term) -> bool:
+def _joined_to_causal(term: Term) -> list[Term]:
+    """What a causal mask that is True where it shows is joined with; nothing where there is none."""
     sides = list(term.operands())
-    causal = any(hidden_triangle(one, true_hides=False, as_booleans=True) == "future" for one in sides)
-    compared = [through(one, "unsqueeze", "item", "expand", "cast") for one in sides] if causal else []
-    return any(one.op == "equal" and any(map(_DOCUMENTS.search, names_in(one))) for one in compared)
+    causal = [hidden_triangle(one, true_hides=False, as_booleans=True) == "future" for one in sides]
+    return [one for one, is_causal in zip(sides, causal, strict=True) if not is_causal] if any(causal) else []
+
+
+def _is_of_documents(mask: Term) -> bool:
+    mask = through(mask, "unsqueeze", "item", "expand", "cast")
+    return mask.op == "equal" and any(map(_DOCUMENTS.search, names_in(mask)))
+
+
+def _shows_words(mask: Term) -> bool:
+    """Whether a mask is True at words: one of keys, or one of keys and queries; that of lengths may be of a prefix."""
+    mask = through(mask, "unsqueeze", "item", "expand", "cast", "bool")
+    if mask.op == "and":
+        return all(map(_shows_words, mask.operands()))
+    return mask.op not in ("less", "less_equal", "greater", "greater_equal") and true_at(mask) == "words"
 
 
 @rule("ATT218", Severity.ERROR)
@@ -181,6 +199,9 @@ def _has_block_means(key: Term) -> bool:
 def window_one_wider(facts: ModuleFacts) -> Iterator[Report]:
     """A causal window of a stated size has one key more: the distances from 0 to the size."""
     unless = "it counts the keys before the query, without its own"
+    for pair in _flash_windows(facts):
+        message = "the window of flash-attn has the query's own key besides: this is one key more"
+        yield Report(pair, message, unless=unless)
     for one in _mask_parts(facts):
         right = one["other"]
         if one.op == "less_equal" and one.input.op == "sub" and _states_size(right):
@@ -212,6 +233,19 @@ def _is_one_below(diagonal: Term) -> bool:
     """Whether a diagonal is -size - 1, or -(size + 1)."""
     found = re.fullmatch(r"-(?:self\.)?(\w+) - 1|-\((?:self\.)?(\w+) \+ 1\)", ast.unparse(diagonal.node))
     return found is not None and bool(_SIZE.match(found[1] or found[2]))
+
+
+def _flash_windows(facts: ModuleFacts) -> Iterator[ast.Tuple]:
+    """The pairs that flash-attn gets as `window_size`, in a call or a dict, and that begin with the size itself."""
+    for node in facts.nodes[ast.Tuple] if "flash_attn" in facts.source else ():
+        name = ""
+        match facts.parents.get(node):
+            case ast.keyword(arg=str(name)) | ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=str(name)))]):
+                pass
+            case ast.Dict(keys=keys, values=values) if node in values:
+                name = code_of(keys[values.index(node)]).strip("'")
+        if name == "window_size" and len(node.elts) == 2 and _SIZE.match(last_name(node.elts[0])):
+            yield node
 
 
 @rule("ATT224", Severity.ERROR)
