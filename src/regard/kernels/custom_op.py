@@ -172,7 +172,8 @@ def compute_gradients(
             gradients, _ = compute(*_without_nonfinite(problem, output, lse, grad_output, grad_lse))
         else:
             gradients, checked = compute(problem, output, lse, grad_output, grad_lse)
-            if not (checked or nan_safe or all_finite(*gradients)):
+            wanted = (gradient for gradient, need in zip(gradients, needed, strict=True) if need)
+            if not (checked or nan_safe or all_finite(*wanted)):
                 clean = _without_nonfinite(problem, output, lse, grad_output, grad_lse)
                 gradients, _ = (gradients, False) if clean[0] is problem else compute(*clean)
     return [

@@ -16,51 +16,93 @@ APART float exponentials(float *scores, int64_t count, float *maximum) {
     return sum_lanes(sum);
 }
 
-static void attend_rows(const struct gathered *problem, struct gather_scratch *scratch, const struct piece_rows *piece) {
+/* Weights that are not divided by their sum yet, of the rows of a list that is taken. */
+static void weigh_rows(const struct gathered *problem, struct gather_scratch *scratch, const struct piece_rows *piece) {
     const struct row_place *places = piece->places;
-    const int64_t batch = places[0].batch, dim = problem->value_dim, padded = round_up_to_lanes(dim);
-    const void *key = key_of_piece(problem, piece), *value = value_of_piece(problem, piece);
-    float maximum[ROWS] = {0}, total[ROWS] = {0};
     widen_rows(problem->query, problem->query_batch, problem->query_head, problem->query_row, problem->dim, piece,
                scratch->query, piece->dtype);
-    list_products(scratch, piece, scratch->query, key, problem->key_row, problem->dim, scratch->weights);
+    list_products(scratch, piece, scratch->query, key_of_piece(problem, piece), problem->key_row, problem->dim,
+                  scratch->weights);
     for (int r = 0; r < piece->rows; r++) {
         float *weights = scratch->weights + r * scratch->width;
         if (places[r].query < 0) continue;
         complete_scores(problem, scratch, places[r], weights, 0);
-        total[r] = exponentials(weights, scratch->count, maximum + r);
+        scratch->total[r] = exponentials(weights, scratch->count, scratch->maximum + r);
         const float *factors = factors_of(problem, places[r]);
         if (factors)
             for (int64_t t = 0; t < scratch->count; t++) weights[t] *= factors[scratch->place[t]];
     }
-    list_sums(scratch, piece, scratch->weights, value, problem->value_row, dim, scratch->sums);
+}
+
+/* Output and log-sum-exp of rows that have weights. */
+static void sum_rows(const struct gathered *problem, struct gather_scratch *scratch, const struct piece_rows *piece) {
+    const struct row_place *places = piece->places;
+    const int64_t dim = problem->value_dim, padded = round_up_to_lanes(dim);
+    list_sums(scratch, piece, scratch->weights, value_of_piece(problem, piece), problem->value_row, dim, scratch->sums);
     for (int r = 0; r < piece->rows; r++) {
         if (places[r].query < 0) continue;
-        const int64_t row = (batch * problem->heads + places[r].head) * problem->queries + places[r].query;
-        const float share = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+        const int64_t row = (places[r].batch * problem->heads + places[r].head) * problem->queries + places[r].query;
+        const float total = scratch->total[r], share = total == 0.0f ? 0.0f : 1.0f / total;
         for (int64_t a = 0; a < dim; a += LANES)
             store_partial(problem->output + row * dim + a, load(scratch->sums + r * padded + a) * share, dim - a);
-        problem->lse[row] = total[r] == 0.0f ? -INFINITY : maximum[r] + logf(total[r]);
+        problem->lse[row] = total == 0.0f ? -INFINITY : scratch->maximum[r] + logf(total);
     }
+}
+
+static void attend_rows(const struct gathered *problem, struct gather_scratch *scratch, const struct piece_rows *piece) {
+    weigh_rows(problem, scratch, piece);
+    sum_rows(problem, scratch, piece);
+}
+
+/* Fetches the query of a row, which is read after its list. */
+INLINE void fetch_query(const struct gathered *problem, struct row_place row) {
+    const int dtype = (int)problem->dtype;
+    const int64_t first = row.batch * problem->query_batch + row.head * problem->query_head + row.query * problem->query_row;
+    const char *query = row_at(problem->query, first, 1, dtype);
+    for (int64_t byte = 0; byte < problem->dim * entry_bytes(dtype); byte += LINE) __builtin_prefetch(query + byte, 0, 3);
+}
+
+/* Some lists of a single row each, from number `first` on. What is done with keys comes before what is done with values:
+ * half as many bytes are read again and again by one list after another, and more of them are near then. */
+INLINE void attend_single_rows(const struct gathered *problem, struct gather_scratch *lists, int64_t first, int64_t end) {
+    const int64_t group = problem->heads / problem->key_heads;
+    struct row_place places[PIECES_AT_ONCE];
+    struct piece_rows pieces[PIECES_AT_ONCE];
+    for (int64_t i = 0; i < end - first; i++) {
+        const int64_t query = (first + i) % problem->lists, head = (first + i) / problem->lists;
+        places[i] = (struct row_place){head / problem->heads, head % problem->heads, query};
+        pieces[i] = (struct piece_rows){places + i, places[i].head / group, 1, (int)problem->dtype};
+        fetch_query(problem, places[i]);
+        take_list_of_row(problem, lists + i, places[i]);
+    }
+    for (int64_t i = 0; i < end - first; i++) weigh_rows(problem, lists + i, pieces + i);
+    for (int64_t i = 0; i < end - first; i++) sum_rows(problem, lists + i, pieces + i);
 }
 
 /* Takes some pieces of lists after others while any are left; any number of threads may call it at once. */
 void EXPORTED(regard_gathered)(struct gathered *problem) {
     const int64_t pieces = (problem->rows + problem->height - 1) / problem->height;
     const int64_t total = problem->batches * problem->list_heads * problem->lists * pieces;
-    struct gather_scratch scratch;
-    char *memory = new_gather_scratch(problem, &scratch);
+    const int single = has_single_rows(problem);
+    struct gather_scratch scratch[PIECES_AT_ONCE];
+    char *memory = new_gather_scratch(problem, scratch, single ? problem->at_once : 1);
     if (!memory) {
         problem->failed = 1;
         return;
     }
     int64_t unit;
-    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)
-        for (int64_t at = unit * PIECES_AT_ONCE; at < total && at < (unit + 1) * PIECES_AT_ONCE; at++) {
+    while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count) {
+        const int64_t first = unit * problem->at_once, end = least(total, first + problem->at_once);
+        if (single) {
+            attend_single_rows(problem, scratch, first, end);
+            continue;
+        }
+        for (int64_t at = first; at < end; at++) {
             const int64_t list = at / pieces, head = list / problem->lists;
-            work_on_piece(problem, &scratch, head / problem->list_heads, head % problem->list_heads, list % problem->lists,
+            work_on_piece(problem, scratch, head / problem->list_heads, head % problem->list_heads, list % problem->lists,
                           at % pieces, attend_rows);
         }
+    }
     free_aligned(memory);
 }
 
@@ -173,10 +215,10 @@ INLINE void gradients_of_lists(const struct gathered *problem, struct gather_scr
  * gradients of a key head, in the order of the queries, so that they do not depend on the number of threads. */
 void EXPORTED(regard_gathered_backward)(struct gathered *problem) {
     const int64_t heads = problem->list_heads / problem->key_heads; /* those of a key head that have lists */
-    const int alone = problem->list_heads == problem->heads && problem->rows == 1 && problem->length < 1 << PLACE_BITS;
+    const int single = has_single_rows(problem) && problem->length < 1 << PLACE_BITS;
     struct gather_scratch of_lists;
     struct pair_gradients of_pairs = {0};
-    char *memory = alone ? new_pair_gradients(problem, &of_pairs) : new_gather_scratch(problem, &of_lists);
+    char *memory = single ? new_pair_gradients(problem, &of_pairs) : new_gather_scratch(problem, &of_lists, 1);
     if (!memory) {
         problem->failed = 1;
         return;
@@ -184,7 +226,7 @@ void EXPORTED(regard_gathered_backward)(struct gathered *problem) {
     int64_t unit;
     while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)
         for (int64_t head = unit * heads; head < (unit + 1) * heads; head++)
-            if (alone)
+            if (single)
                 pair_gradients_of_head(problem, &of_pairs, head / problem->heads, head % problem->heads);
             else
                 gradients_of_lists(problem, &of_lists, head);

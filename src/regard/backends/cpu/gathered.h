@@ -9,14 +9,15 @@
 
 #include <stdint.h>
 
-/* Pieces of lists that a thread takes at a time. */
-enum { PIECES_AT_ONCE = 8 };
+/* The most pieces of lists that a thread takes at a time. */
+enum { PIECES_AT_ONCE = 16 };
 
 /* Strides are in elements, of batch, head and row. Query, key and value are of the `dtype`, with contiguous last axes; all
  * else is float32 or whole numbers. */
 struct gathered {
     int64_t next_unit, unit_count; /* how many units some thread has taken, and how many there are */
     int64_t failed;                /* whether there was no memory */
+    int64_t at_once;               /* pieces of lists of a unit, at most PIECES_AT_ONCE */
     int64_t batches, heads, key_heads, queries, keys, dim, value_dim, dtype;
     int64_t list_heads;           /* heads that have lists: those of the keys, or all */
     int64_t lists, rows, height;  /* lists of a head, the queries of each, and of a piece */

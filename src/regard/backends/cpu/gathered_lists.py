@@ -18,8 +18,8 @@ from . import library
 from .library import DTYPES, last_contiguous
 from .threads import run_units, thread_count
 
-PIECES_AT_ONCE = 8
-"""The pieces of lists that a thread takes at a time, as in gathered.h."""
+PIECES_AT_ONCE = 16
+"""The most pieces of lists that a thread takes at a time, as in gathered.h."""
 MOST_ROWS = 64
 """The most queries of a piece of a list."""
 LEAST_WORK = 2**18
@@ -32,9 +32,9 @@ class GatheredStruct(ctypes.Structure):
     """The structure `gathered` of gathered.h."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "batches", "heads", "key_heads")),
-        *((name, c_int64) for name in ("queries", "keys", "dim", "value_dim", "dtype", "list_heads", "lists", "rows")),
-        *((name, c_int64) for name in ("height", "length", "columns", "first", "blocks", "block")),
+        *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "at_once", "batches", "heads")),
+        *((name, c_int64) for name in ("key_heads", "queries", "keys", "dim", "value_dim", "dtype", "list_heads")),
+        *((name, c_int64) for name in ("lists", "rows", "height", "length", "columns", "first", "blocks", "block")),
         *(("scale", c_float), ("softcap", c_float)),
         *(("indices", c_void_p), ("index_batch", c_int64), ("index_head", c_int64)),
         *(("spans", c_void_p), ("span_batch", c_int64)),
@@ -60,7 +60,7 @@ class GatheredInC:
         if not call.has_pairs:
             return output.zero_(), lse.fill_(float("-inf"))
         call.work.output, call.work.lse = output.data_ptr(), lse.data_ptr()
-        call.run(library.current().gathered, -(-call.pieces // PIECES_AT_ONCE))
+        call.run(library.current().gathered, -(-call.pieces // call.work.at_once))
         return output, lse
 
     def backward(
@@ -101,8 +101,10 @@ class _Call:
         self.has_pairs = bool(self.pieces and keys and queries and lists.length)
         self.numbers = self.pieces * lists.length * (pairs.key.shape[3] + batched.value.shape[3])
         block = lists.first // lists.columns
+        self.threads = thread_count(self.numbers, LEAST_WORK)
+        at_once = min(max(self.pieces // (4 * self.threads), 1), PIECES_AT_ONCE)  # so that no thread waits long
         self.work = GatheredStruct(
-            *(0, 0, 0, batches, heads, key_heads, queries, keys, pairs.key.shape[3], batched.value.shape[3]),
+            *(0, 0, 0, at_once, batches, heads, key_heads, queries, keys, pairs.key.shape[3], batched.value.shape[3]),
             *(DTYPES.index(batched.value.dtype), list_heads, self.indices.shape[2], lists.rows),
             *(-(-lists.rows // max(pieces, 1)), self.indices.shape[3], lists.columns, lists.first),
             *((lists.first + keys - 1) // lists.columns - block + 1, block),
@@ -120,7 +122,7 @@ class _Call:
     def run(self, function: object, units: int) -> None:
         """Run a C function over so many units."""
         self.work.unit_count = units
-        run_units(function, self.work, thread_count(self.numbers, LEAST_WORK))
+        run_units(function, self.work, self.threads)
 
 
 def _shared_strides(tensor: Tensor) -> tuple[int, int]:

@@ -16,8 +16,13 @@
  * all sums stay in registers. PART_VECTORS: those of a single row. */
 enum { ROWS = LANES / 2, VECTORS = 2, PART_VECTORS = 4 };
 
+/* The dim of most models' heads, for which products have code of their own: without a loop over columns the addresses of
+ * all rows that are multiplied at once stay in registers. */
+enum { USUAL_DIM = 64 };
+
 /* Keys are fetched so many before they are read, as they lie anywhere, where those of a head are more bytes than are near
- * to the processor for certain. */
+ * to the processor for certain, and where several rows are computed: a single one is so little work between two reads
+ * that the processor foresees them. */
 enum { AHEAD = 16, NEAR = 1 << 18 };
 
 /* Constants that the compiler specialises the products and sums for: the dtype, and how many rows there are. All else is
@@ -35,6 +40,7 @@ struct gather_scratch {
     float *query, *above; /* (ROWS, dim) and (ROWS, value_dim), padded */
     float *weights, *slopes, *bends; /* (ROWS, width) */
     float *sums;                     /* (ROWS, the larger dim), padded */
+    float maximum[ROWS], total[ROWS]; /* of the scores of a row, and the sum of its weights */
 };
 
 /* Where a row stands; `query` is -1 for a row of padding. */
@@ -64,15 +70,19 @@ INLINE int64_t gather_scratch(const struct gathered *problem, char *memory, stru
     return bytes;
 }
 
-INLINE char *new_gather_scratch(const struct gathered *problem, struct gather_scratch *scratch) {
-    int64_t bytes = gather_scratch(problem, 0, scratch);
-    char *memory = aligned_memory(bytes);
+/* The memory for so many lists; those after the first have all but the table of blocks for themselves. */
+INLINE char *new_gather_scratch(const struct gathered *problem, struct gather_scratch *scratch, int64_t lists) {
+    const int64_t bytes = gather_scratch(problem, 0, scratch);
+    char *memory = aligned_memory(lists * bytes);
     if (!memory) return 0;
-    gather_scratch(problem, memory, scratch);
+    const int64_t bytes_of_keys = problem->keys * (problem->dim + problem->value_dim) * entry_bytes((int)problem->dtype);
+    for (int64_t i = 0; i < lists; i++) {
+        gather_scratch(problem, memory + i * bytes, scratch + i);
+        scratch[i].seen = scratch->seen;
+        scratch[i].is_far = bytes_of_keys > NEAR;
+    }
     memset(scratch->seen, 0, (size_t)problem->blocks);
     scratch->seen[problem->blocks] = 1;
-    const int64_t bytes_of_keys = problem->keys * (problem->dim + problem->value_dim) * entry_bytes((int)problem->dtype);
-    scratch->is_far = bytes_of_keys > NEAR;
     return memory;
 }
 
@@ -181,7 +191,8 @@ INLINE void products_of(const struct gather_scratch *scratch, const float *rows,
     const int64_t count = scratch->count, padded = round_up_to_lanes(dim);
     const int32_t *key = scratch->key;
     for (int64_t t = 0; t < count; t += at_once) {
-        for (int i = 0; i < at_once; i++) fetch_listed(scratch, t + i, keys, stride, 0, dim, dtype);
+        if (all_rows > 1)
+            for (int i = 0; i < at_once; i++) fetch_listed(scratch, t + i, keys, stride, 0, dim, dtype);
         for (int first = 0; first < all_rows; first += kind.rows) {
             lanes sum[LANES] = {{0}}; /* (rows, keys) */
             int64_t column = 0;
@@ -209,7 +220,8 @@ INLINE void list_sum_columns(const struct gather_scratch *scratch, const float *
     for (int64_t t = 0; t < count; t += steps)
         UNROLL for (int s = 0; s < steps; s++) {
             const void *row = row_at(rows, key[t + s], stride, kind.dtype);
-            fetch_listed(scratch, t + s, rows, stride, column, column + vectors * LANES, kind.dtype);
+            if (kind.rows > 1)
+                fetch_listed(scratch, t + s, rows, stride, column, column + vectors * LANES, kind.dtype);
             UNROLL for (int v = 0; v < vectors; v++) {
                 lanes entry = load_entries(row, column + v * LANES, dim, kind.dtype, whole);
                 UNROLL for (int r = 0; r < kind.rows; r++) sum[s][r * vectors + v] +=
@@ -232,7 +244,11 @@ INLINE void sums_of(const struct gather_scratch *scratch, const float *weights, 
 }
 
 #define OF_LIST (const struct gather_scratch *scratch, const float *left, const void *right, int64_t stride, int64_t dim, float *into)
-#define PRODUCTS(rows) products_of(scratch, left, right, stride, dim, into, rows, DTYPE)
+#define PRODUCTS(rows)                                                             \
+    if (dim == USUAL_DIM)                                                          \
+        products_of(scratch, left, right, stride, USUAL_DIM, into, rows, DTYPE);   \
+    else                                                                           \
+        products_of(scratch, left, right, stride, dim, into, rows, DTYPE)
 #define SUMS(rows) sums_of(scratch, left, right, stride, dim, into, (struct kind){DTYPE, rows})
 TABLE_BY_DTYPE(products_of_one, OF_LIST, PRODUCTS(1))
 TABLE_BY_DTYPE(products_of_some, OF_LIST, PRODUCTS(ROWS / 2))
@@ -322,6 +338,31 @@ INLINE const void *value_of_piece(const struct gathered *problem, const struct p
                   piece->dtype);
 }
 
+/* Whether each list is that of a single row: of one query of one head. */
+INLINE int has_single_rows(const struct gathered *problem) {
+    return problem->list_heads == problem->heads && problem->rows == 1;
+}
+
+/* The list of a query of some heads, or of some queries. */
+INLINE const int32_t *indices_of(const struct gathered *problem, int64_t batch, int64_t list_head, int64_t list) {
+    return problem->indices + batch * problem->index_batch + (problem->list_heads == 1 ? 0 : list_head) * problem->index_head +
+           list * problem->length;
+}
+
+/* The keys that a row sees: from the first number to the one before the second. */
+INLINE void span_of_row(const struct gathered *problem, int64_t batch, int64_t query, int64_t span[2]) {
+    span[0] = 0, span[1] = problem->keys;
+    if (!problem->spans) return;
+    const int32_t *own = problem->spans + batch * problem->span_batch + 2 * query;
+    span[0] = own[0], span[1] = own[1];
+}
+
+INLINE void take_list_of_row(const struct gathered *problem, struct gather_scratch *scratch, struct row_place row) {
+    int64_t span[2];
+    span_of_row(problem, row.batch, row.query, span);
+    take_list(problem, scratch, indices_of(problem, row.batch, row.head, row.query), span[0], span[1]);
+}
+
 /* What is done with some rows of a list that is taken. */
 typedef void work_on_rows(const struct gathered *, struct gather_scratch *, const struct piece_rows *);
 
@@ -339,15 +380,13 @@ INLINE void work_on_piece(const struct gathered *problem, struct gather_scratch 
     if (problem->spans) {
         start = problem->keys, stop = 0;
         for (int64_t query = first; query < end; query++) {
-            const int32_t *span = problem->spans + batch * problem->span_batch + 2 * query;
-            start = span[0] < start ? span[0] : start;
-            stop = span[1] > stop ? span[1] : stop;
+            int64_t span[2];
+            span_of_row(problem, batch, query, span);
+            start = least(span[0], start);
+            stop = most(span[1], stop);
         }
     }
-    const int64_t of_list = problem->list_heads == 1 ? 0 : list_head;
-    take_list(problem, scratch,
-              problem->indices + batch * problem->index_batch + of_list * problem->index_head + list * problem->length, start,
-              stop);
+    take_list(problem, scratch, indices_of(problem, batch, list_head, list), start, stop);
     const int64_t queries = end - first, total = heads * queries;
     for (int64_t row = 0; row < total;) {
         struct row_place places[ROWS];

@@ -64,6 +64,15 @@ INLINE void pair_products(const struct pairs *pairs, const float *rows, const vo
     }
 }
 
+/* The same, with code of its own for the usual dim. */
+INLINE void usual_pair_products(const struct pairs *pairs, const float *rows, const void *keys, int64_t stride, int64_t dim,
+                                float *into, const int dtype) {
+    if (dim == USUAL_DIM)
+        pair_products(pairs, rows, keys, stride, USUAL_DIM, into, dtype);
+    else
+        pair_products(pairs, rows, keys, stride, dim, into, dtype);
+}
+
 INLINE lanes of_rows(const float *numbers, const int32_t *row) {
     float own[LANES];
     UNROLL for (int i = 0; i < LANES; i++) own[i] = numbers[row[i]];
@@ -175,8 +184,8 @@ INLINE void add_pair_gradients(const struct gathered *problem, struct pair_gradi
                *value = row_at(problem->value, 1, batch * problem->value_batch + key_head * problem->value_head, dtype);
     float *grad_key = problem->grad_key + first_key * problem->grad_row,
           *grad_value = problem->grad_value + first_key * problem->grad_value_row;
-    pair_products(pairs, scratch->query, key, problem->key_row, dim, scratch->weights, dtype);
-    pair_products(pairs, scratch->above, value, problem->value_row, value_dim, scratch->slopes, dtype);
+    usual_pair_products(pairs, scratch->query, key, problem->key_row, dim, scratch->weights, dtype);
+    usual_pair_products(pairs, scratch->above, value, problem->value_row, value_dim, scratch->slopes, dtype);
     slopes_of_pairs(problem, scratch, tile, pairs);
     int64_t column = 0;
     for (; column + part <= dim; column += part)

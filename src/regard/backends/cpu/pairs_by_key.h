@@ -59,14 +59,6 @@ INLINE int64_t pair_scratch(const struct gathered *problem, char *memory, struct
     return bytes;
 }
 
-/* The keys that a query sees: from the first number to the one before the second. */
-INLINE void span_of(const struct gathered *problem, const struct tile *tile, int64_t row, int64_t span[2]) {
-    span[0] = 0, span[1] = problem->keys;
-    if (!problem->spans) return;
-    const int32_t *own = problem->spans + tile->batch * problem->span_batch + 2 * (tile->first + row);
-    span[0] = own[0], span[1] = own[1];
-}
-
 /* The entries of a list that are blocks of keys that its query sees, each once, after the `count` of the lists before; how
  * many there are then. No branch depends on what is listed. */
 INLINE int64_t take_entries(const struct gathered *problem, struct pair_scratch *scratch, const int32_t *indices,
@@ -91,12 +83,12 @@ INLINE int64_t take_entries(const struct gathered *problem, struct pair_scratch 
 
 /* Takes the lists of a tile, and sorts what they name; how many entries that are. */
 INLINE int64_t take_tile(const struct gathered *problem, struct pair_scratch *scratch, const struct tile *tile) {
-    const int32_t *indices = problem->indices + tile->batch * problem->index_batch + tile->head * problem->index_head;
+    const int32_t *indices = indices_of(problem, tile->batch, tile->head, tile->first);
     int64_t count = 0, span[2];
     memset(scratch->bucket, 0, (size_t)scratch->buckets * sizeof(uint32_t));
     for (int64_t row = 0; row < tile->rows; row++) {
-        span_of(problem, tile, row, span);
-        count = take_entries(problem, scratch, indices + (tile->first + row) * problem->length, row, span, count);
+        span_of_row(problem, tile->batch, tile->first + row, span);
+        count = take_entries(problem, scratch, indices + row * problem->length, row, span, count);
     }
     uint32_t *bucket = scratch->bucket, before = 0;
     for (int64_t b = 0; b < scratch->buckets; b++) {
@@ -145,7 +137,7 @@ INLINE void work_on_tile(const struct gathered *problem, struct pair_scratch *sc
         for (int64_t c = 0; c < columns; c++)
             for (int64_t t = begin; t < end; t++) {
                 int64_t span[2];
-                span_of(problem, tile, row_of_entry(sorted[t]), span);
+                span_of_row(problem, tile->batch, tile->first + row_of_entry(sorted[t]), span);
                 if (first + c < span[0] || first + c >= span[1]) continue;
                 key[some.count] = (int32_t)(first + c);
                 row[some.count] = row_of_entry(sorted[t]) * numbers;
