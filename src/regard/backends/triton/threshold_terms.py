@@ -138,9 +138,11 @@ def threshold_terms(
         )
     some = live & (slopes > 0.0)
     slopes = tl.where(some, slopes, 1.0)
-    rest = (total - 1.0) / (slopes * SCORE.excess)
-    if SCORE.squared is not None:
-        rest *= 0.5
+    excess = total - 1.0
+    if SCORE.squared is not None:  # as in `row_thresholds`, a step down the norm
+        norm = tl.sqrt(total)
+        excess = norm * (norm - 1.0)
+    rest = excess / (slopes * SCORE.excess)
     store_terms(
         *(TERMS + head * M, plane, rows, M, high, tl.where(some, rest, 0.0), tl.where(some, joint / slopes, 0.0)),
     )
