@@ -76,6 +76,7 @@ def public_calls() -> Iterator[tuple[str, Work]]:
         "dropout": {"mask": causal, "dropout_p": 0.1},
         "sinks": {"sinks": torch.zeros(8, device="cuda")},
         "sigmoid": {"mask": causal, "normalizer": normalizers.Sigmoid()},
+        "entmax-1.5": {"mask": causal, "normalizer": normalizers.Entmax(1.5)},
     }
     for name, options in calls.items():
         yield name, lambda options=options: regard.attention(query, key, value, **options)

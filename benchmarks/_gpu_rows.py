@@ -10,7 +10,7 @@ from functools import partial
 import _gpu_work as work
 from _gpu_work import LONG, MIDDLE, NEW_TOKENS, Place, Sides
 
-from regard import lenses
+from regard import lenses, normalizers
 
 BOTH = False, True
 SDPA, GROUPED, FLEX, FLA = "SDPA", "SDPA, enable_gqa", "FlexAttention", "flash-linear-attention"
@@ -76,7 +76,11 @@ def bias() -> Iterator[Row]:
     for what in ("ALiBi", "softcap", "sinks"):
         yield Row(f"{what}, causal, {name}", partial(work.distance_bias, what), FLEX, 1.2)
     yield Row(f"T5's learned bias, {name}", work.learned_bias, SDPA, 4.0)
-    yield Row(f"sigmoid attention, causal, {name}", work.sigmoid, "softmax, ours", 1 / 1.1, compared=False)
+    normalized = {"sigmoid": (normalizers.Sigmoid(), 1 / 1.1)}
+    normalized |= {"sparsemax": (normalizers.Sparsemax(), 1 / 2), "entmax-1.5": (normalizers.Entmax(1.5), 1 / 2)}
+    for what, (normalizer, floor) in normalized.items():
+        sides = partial(work.normalized, normalizer)
+        yield Row(f"{what}, causal, {name}", sides, "softmax, ours", floor, compared=False)
 
 
 def dropout() -> Iterator[Row]:

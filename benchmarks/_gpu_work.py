@@ -166,11 +166,11 @@ def distance_bias(name: str, place: Place) -> Sides:
     return either({OURS: partial(regard.attention, mask=causal, **ours), "FlexAttention": theirs}, inputs)
 
 
-def sigmoid(place: Place) -> Sides:
-    """Sigmoid attention, whose weights need neither a maximum nor a sum, beside our own softmax."""
+def normalized(normalizer: normalizers.Normalizer, place: Place) -> Sides:
+    """Another normalizer beside our own softmax."""
     inputs = place.tensors(4, 16, MIDDLE, 64, gradients=True)
     causal = partial(regard.attention, mask=masks.causal())
-    return either({OURS: partial(causal, normalizer=normalizers.Sigmoid()), "softmax, ours": causal}, inputs)
+    return either({OURS: partial(causal, normalizer=normalizer), "softmax, ours": causal}, inputs)
 
 
 def learned_bias(place: Place) -> Sides:

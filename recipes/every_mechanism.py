@@ -18,18 +18,19 @@ regard, and what computes it on a CPU. {here} of {all} are here; what is missing
 
 $s_{{ij}}$ is the score of query i and key j, $w_{{ij}}$ its weight, and the output is $o_i = \\sum_j w_{{ij}} v_j$.
 `q`, `k` and `v` are `(batch, heads, length, dim)`, `x` is the input of a layer. Each line runs as a test against its
-formula in float64. Below it is the kernel. The time grows with the pairs that the mask leaves, or with the length n
-where the table says so; memory is linear in the length unless it says n². All lenses of `regard.lenses` read the
-weights unless it says otherwise.""",
+formula in float64. Below it is the kernel; on a GPU `cpu_flash`, `additive` and `threshold` are code in Triton
+([what else is](gpu.md)). The time grows with the pairs that the mask leaves, or with the length n where the table says
+so; memory is linear in the length unless it says n². All lenses of `regard.lenses` read the weights unless it says
+otherwise.""",
     """\
 자연어 처리가 써 온 어텐션을 메커니즘마다 한 줄로 적었습니다. 수식, regard로 쓰는 법, CPU에서 계산하는 커널입니다.
 {all}개 가운데 {here}개가 있고, 없는 것은 그 자리에 적었습니다.
 
 $s_{{ij}}$는 질의 i와 키 j의 스코어, $w_{{ij}}$는 그 가중치이고 출력은 $o_i = \\sum_j w_{{ij}} v_j$입니다. `q`, `k`,
 `v`의 모양은 `(batch, heads, length, dim)`이고 `x`는 층의 입력입니다. 모든 줄은 float64로 쓴 수식과 비교하는 테스트로
-실행됩니다. 그 아래는 커널입니다. 시간은 마스크가 남기는 쌍의 수에, 표에 n이라고 적힌 곳에서는 길이 n에
-비례합니다. n²라고 적히지 않았다면 메모리는 길이에 비례합니다.
-따로 적지 않은 줄은 `regard.lenses`의 모든 렌즈가 가중치를 읽습니다.""",
+실행됩니다. 그 아래는 커널입니다. GPU에서 `cpu_flash`, `additive`, `threshold`는 Triton 코드입니다([나머지](gpu.md)).
+시간은 마스크가 남기는 쌍의 수에, 표에 n이라고 적힌 곳에서는 길이 n에 비례합니다. n²라고 적히지 않았다면 메모리는
+길이에 비례합니다. 따로 적지 않은 줄은 `regard.lenses`의 모든 렌즈가 가중치를 읽습니다.""",
 )
 COLUMNS = (
     ("mechanism", "formula", "with regard"),

@@ -58,6 +58,18 @@ def test_it_agrees_over_several_blocks(name, kernel, assert_all):
     assert_all(partial(assert_agrees, oracle=oracle), pairs)
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("name", "kernel"), NATIVE.items())
+def test_it_agrees_on_a_gpu(name, kernel, assert_all):
+    oracle, found = ORACLES[name], []
+    for among in (None, long_cases()):
+        found += suite([Subject(kernel)], strength=1, among=among, device="cuda", oracle=oracle)
+    pairs = [(kernel, case) for kernel, case in found if case.poison not in ("query", "key")]
+    assert len(pairs) > 10
+    assert_all(partial(assert_agrees, device="cuda", oracle=oracle), pairs)
+
+
 @pytest.mark.skipif(not native.available(), reason="there is no native code")
 @pytest.mark.parametrize("normalizer", [normalizers.Sparsemax(), normalizers.Entmax(1.5)], ids=repr)
 @pytest.mark.parametrize("deviation", [0.0, 0.05, 0.3])

@@ -84,6 +84,28 @@ def flash_problems() -> Iterator[LaunchedProblem]:
         yield LaunchedProblem(f"flash, {name}, {dim}, {dtype_name(dtype)}", call, capabilities)
 
 
+def thresholds(dim: int, dtype: torch.dtype, *, learned: bool = False, **options: Any) -> None:
+    """Sparsemax or entmax-1.5, forward and backward; learned: with the gradient of the bias."""
+    code, problem = BACKEND.normalizer_tiles["threshold"], batched(tensors(dim, dim, dtype), **options)
+    assert not code.why_not(problem.problem)
+    code.backward(problem, saved(*code.forward(problem), learned=learned))
+
+
+def thresholds_problems() -> Iterator[LaunchedProblem]:
+    causal: dict[str, Any] = {"mask": masks.causal()}
+    every = causal | {"bias": biases.relative(torch.zeros(HEADS, 32)), "softcap": 30.0, "dropout_p": 0.1}
+    sparsemax, entmax = {"normalizer": normalizers.Sparsemax()}, {"normalizer": normalizers.Entmax(1.5)}
+    table = [("sparsemax", causal | sparsemax, 128, BF16)]
+    table += [("entmax", causal | entmax, dim, BF16) for dim in (64, 128, 256)] + [
+        ("entmax", causal | entmax, 128, F32)
+    ]
+    table += [("everything", every | entmax | {"learned": True}, dim, BF16) for dim in (64, 128)]
+    quick = {("entmax", 128, BF16): (90,)}
+    for name, options, dim, dtype in table:
+        call, capabilities = partial(thresholds, dim, dtype, **options), quick.get((name, dim, dtype), ())
+        yield LaunchedProblem(f"thresholds, {name}, {dim}, {dtype_name(dtype)}", call, capabilities)
+
+
 def few_queries(rows: int, dim: int, dtype: torch.dtype, *, added: bool = False, limits: bool = False) -> None:
     """Decoding over many keys; added: with a bias of each pair. limits: eight queries, causal among each other."""
     assert BACKEND.few_queries is not None
@@ -209,6 +231,7 @@ def recurrences_problems() -> Iterator[LaunchedProblem]:
 
 GROUPS = {
     "flash": flash_problems,
+    "normalizer_tiles": thresholds_problems,
     "few_queries": few_queries_problems,
     "additive": additive_problems,
     "weights": weights_problems,

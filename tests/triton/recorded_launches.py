@@ -49,8 +49,11 @@ SPILLED = {
     ("chunk_states", 100): 120,
     ("key_and_gate_gradients", 80): 24,
     ("key_and_gate_gradients", 90): 16,
+    ("key_gradient", 80): 8,
+    ("key_gradient", 100): 8,
     ("query_gradient", 90): 64,
     ("reduce_rows", 90): 8,
+    ("row_thresholds", 80): 8,
     ("value_gradients", 80): 8,
     ("value_gradients", 100): 16,
 }

@@ -473,7 +473,7 @@ class NormalizerTiles(Protocol):
         ...
 
     def visited_pairs(self, problem: Problem) -> float:
-        """The pairs whose scores are computed."""
+        """The pairs whose scores are computed, each as often as it is."""
         ...
 
     def forward(self, batched: BatchedProblem) -> Rows:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..backends.base import NormalizerTiles
-from ..backends.registry import BACKENDS, reasons_against
+from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
@@ -51,6 +51,10 @@ class NormalizerTilesKernel:
         """Those of all tensors."""
         return EVERY_GRADIENT
 
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether the backend that computes a problem is."""
+        return is_nan_safe(self._maker(problem.value)[0])
+
     def run(self, problem: Problem) -> Result:
         """Output, and the normalizer's numbers of rows."""
         return apply_kernel(problem, self)
@@ -84,9 +88,9 @@ def _scores_twice(problem: Problem, pairs: float) -> FlashWork:
 THRESHOLD = NormalizerTilesKernel("threshold", _one_product, passes=1)
 """Sparsemax and entmax-1.5: a threshold of some of the keys is at most that of all of them.
 
-So keys below it are left out at once; output and gradients are sums over the few keys above. Backward these are found
-again, and nothing is stored but the thresholds. Where nearly all keys have weight, it takes up to twice the time of
-softmax."""
+So in C keys below it are left out at once; output and gradients are sums over the few keys above. Backward these are
+found again, and nothing is stored but the thresholds. Where nearly all keys have weight, it takes up to twice the time
+of softmax. In Triton tiles are swept until the thresholds stand: no list of keys is kept."""
 
 MIXED_HEADS = NormalizerTilesKernel("mixed_heads", _scores_twice, passes=4)
 """Talking heads: all heads of a tile are mixed while it is in a core's cache. Two passes over the tiles, and two more

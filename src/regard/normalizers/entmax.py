@@ -112,6 +112,19 @@ class Sparsemax(Normalizer):
         return support.mul_(upstream - mean), ()
 
 
+def threshold_alpha(normalizer: Normalizer | None) -> float | None:
+    """α where weights are what scores have above a threshold, 2, or the square of that, 1.5; else None.
+
+    >>> threshold_alpha(Sparsemax()), threshold_alpha(Entmax(1.5)), threshold_alpha(Entmax(1.3))
+    (2.0, 1.5, None)
+    """
+    if isinstance(normalizer, Sparsemax):
+        return 2.0
+    if isinstance(normalizer, Entmax) and not isinstance(normalizer.alpha, Tensor) and normalizer.alpha in (1.5, 2.0):
+        return float(normalizer.alpha)
+    return None
+
+
 def _too_small(alpha: float) -> ConfigurationError:
     return ConfigurationError(
         f"alpha is {alpha!r}; it needs a number of at least {SMALLEST_ALPHA}. At 1 it is softmax: leave normalizer out"

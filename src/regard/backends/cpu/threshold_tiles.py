@@ -14,7 +14,7 @@ from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import CheckedRows
 from ...core.normalizer import Normalizer
 from ...core.problem import Problem
-from ...normalizers import Entmax, Sparsemax
+from ...normalizers.entmax import threshold_alpha
 from ...tiles.tile_bits import BLOCK
 from . import library
 from .flash_tiles import (
@@ -45,24 +45,13 @@ class ThresholdStruct(TileWork, ctypes.Structure):
     )
 
 
-def has_threshold(normalizer: Normalizer | None) -> bool:
-    """Whether the weights of a normalizer are what its scores are above a threshold, or the square of that.
-
-    >>> has_threshold(Sparsemax()), has_threshold(Entmax(1.5)), has_threshold(Entmax(1.3))
-    (True, True, False)
-    """
-    if isinstance(normalizer, Entmax):
-        return not isinstance(normalizer.alpha, Tensor) and normalizer.alpha in (1.5, 2.0)
-    return isinstance(normalizer, Sparsemax)
-
-
 class ThresholdsInC:
     """Sparsemax and entmax-1.5 by one call of C for each slice of batches with the same tiles."""
 
     def why_not(self, problem: Problem) -> list[str]:
         """Other normalizers, a softcap, sinks, and what the code over tiles has no bias or mask for."""
         reasons = []
-        if not has_threshold(problem.normalizer):
+        if threshold_alpha(problem.normalizer) is None:
             reasons.append("its code computes normalizers.Sparsemax, and normalizers.Entmax of the number 1.5")
         return reasons_of_tiles(problem, reasons)
 
@@ -141,7 +130,7 @@ def _sum_of_parts(gradients: Tensor) -> Tensor:
 
 def _scaled(part: FlashProblem, normalizer: Normalizer | None) -> tuple[FlashProblem, bool]:
     """The problem of scores times α - 1, in the units of flash.h; and whether weights are squares."""
-    alpha = float(normalizer.alpha) if isinstance(normalizer, Entmax) else 2.0
+    alpha = threshold_alpha(normalizer) or 2.0
     factor = (alpha - 1.0) * math.log(2.0)
     bias = None if part.relative_bias is None else part.relative_bias * factor
     return replace(part, scale=part.scale * factor, relative_bias=bias), alpha == 1.5

@@ -2,8 +2,9 @@
 
 In the order of reading: `jit_runtime` says where Triton runs; `kernel_arguments` is what kernels get, `device_tiles`
 and `kernel_bias` make it from a mask and a bias, `score_tile` is what all kernels do with a tile of scores. Flash
-attention is `flash_forward`, `row_terms` and `flash_backward`, with `dropout_hashes`; `launch_settings` has their tiles
-and warps, `flash_launches` launches them, `fused_attention` is the group of methods.
+attention is `flash_forward`, `row_terms` and `flash_backward`, with `dropout_hashes`; sparsemax and entmax-1.5 are the
+same with `row_thresholds` and `threshold_terms`. `launch_settings` has their tiles and warps, `flash_launches` launches
+them, `fused_attention` is the group of methods, and `threshold_attention` that of the two.
 
 The pass for lenses is `lens_sums`, of which `lens_cells` and `lens_topk` are parts; `lens_requests` and
 `lens_arguments` make what it gets from the forms that lenses ask for, and `lens_pass_launch` is the group of methods.

@@ -13,28 +13,8 @@ import triton
 import triton.language as tl
 
 from . import score_tile
-from .row_terms import load_terms
+from .row_terms import load_terms, upstream
 from .score_gradients import add_to_bias, score_gradient
-
-
-@triton.jit
-def _only_finite(x, REPAIR: tl.constexpr):
-    """x; in a repair with 0 for what is not finite: no row that takes part attends to it."""
-    if REPAIR:
-        x = tl.where(score_tile.not_finite(x), 0.0, x).to(x.dtype)
-    return x
-
-
-@triton.jit
-def _upstream(
-    GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV: tl.constexpr, BDV: tl.constexpr, BM: tl.constexpr, REPAIR: tl.constexpr
-):
-    """The gradients of the output of some rows; in a repair 0 where the output is not finite."""
-    above = score_tile.load_rows(score_tile.head_rows(GRAD_OUTPUT, b, h), m0, M, GRAD_OUTPUT.row, DV, BDV, BM)
-    if REPAIR:
-        output = score_tile.load_rows(score_tile.head_rows(OUTPUT, b, h), m0, M, OUTPUT.row, DV, BDV, BM)
-        above = tl.where(score_tile.not_finite(output), 0.0, above).to(above.dtype)
-    return above
 
 
 @triton.jit
@@ -77,8 +57,8 @@ def _query_tile(
 ):
     """The running gradient of queries after a tile, and the sums of its rows; adds the tile's gradient of the bias."""
     m, n = (m0 + tl.arange(0, BM))[:, None], (n0 + tl.arange(0, BN))[None, :]
-    k = _only_finite(score_tile.load_rows(keys, n0, N, K.row, D, BD, BN), REPAIR)
-    v = _only_finite(score_tile.load_rows(values, n0, N, V.row, DV, BDV, BN), REPAIR)
+    k = score_tile.only_finite(score_tile.load_rows(keys, n0, N, K.row, D, BD, BN), REPAIR)
+    v = score_tile.only_finite(score_tile.load_rows(values, n0, N, V.row, DV, BDV, BN), REPAIR)
     raw = score_tile.product(q, tl.trans(k), None, PRECISION)
     grad_weight = score_tile.product(above, tl.trans(v), None, PRECISION)
     keep = n < N
@@ -146,8 +126,8 @@ def query_gradient(
     b, h = head // heads, head % heads
     s, m0 = score_tile.mask_set(MASK, b, h), tile * BM
     m = (m0 + tl.arange(0, BM))[:, None]
-    q = _only_finite(score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM), REPAIR)
-    above = _upstream(GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV, BDV, BM, REPAIR)
+    q = score_tile.only_finite(score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM), REPAIR)
+    above = upstream(GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV, BDV, BM, REPAIR)
     keys, values = score_tile.head_rows(K, b, h // group), score_tile.head_rows(V, b, h // group)
     high, rest, delta = load_terms(TERMS + head * M, plane, m, M)
     begin, end = score_tile.row_spans(MASK, s, m, M)
@@ -212,8 +192,8 @@ def _key_tile(
 ):
     """The running gradients of keys and values after a tile, whose scores stand transposed: (BN, BM)."""
     m, n = (m0 + tl.arange(0, BM))[None, :], (n0 + tl.arange(0, BN))[:, None]
-    q = _only_finite(score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM), REPAIR)
-    above = _upstream(GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV, BDV, BM, REPAIR)
+    q = score_tile.only_finite(score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM), REPAIR)
+    above = upstream(GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV, BDV, BM, REPAIR)
     raw = score_tile.product(k, tl.trans(q), None, PRECISION)
     grad_weight = score_tile.product(v, tl.trans(above), None, PRECISION)
     high, rest, delta = load_terms(TERMS + (b * heads + h) * M, plane, m, M)
@@ -278,8 +258,12 @@ def key_gradient(
     b, key_head = head // key_heads, head % key_heads
     n0 = tile * BN
     n = (n0 + tl.arange(0, BN))[:, None]
-    k = _only_finite(score_tile.load_rows(score_tile.head_rows(K, b, key_head), n0, N, K.row, D, BD, BN), REPAIR)
-    v = _only_finite(score_tile.load_rows(score_tile.head_rows(V, b, key_head), n0, N, V.row, DV, BDV, BN), REPAIR)
+    k = score_tile.only_finite(
+        score_tile.load_rows(score_tile.head_rows(K, b, key_head), n0, N, K.row, D, BD, BN), REPAIR
+    )
+    v = score_tile.only_finite(
+        score_tile.load_rows(score_tile.head_rows(V, b, key_head), n0, N, V.row, DV, BDV, BN), REPAIR
+    )
     column_hash = score_tile.column_hashes(DROPOUT, b, n, N)
     grad_key, grad_value = tl.zeros([BN, BD], tl.float32), tl.zeros([BN, BDV], tl.float32)
     for own in range(group):

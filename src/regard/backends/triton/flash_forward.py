@@ -55,7 +55,8 @@ def _attend(
 ):
     """The running output, maximum and sum of rows m after the keys k and values v from n0 on.
 
-    Weights of sigmoid attention are as they are: nothing is scaled by a maximum.
+    Weights of sigmoid attention are as they are: nothing is scaled by a maximum. Of weights above a threshold, that is
+    the maximum here.
     """
     n = (n0 + tl.arange(0, BN))[None, :]
     raw = score_tile.product(q, tl.trans(k), None, PRECISION)
@@ -66,6 +67,9 @@ def _attend(
         less = -tl.load(SCORE.sigmoid + h)
         x, _ = score_tile.scores(raw, less, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
         p = score_tile.sigmoid(x)
+    elif SCORE.excess is not None:
+        x, _ = score_tile.scores(raw, top[:, None], SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
+        p, _ = score_tile.excess_weights(x, SCORE)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         x, _ = score_tile.scores(raw, None, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
         if CUT or NEGATIVE or SCORE.cap is not None or BIAS.line is not None or BIAS.pairs is not None:
@@ -112,7 +116,8 @@ def flash_forward(
 ):
     """Output and log-sum-exp of a tile of rows; merged with those of other keys where there are OLD ones.
 
-    Of sigmoid attention, whose weights no sum divides, the logarithm of their sum is written in its place.
+    Of sigmoid attention, whose weights no sum divides, the logarithm of their sum is written in its place. Of weights
+    above a threshold, LSE has the thresholds, which `row_thresholds` has found.
 
     Q, K, V, OUTPUT, LSE, OLD_OUTPUT, OLD_LSE: `StridedRows`. FLAGS: a number for each program, 0 at first, or None.
     NEGATIVE: whether SCORE.factor is below 0. Programs are numbered by batch, head, tile of rows, last tiles first:
@@ -133,6 +138,9 @@ def flash_forward(
     begin, end = score_tile.row_spans(MASK, s, m, M)
     row_hash = score_tile.row_hashes(DROPOUT, b, h, heads, m, M)
     top = tl.full([BM], -INF if SCORE.sigmoid is None else 0.0, tl.float32)
+    if SCORE.excess is not None:
+        top = score_tile.row_numbers(LSE, b, h, rows, M, -INF)
+        top = tl.where(top == -INF, INF, score_tile.unscaled(top, SCORE))  # a row without keys: no score is above
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
     if OLD_LSE.pointer is not None:
@@ -167,8 +175,9 @@ def flash_forward(
         share = tl.where(some, 1.0 / (tl.where(some, total, 1.0) * DROPOUT.keep), 0.0)
     else:
         share = tl.zeros([BM], tl.float32) + 1.0 / DROPOUT.keep
-    lse = tl.where(some, (top + tl.log2(total)) * LN2, -INF)
-    tl.store(score_tile.head_rows(LSE, b, h) + rows.to(tl.int64) * LSE.row, lse, mask=rows < M)
+    if SCORE.excess is None:
+        lse = tl.where(some, (top + tl.log2(total)) * LN2, -INF)
+        tl.store(score_tile.head_rows(LSE, b, h) + rows.to(tl.int64) * LSE.row, lse, mask=rows < M)
     number = tl.arange(0, BDV)[None, :]
     at = score_tile.head_rows(OUTPUT, b, h) + m.to(tl.int64) * OUTPUT.row + number
     tl.store(at, (acc * share[:, None]).to(OUTPUT.pointer.dtype.element_ty), mask=(m < M) & (number < DV))

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.score_forms import DotPairs
 from ...normalizers import Sigmoid
+from ...normalizers.entmax import threshold_alpha
 from .device_tiles import AllTiles, BitTiles, SpanTiles, device_tiles
 from .dropout_hashes import dropout_argument
 from .flash_backward import key_gradient, query_gradient
@@ -21,6 +22,8 @@ from .kernel_arguments import DropoutArgument, ScoreScale, StridedRows, with_ali
 from .kernel_bias import LOG2E, KernelBias
 from .launch_settings import LaunchSettings, launch_settings
 from .row_terms import refine_row_terms, row_terms
+from .row_thresholds import row_thresholds
+from .threshold_terms import threshold_terms
 
 
 class FlashLaunches:
@@ -39,8 +42,10 @@ class FlashLaunches:
         self.key_heads, self.dim, self.value_dim = self.key.shape[1], self.query.shape[3], self.value.shape[3]
 
     def forward(self, output: Tensor, lse: Tensor, *, merge: bool) -> None:
-        """Write output and log-sum-exp; merge: with those of other keys, which stand there."""
+        """Write output and log-sum-exp, or thresholds; merge: with those of other keys, which stand there."""
         setting = self._settings("forward")
+        if self.score.excess is not None:
+            self._find_thresholds(lse)
         old = (output.clone(), lse.clone()) if merge else (None, None)  # a repair reads them after others are written
         programs = self._row_programs(setting)
         flags = None if self.problem.mask is None else torch.zeros(programs, dtype=torch.int32, device=lse.device)
@@ -85,9 +90,35 @@ class FlashLaunches:
             for parameter in into.normalizer:
                 parameter += of_heads if parameter.ndim else of_heads.sum()
 
+    def _find_thresholds(self, thresholds: Tensor) -> None:
+        """Write the threshold of each row."""
+        setting = self._settings("thresholds")
+        arguments = (
+            *(StridedRows.of(each) for each in (self.query, self.key, thresholds)),
+            *(self.score, self.tiles.of_rows(setting.rows, setting.columns), self.bias.argument, *self._lengths),
+        )
+        constants = {"D": self.dims["D"], "BD": self.dims["BD"]}
+        self._launch(row_thresholds, self._row_programs(setting), arguments, setting, constants)
+
+    def _threshold_terms(self, output: Tensor, above: Tensor, saved: Saved, terms: Tensor, any_bad: Tensor) -> Tensor:
+        """Fill in what the gradients need of each row with a threshold."""
+        setting = self._settings("threshold terms")
+        arguments = (
+            *(StridedRows.of(each) for each in (self.query, self.key, self.value, above, output, saved.lse)),
+            *(terms, self.score, self.tiles.of_rows(setting.rows, setting.columns), self.bias.argument, self.dropout),
+            *(any_bad, *self._lengths, terms[0].numel()),
+        )
+        for repair in (False, True):
+            self._launch(
+                threshold_terms, self._row_programs(setting), arguments, setting, {"REPAIR": repair, **self.dims}
+            )
+        return terms
+
     def _row_terms(self, output: Tensor, above: Tensor, saved: Saved, any_bad: Tensor) -> Tensor:
         """What the gradients need of each row: (3, B, H, M) float32."""
         terms = torch.empty(3, self.batch, self.heads, self.queries, dtype=torch.float32, device=self.value.device)
+        if self.score.excess is not None:
+            return self._threshold_terms(output, above, saved, terms, any_bad)
         setting, plane, dims = self._settings("query"), terms[0].numel(), self.dims
         programs = self._row_programs(setting)
         results = (StridedRows.of(each) for each in (output, above, saved.lse, saved.grad_lse))
@@ -138,9 +169,12 @@ class FlashLaunches:
 
     @cached_property
     def score(self) -> ScoreScale:
-        """Factor, softcap and the bias of a sigmoid, in units of log₂ e."""
+        """Factor, softcap and the bias of a sigmoid, in units of log₂ e; and the kind of weights above a threshold."""
         cap = self.problem.softcap
         scale = ScoreScale(self.scale * LOG2E, None) if cap is None else ScoreScale(self.scale / cap, cap * LOG2E)
+        alpha = threshold_alpha(self.problem.normalizer)
+        if alpha is not None:
+            scale = scale._replace(excess=(alpha - 1.0) / LOG2E, squared=1 if alpha == 1.5 else None)
         return scale._replace(sigmoid=self._sigmoid_bias())
 
     def _sigmoid_bias(self) -> Tensor | None:

@@ -27,12 +27,16 @@ class StridedRows(NamedTuple):
 class ScoreScale(NamedTuple):
     """What makes scores of products: factor · product, or cap · tanh(factor · product); both in units of log₂ e.
 
-    sigmoid: b of sigmoid attention for each head, (H,) float32 in the same units; None for softmax attention.
+    sigmoid: b of sigmoid attention for each head, (H,) float32 in the same units; None for other attention. excess: of
+    weights that are what scores have above a threshold, or the square of that, (α - 1) / log₂ e, which a score is
+    multiplied by; None for other attention. squared: 1 for squares, else None.
     """
 
     factor: float
     cap: float | None
     sigmoid: Tensor | None = None
+    excess: float | None = None
+    squared: int | None = None
 
 
 class MaskArgument(NamedTuple):

@@ -31,7 +31,10 @@ INTERPRETED = LaunchSettings(64, 64, 4, 1)
 """The interpreter takes as long for a small tile as for a large one."""
 
 Table: TypeAlias = dict[str, dict[int, tuple[int, int, int, int]]]
-"""Of each kernel, "forward", "query" or "key", and each head dim: rows, columns, warps, stages."""
+"""Of each kernel and each head dim: rows, columns, warps, stages.
+
+Kernels are "forward", "query" and "key"; "thresholds" and "threshold terms" of weights above a threshold.
+"""
 
 # Scores that are products alone, with a mask or without.
 PLAIN: dict[int, Table] = {
@@ -51,22 +54,28 @@ PLAIN: dict[int, Table] = {
         "key": {64: (64, 64, 8, 2), 128: (64, 64, 8, 1), 256: (32, 32, 8, 1)},
     },
 }
-# With a softcap, a bias, dropout or a sigmoid.
+# With a softcap, a bias, dropout or a normalizer.
 WITH_TERMS: dict[int, Table] = {
     80: {
         "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
         "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
         "key": {64: (32, 32, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
+        "thresholds": {64: (128, 64, 8, 2), 128: (64, 32, 8, 2), 256: (64, 64, 8, 1)},
+        "threshold terms": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 64, 8, 1)},
     },
     90: {
         "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
         "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
         "key": {64: (32, 64, 8, 2), 128: (32, 32, 8, 2), 256: (16, 32, 8, 1)},
+        "thresholds": {64: (128, 64, 8, 3), 128: (64, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "threshold terms": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
     },
     100: {
         "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
         "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
         "key": {64: (32, 64, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
+        "thresholds": {64: (64, 64, 4, 3), 128: (64, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "threshold terms": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
     },
 }
 # Any architecture and any scores.
@@ -74,6 +83,8 @@ FLOAT32: Table = {
     "forward": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (32, 32, 16, 1)},
     "query": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 32, 16, 1)},
     "key": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 16, 8, 1)},
+    "thresholds": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (32, 32, 16, 1)},
+    "threshold terms": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 32, 16, 1)},
 }
 
 

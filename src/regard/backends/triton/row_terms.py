@@ -86,6 +86,18 @@ def load_terms(TERMS, plane, m, M):
 
 
 @triton.jit
+def upstream(
+    GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV: tl.constexpr, BDV: tl.constexpr, BM: tl.constexpr, REPAIR: tl.constexpr
+):
+    """The gradients of the output of some rows; in a repair 0 where the output is not finite."""
+    above = score_tile.load_rows(score_tile.head_rows(GRAD_OUTPUT, b, h), m0, M, GRAD_OUTPUT.row, DV, BDV, BM)
+    if REPAIR:
+        output = score_tile.load_rows(score_tile.head_rows(OUTPUT, b, h), m0, M, OUTPUT.row, DV, BDV, BM)
+        above = tl.where(score_tile.not_finite(output), 0.0, above).to(above.dtype)
+    return above
+
+
+@triton.jit
 def _scores(q, k, LESS, SCORE, MASK, BIAS, b, h, s, m, n0, begin, end, M, N, BN: tl.constexpr, PRECISION: tl.constexpr):
     """The scores of a tile, less a number of each row, as the gradients compute them."""
     n = (n0 + tl.arange(0, BN))[None, :]

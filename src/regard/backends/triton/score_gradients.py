@@ -39,6 +39,8 @@ def score_gradient(
     x, slope = score_tile.scores(raw, high, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)  # pyright: ignore[reportGeneralTypeIssues]
     if SCORE.sigmoid is not None:
         weight, weight_slope = score_tile.sigmoid_slope(x)  # pyright: ignore[reportGeneralTypeIssues]
+    elif SCORE.excess is not None:
+        weight, weight_slope = score_tile.excess_weights(x - rest, SCORE)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         weight = tl.exp2(x - rest)
         weight_slope = weight

@@ -64,6 +64,14 @@ def not_finite(x):
 
 
 @triton.jit
+def only_finite(x, REPAIR: tl.constexpr):
+    """x; in a repair with 0 for what is not finite: no row that takes part attends to it."""
+    if REPAIR:
+        x = tl.where(not_finite(x), 0.0, x).to(x.dtype)
+    return x
+
+
+@triton.jit
 def capped(x, cap):
     """cap · tanh(x), and the slope 1 - tanh²(x), exact where it is small; libdevice's tanh cannot be interpreted."""
     e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
@@ -84,6 +92,25 @@ def sigmoid_slope(x):
     e = tl.exp2(tl.minimum(-x, 126.0))
     weight = 1.0 / (1.0 + e)
     return weight, weight * (weight * e)
+
+
+@triton.jit
+def unscaled(threshold, SCORE):
+    """A threshold of scores times α - 1 in the units of scores, rounded once."""
+    return tl.div_rn(threshold, tl.zeros(threshold.shape, tl.float32) + SCORE.excess)
+
+
+@triton.jit
+def excess_weights(x, SCORE):
+    """w = max(y, 0)^(1 / (α - 1)), of scores that are x above a threshold and y in its units; and w^(2 - α). NaN stays.
+
+    By the latter the gradients of scores differ: 1 where sparsemax has weight, √w of entmax-1.5.
+    """
+    above = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * SCORE.excess
+    if SCORE.squared is not None:
+        return above * above, above
+    else:
+        return above, tl.where(x > 0.0, 1.0, 0.0)
 
 
 @triton.jit

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, dtype
 
 from ...core.problem import Problem
 from ...lenses.weights import register_writer
-from ..base import NormalizerTiles, WeightPass
+from ..base import WeightPass
 from . import jit_runtime
 from .additive_attention import AdditiveInTriton
 from .fused_attention import FlashInTriton
 from .split_keys import FewQueriesInTriton
+from .threshold_attention import ThresholdsInTriton
 from .timed_launches import TimedFlashInTriton
 
 if TYPE_CHECKING:
@@ -31,12 +30,12 @@ class TritonBackend:
     short = None
     paged = None
     gathered = None
-    normalizer_tiles: Mapping[str, NormalizerTiles] = MappingProxyType({})
 
     def __init__(self) -> None:
         # Kernels look at these for tensors of any device, while torch.compile traces them too: they are attributes.
         self.flash, self.few_queries, self.additive = FlashInTriton(), FewQueriesInTriton(), AdditiveInTriton()
         self.timed_flash = TimedFlashInTriton()
+        self.normalizer_tiles = {"threshold": ThresholdsInTriton(self.flash)}
 
     @property
     @cache  # noqa: B019  # there is one backend, for as long as the process lives
