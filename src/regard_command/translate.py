@@ -145,10 +145,8 @@ def translate(
     told = {"n_best": n_best or 1, "beam": beam, "length_penalty": length_penalty}
     search = _search(folder, translator, {key: value for key, value in told.items() if value is not None})
     if checkpoint is None:
-        typer.echo(
-            "English to French, by the model that regard comes with, for non-commercial use; --checkpoint names another",
-            err=True,
-        )
+        what = "English to French, by the model that regard comes with, for non-commercial use"
+        typer.echo(f"{what}; --checkpoint names another", err=True)
     number = 1
     arriving = arriving_lines(standard_input(), errors, lambda warning: typer.echo(warning, err=True))
     for lines in [sentences] if sentences else arriving:

@@ -198,8 +198,8 @@ ENGLISH_FRENCH = MODELS / "english_french"
 `Translator.load`. Its README.md tells what it learned from, how good it is, and what it is not for."""
 
 ENGLISH_FRENCH_LONGER = MODELS / "english_french_longer"
-"""The same Transformer, trained on by `recipes/english-french-longer.yaml`: captions and several sentences in a line, and
-numbers, names, addresses and quoted words are copied. For non-commercial use, as its README.md says."""
+"""The same Transformer, trained on by `recipes/english-french-longer.yaml`: it reads captions and several sentences in
+a line, and copies numbers, names, addresses and quoted words. For non-commercial use, as its README.md says."""
 
 KOREAN_ENGLISH = {
     "dot": MODELS / "korean_english" / "luong",
