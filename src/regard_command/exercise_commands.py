@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.exercises import Verdict
+    from regard_doctor import CodeFinding
 
 exercise_commands = typer.Typer(
     help="Code attention yourself: files with holes, marked in float64, with the likely mistake of a wrong answer.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Language = Annotated[Literal["en", "ko"], typer.Option("--lang", help="Language of holes and marks.")]
+Language = Literal["en", "ko"]
+LanguageOption = Annotated[Language, typer.Option("--lang", help="Language of holes and marks.")]
 
 RIGHT = {
     "en": "{}: right: the oracle agrees on all {} cases, forward and gradient",
@@ -53,7 +56,7 @@ DOCTOR = {"en": "What the doctor sees in it:", "ko": "진단 결과:"}
 
 
 @exercise_commands.command("list")
-def list_exercises(language: Language = "en") -> None:
+def list_exercises(language: LanguageOption = "en") -> None:
     """List the exercises, in the order of the course."""
     # From their file: importing regard would load torch for them.
     file = Path(__file__).parents[1] / "regard" / "exercises" / "exercise_list.json"
@@ -64,7 +67,7 @@ def list_exercises(language: Language = "en") -> None:
 def write_exercise(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of `regard exercise list`.")],
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="[default: NAME.py]", show_default=False)] = None,
-    language: Language = "en",
+    language: LanguageOption = "en",
 ) -> None:
     """Write the file of an exercise; its holes are `...`, each with what belongs there."""
     from regard.exercises import coding_exercise
@@ -78,7 +81,7 @@ def write_exercise(
 @exercise_commands.command("check")
 def check_exercise(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that were filled in; they are run.")],
-    language: Language = "en",
+    language: LanguageOption = "en",
 ) -> None:
     """Run files, compare them with the formula in float64, and say what is wrong.
 
@@ -92,7 +95,7 @@ def check_exercise(
         raise typer.Exit(1)
 
 
-def _lines(verdict: Verdict, language: str) -> list[str]:
+def _lines(verdict: Verdict, language: Language) -> list[str]:
     """What is printed of a verdict."""
     if verdict.holes:
         lines = ", ".join(LINE[language].format(line) for line in verdict.holes)
@@ -106,8 +109,15 @@ def _lines(verdict: Verdict, language: str) -> list[str]:
         lines += [EXAMPLE[language], *shown]
     lines += [LIKELY[language].format(said.text(language)) for said in verdict.likely]
     if verdict.findings:
-        lines += [DOCTOR[language], *(f"  {finding}" for finding in verdict.findings)]
+        lines += [DOCTOR[language], *(f"  {_said(finding, language)}" for finding in verdict.findings)]
     return lines
+
+
+def _said(finding: CodeFinding, language: Language) -> CodeFinding:
+    """A finding of the doctor, whose messages are English; in Korean with what its code means."""
+    from regard_doctor.code_explanation import explanation
+
+    return finding if language == "en" else replace(finding, message=explanation(finding.code, language).summary)
 
 
 def _rounded(numbers: Tensor) -> str:

@@ -1,5 +1,7 @@
 import pytest
 
+from regard_doctor.code_explanation import explanation
+
 
 @pytest.mark.parametrize(("language", "title"), [("en", "Scaled dot-product"), ("ko", "스케일드 닷 프로덕트")])
 def test_an_exercise_is_listed_written_filled_in_and_checked(regard, tmp_path, language, title):
@@ -16,7 +18,8 @@ def test_an_exercise_is_listed_written_filled_in_and_checked(regard, tmp_path, l
     path.write_text(text, encoding="utf-8")
     wrong = regard("exercise", "check", path, "--lang", language)
     assert wrong.exit_code == 1
-    assert "ATT101" in wrong.stdout
+    means = {"en": "scores of queries and keys are not divided", "ko": explanation("ATT101", "ko").summary}
+    assert f"ATT101 {means[language]}" in wrong.stdout
     path.write_text(text.replace("query @ key.mT", "query @ key.mT / query.shape[-1] ** 0.5"), encoding="utf-8")
     right = regard("exercise", "check", path, "--lang", language)
     assert right.exit_code == 0
