@@ -42,10 +42,15 @@ def main() -> None:
     card = Template(CARD.read_text("utf-8")).substitute(
         trained | weight_fields(ENGLISH_FRENCH) | score_fields(experiment)
     )
-    with atomic_write(ENGLISH_FRENCH / "README.md") as partial:
+    write_card(ENGLISH_FRENCH, card)
+
+
+def write_card(folder: Path, card: str) -> None:
+    """Write a model card into the folder of its model, print both, and refuse a folder that is too large."""
+    with atomic_write(folder / "README.md") as partial:
         partial.write_text(card, encoding="utf-8")
-    size = sum(path.stat().st_size for path in ENGLISH_FRENCH.iterdir())
-    sys.stdout.write(f"{card}\n{ENGLISH_FRENCH}: {size / 1e6:.2f} MB\n")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    sys.stdout.write(f"{card}\n{folder}: {size / 1e6:.2f} MB\n")
     if size > MOST_BYTES:
         raise CheckpointError(f"the folder has {size:,} bytes; it may have {MOST_BYTES:,}")
 

@@ -11,15 +11,14 @@ from is for non-commercial research, and so is what this makes.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from string import Template
 
 import english_french_floors
 import trust
-from ship_english_french import MOST_BYTES, progress_fields, weight_fields
+from ship_english_french import progress_fields, weight_fields, write_card
 
-from regard.errors import CheckpointError, ConfigurationError
+from regard.errors import ConfigurationError
 from regard.translation.checkpoint import load_weights
 from regard.translation.corpus import ParallelText
 from regard.translation.experiment import Experiment
@@ -27,7 +26,6 @@ from regard.translation.run_folder import ENGLISH_FRENCH_LONGER, RunFolder, aver
 from regard.translation.settings import TextTable
 from regard.translation.translator import Translator
 from regard.translation.word_aligner import align_words
-from regard.utils.atomic_files import atomic_write
 
 CARD = Path(__file__).with_name("english_french_longer.md")
 RECIPE = Path(__file__).with_name("english-french-longer.yaml")
@@ -55,12 +53,7 @@ def main() -> None:
     trust.main(arguments.data, folder)
     table = "\n".join(english_french_floors.report(Translator.load(folder), arguments.data))
     card = Template(CARD.read_text("utf-8")).substitute(fields(run, folder, recipe), table=table)
-    with atomic_write(folder / "README.md") as partial:
-        partial.write_text(card, encoding="utf-8")
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    sys.stdout.write(f"{card}\n{folder}: {size / 1e6:.2f} MB\n")
-    if size > MOST_BYTES:
-        raise CheckpointError(f"the folder has {size:,} bytes; it may have {MOST_BYTES:,}")
+    write_card(folder, card)
 
 
 def choose_alignment(folder: Path, data: Path) -> None:
