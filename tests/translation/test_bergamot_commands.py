@@ -7,10 +7,9 @@ import json
 import pytest
 from bergamot_folders import CONFIG, write_student
 from marian_folders import SENTENCES
-from typer.testing import CliRunner
+from run_commands import regard
 
 from regard.translation.translator import Translator
-from regard_command.app import app
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +19,6 @@ def folder(tmp_path_factory):
     (folder / "source").write_text("".join(f"{line}\n" for line in SENTENCES[:3]), encoding="utf-8")
     (folder / "target").write_text("".join(f"{line}\n" for line in SENTENCES[1:4]), encoding="utf-8")
     return folder
-
-
-def regard(*arguments, code=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.stderr
-    return result
 
 
 def test_translate(folder, tmp_path):

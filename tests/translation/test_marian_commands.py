@@ -8,14 +8,13 @@ import shutil
 
 import pytest
 from marian_folders import SENTENCES, write_folder
+from run_commands import regard
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import MarianMTModel, PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 from regard.translation.translator import Translator
-from regard_command.app import app
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +24,6 @@ def folder(tmp_path_factory):
     (folder / "source").write_text("".join(f"{line}\n" for line in SENTENCES[:3]), encoding="utf-8")
     (folder / "target").write_text("".join(f"{line}\n" for line in SENTENCES[1:4]), encoding="utf-8")
     return folder
-
-
-def regard(*arguments, code=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.stderr
-    return result
 
 
 def test_translate(folder):

@@ -12,15 +12,14 @@ import pytest
 import torch
 from marian_folders import SENTENCES
 from multilingual_folders import generation_options, write_translator
+from run_commands import regard
 from safetensors.torch import load_file, save_file
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
-from typer.testing import CliRunner
 
 from regard.errors import CheckpointError, ConfigurationError, CorpusError, VocabularyError
 from regard.translation.run_folder import ENGLISH_FRENCH
 from regard.translation.translator import Translator
-from regard_command.app import app
 from regard_command.options import languages_of
 
 KINDS = ["m2m", "nllb", "nllb_legacy", "mbart", "mbart50", "t5", "mt5", "madlad"]
@@ -307,12 +306,6 @@ def test_weights_of_several_dtypes_are_named(tmp_path):
     save_file(eight, path, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="is torch.int8: weights need floating-point numbers of 16 bits or more"):
         Translator.from_huggingface(tmp_path)
-
-
-def regard(*arguments, code=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.stderr
-    return result
 
 
 def test_every_command_takes_the_folder_and_its_languages(saved, tmp_path):

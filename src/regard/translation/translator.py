@@ -36,7 +36,7 @@ from regard.translation.kept_text import KeptLine, KeptPart, shared_out, take_ou
 from regard.translation.native_marian import is_native_marian, read_native_marian
 from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
 from regard.translation.pretrained_export import write_pretrained
-from regard.translation.pretrained_parts import UNCHOSEN, Languages
+from regard.translation.pretrained_parts import UNCHOSEN, Languages, PretrainedTranslator
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
 from regard.translation.run_folder import RunFolder, Which
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
@@ -236,15 +236,7 @@ class Translator:
             DeviceError: there is no such device.
             VocabularyError: a vocabulary is missing, damaged, of a kind that is not read, or too large for the model.
         """
-        read = read_pretrained(Path(folder), languages, ignore)
-        return cls(
-            read.model.to(_device(device)),
-            read.source_vocabulary,
-            read.target_vocabulary,
-            read.search,
-            alignment=AlignmentChoice.load(Path(folder)),
-            trust=Trust.load(Path(folder)),
-        )
+        return cls._of(read_pretrained(Path(folder), languages, ignore), Path(folder), device)
 
     @classmethod
     def from_marian(
@@ -270,14 +262,18 @@ class Translator:
             DeviceError: there is no such device.
             VocabularyError: a vocabulary is missing, damaged, or does not fit the model.
         """
-        read = read_native_marian(Path(folder), languages)
+        return cls._of(read_native_marian(Path(folder), languages), Path(folder), device)
+
+    @classmethod
+    def _of(cls, read: PretrainedTranslator, folder: Path, device: str | torch.device) -> Self:
+        """A translator that others trained, with what was chosen and calibrated in its folder."""
         return cls(
             read.model.to(_device(device)),
             read.source_vocabulary,
             read.target_vocabulary,
             read.search,
-            alignment=AlignmentChoice.load(Path(folder)),
-            trust=Trust.load(Path(folder)),
+            alignment=AlignmentChoice.load(folder),
+            trust=Trust.load(folder),
         )
 
     def to_huggingface(self, folder: str | Path, *, max_positions: int = 1024) -> None:
