@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import copying_challenge
@@ -24,16 +24,23 @@ from regard.translation.settings import SplitSettings, TextFiles, TextTable
 from regard.translation.translator import Translator
 
 
+def everyday(data: Path) -> Mapping[str, ParallelText]:
+    """The everyday sentences to train on, to validate on, and held out, by these parts."""
+    text = ParallelText.read(TextTable(tsv=Path("tatoeba-eng-fra/eng-fra.tsv.gz")), data)
+    return split(text, SplitSettings(validation=1500, test=1500))
+
+
+def english_french(data: Path, part: str) -> ParallelText:
+    """The text of two files, as "multi30k/val" of multi30k/val.en.gz and multi30k/val.fr.gz."""
+    return ParallelText.read(TextFiles(source=Path(f"{part}.en.gz"), target=Path(f"{part}.fr.gz")), data)
+
+
 def texts(data: Path) -> dict[str, ParallelText]:
     """The texts by name."""
-    everyday = ParallelText.read(TextTable(tsv=Path("tatoeba-eng-fra/eng-fra.tsv.gz")), data)
-    files = {"captions": "multi30k/test_2016_flickr.{}.gz", "news": "flores200-devtest/devtest.{}.gz"}
     return {
-        "everyday": split(everyday, SplitSettings(validation=1500, test=1500))["test"],
-        **{
-            name: ParallelText.read(TextFiles(source=Path(file.format("en")), target=Path(file.format("fr"))), data)
-            for name, file in files.items()
-        },
+        "everyday": everyday(data)["test"],
+        "captions": english_french(data, "multi30k/test_2016_flickr"),
+        "news": english_french(data, "flores200-devtest/devtest"),
     }
 
 
