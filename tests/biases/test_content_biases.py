@@ -183,7 +183,7 @@ CONTENTS = {
     ),
 }
 KERNELS = ("reference", "tiled", "short", "cpu_flash")
-IN_C = CONTENTS.keys() - {"gates of both directions", "cope", "tupe", "landmarks", "path", "path and gates"}
+IN_C = CONTENTS.keys() - {"gates of both directions", "cope", "tupe", "path", "path and gates"}
 
 
 def inputs(queries, keys, dtype=torch.float64):
@@ -270,7 +270,7 @@ def test_batches_of_one_and_numbers_that_all_batches_share(name, kernel, batch):
 
 
 @pytest.mark.parametrize("kernel", ["tiled", "cpu_flash"])
-@pytest.mark.parametrize("name", sorted(IN_C))
+@pytest.mark.parametrize("name", sorted(IN_C - {"landmarks"}))  # whose numbers depend on the mask: test_landmarks.py
 def test_masks_with_empty_rows_and_hidden_keys_and_sinks(name, kernel):
     if kernel == "cpu_flash" and native.why_not():
         pytest.skip(str(native.why_not()))
@@ -487,7 +487,7 @@ def test_flash_refuses_by_name_what_its_code_does_not_add():
     query, key, value = inputs(67, 67, torch.float32)
     own = gates(67).float()
     for bias in (biases.forget_gates(own, own), biases.forget_gates(own) + biases.forget_gates(own)):
-        with pytest.raises(KernelError, match="forget gates, and tables or vectors of queries"):
+        with pytest.raises(KernelError, match="forget gates, tables or vectors of queries"):
             regard.attention(query, key, value, bias=bias, kernel="cpu_flash")
 
 

@@ -18,6 +18,8 @@ from ..errors import ConfigurationError, DtypeError, RegardError, ShapeError
 from ..utils.other_types import name_type
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from ..core.problem import Problem
 
 
@@ -56,6 +58,10 @@ class Bias(ABC):
         `regard.attention` asks for it once its other arguments are checked.
         """
         return self
+
+    def structure(self, problem: Problem) -> Hashable:
+        """What the kernels that can compute it depend on for a problem, beside its class and its parameters' sizes."""
+        return None
 
     @abstractmethod
     def values(self, grid: Grid) -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from ..core.grid import Grid
 from ..core.problem import Problem
 from ..errors import ConfigurationError
+from ..utils.pytree import tree_flatten
 from .base import Bias, bias_parts
 from .distance_tables import ContentBias
 from .relative_vectors import heads_side
@@ -46,6 +47,18 @@ class BlockWeights(RowBias):
         own = grid.key // self.size == grid.query // self.size
         none = torch.zeros(is_landmark.shape, device=own.device).masked_fill_(is_landmark, -torch.inf)
         return torch.where(own, 0.0, shares) + none
+
+    def structure(self, problem: Problem) -> tuple[int, bool]:
+        """The size of blocks, and whether these are `in_place`."""
+        return self.size, self.in_place(problem)
+
+    def in_place(self, problem: Problem) -> bool:
+        """Whether a problem has the call's own queries, keys and mask, consecutive, with a block's first key as its."""
+        lengths = self.query.shape[-2] == problem.queries and self.key.shape[-2] == problem.keys
+        if not lengths or problem.shift is None or problem.step != 1:
+            return False
+        begins = not isinstance(problem.key_positions, range) or problem.key_positions.start % self.size == 0
+        return begins and _is_same_mask(self.mask, problem.mask)
 
     def __repr__(self) -> str:
         return f"weights of blocks of {self.size}"
@@ -108,6 +121,14 @@ def landmarks(size: int) -> Bias:
             f"landmarks needs blocks of a whole number of tokens, at least 2 with the landmark; size is {size!r}"
         )
     return Landmarks(size)
+
+
+def _is_same_mask(mask: Mask | None, other: Mask | None) -> bool:
+    """Whether two masks are one, or a rebuilt one of the same tensors."""
+    if mask is other:
+        return True
+    (tensors, spec), (others, other_spec) = tree_flatten(mask), tree_flatten(other)
+    return spec == other_spec and all(a is b for a, b in zip(tensors, others, strict=True))
 
 
 def _of_whole_blocks(scores: Tensor, start: int, size: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from ..errors import ConfigurationError, ShapeError
 from ..utils.pytree import object_token
 from .base import Bias, is_floating
 from .relative import RelativeBias
+
+if TYPE_CHECKING:
+    from ..core.problem import Problem
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -75,6 +78,10 @@ class ScoreModBias(Bias):
     batch: int | None
     heads: int | None
     tensors: tuple[Tensor, ...]
+
+    def structure(self, problem: Problem) -> bool:
+        """Whether the function computes many pairs at once."""
+        return self.function.elementwise
 
     def values(self, grid: Grid) -> Tensor:
         return self._checked(self.indices(grid))

@@ -26,6 +26,7 @@ from ..masks import Mask
 from ..masks.tensor_mask import TensorMask
 from ..tiles.dense_mask import dense_mask
 from ..tiles.diagonals import bias_along, distances
+from ..tiles.landmark_blocks import LandmarkBlocks
 from ..tiles.mask_tiles import distinct_matrices
 from ..tiles.memo import modified, remembered_state
 from ..tiles.pair_terms import PairTerms
@@ -353,15 +354,18 @@ def _pair_terms(batched: BatchedProblem) -> PairTerms | None:
     if not has_terms(problem) or not queries or not keys:
         return None
     bias = along = keep = None
+    landmarks = LandmarkBlocks.from_problem(problem)
     with torch.no_grad():
-        if isinstance(problem.bias, RelativeBias) and problem.shift is not None:
+        if landmarks is not None:
+            pass
+        elif isinstance(problem.bias, RelativeBias) and problem.shift is not None:
             along = bias_along(problem, problem.bias).float()
         elif problem.bias is not None and (bias := batched.bias()) is not None:
             bias = bias.float()
         if problem.mask is not None and not has_spans(problem.mask, problem):
             found = dense_mask(problem)
             keep = None if found is None else batched.as_4d(found)
-        return PairTerms.for_weights((batch, heads, queries, keys), bias, along, keep)
+        return PairTerms.for_weights((batch, heads, queries, keys), bias, along, keep, landmarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +383,9 @@ def _term_costs(problem: Problem) -> _TermCosts:
     masks, biases = distinct_matrices(problem)
     if problem.mask is None or isinstance(problem.mask, TensorMask) or has_spans(problem.mask, problem):
         masks = 0  # of spans, or read where it is
-    if isinstance(problem.bias, RelativeBias) and problem.shift is not None:
-        biases = 0  # a number for each diagonal
+    by_distance = isinstance(problem.bias, RelativeBias) and problem.shift is not None
+    if by_distance or LandmarkBlocks.from_problem(problem) is not None:
+        biases = 0  # a number for each diagonal, or none
     pairs, times = problem.queries * problem.keys, 1 if has_short_tensors(problem) else 2
     passes = pairs * (MASK * masks + bias_passes(problem) * biases)
     return _TermCosts(

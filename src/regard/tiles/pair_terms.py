@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
+from .landmark_blocks import LandmarkBlocks
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -16,16 +17,22 @@ class PairTerms:
 
     Shapes: bias (B or 1, H or 1, M or 1, N) float32; along (H or 1, M + N - 1) float32, number j - i + M - 1 of which
     is added to the score of pair (i, j); keep (B or 1, H or 1, M or 1, N) bool, False where there is no pair. Last axes
-    are contiguous: `for_weights` sees to it.
+    are contiguous: `for_weights` sees to it. landmarks: the blocks of landmark attention, which has no bias beside.
     """
 
     bias: Tensor | None
     along: Tensor | None
     keep: Tensor | None
+    landmarks: LandmarkBlocks | None = None
 
     @classmethod
     def for_weights(
-        cls, shape: tuple[int, int, int, int], bias: Tensor | None, along: Tensor | None, keep: Tensor | None
+        cls,
+        shape: tuple[int, int, int, int],
+        bias: Tensor | None,
+        along: Tensor | None,
+        keep: Tensor | None,
+        landmarks: LandmarkBlocks | None = None,
     ) -> PairTerms:
         """Terms of weights of this shape, (B, H, M, N), checked; bias and keep may have 1 as their last axis too.
 
@@ -42,7 +49,7 @@ class PairTerms:
             along = along.contiguous()
         bias = None if bias is None else _over_pairs("bias", bias, torch.float32, shape)
         keep = None if keep is None else _over_pairs("keep", keep, torch.bool, shape)
-        return cls(bias, along, keep)
+        return cls(bias, along, keep, landmarks)
 
     def tensors(self) -> list[Tensor]:
         """Those that there are."""

@@ -26,17 +26,18 @@ BLOCK = 64
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TileBits:
-    """The tiles of BLOCK × BLOCK pairs with unmasked pairs, and which of their pairs exist.
+    """The tiles of BLOCK rows and `width` columns with unmasked pairs, and which of their pairs exist.
 
     Shapes: first (R + 1,) int64: the runs of block row r are first[r] to first[r + 1]. runs (·, 3) int64: the first
-    column, a multiple of BLOCK, the column after the last, and the number of the first tile among those with bits; -1
-    where all pairs exist. bits (B or 1, H or 1, T, BLOCK) uint64: a word for each row of a tile, its lowest bit the
-    first column's.
+    column, a multiple of the width, the column after the last, and the number of the first tile among those with bits;
+    -1 where all pairs exist. bits (B or 1, H or 1, T, BLOCK) uint64: a word for each row of a tile, its lowest bit the
+    first column's; those beyond the width say nothing.
     """
 
     first: np.ndarray
     runs: np.ndarray
     bits: np.ndarray
+    width: int = BLOCK
 
 
 TILE_SIZE = (BLOCK, BLOCK)
@@ -48,28 +49,34 @@ MAX_MEMO_BYTES = 2**22
 """The most bytes of bits that are memoized for a mask and a size; more are computed in each call."""
 
 
-def packed_tiles(batched: BatchedProblem) -> tuple[tuple[slice, TileBits], ...]:
-    """The tiles with unmasked pairs of a mask, as runs and bits, batch by batch where they differ."""
+def packed_tiles(batched: BatchedProblem, width: int = BLOCK) -> tuple[tuple[slice, TileBits], ...]:
+    """The tiles with unmasked pairs of a mask, as runs and bits, batch by batch where they differ.
+
+    width: columns of a tile, BLOCK at most.
+    """
 
     def compute() -> tuple[tuple[slice, TileBits], ...]:
         return tuple(
-            (part.batch, _tiles(batched, part)) for part in batch_layouts(batched.problem, TILE_SIZE, MIN_FULL_RUN)
+            (part.batch, _tiles(batched, part, width))
+            for part in batch_layouts(batched.problem, (BLOCK, width), MIN_FULL_RUN)
         )
 
     return memoize(
         batched.problem,
-        "bits",
+        ("bits", width),
         compute,
         when=lambda found: sum(tiles.bits.nbytes for _, tiles in found) <= MAX_MEMO_BYTES,
     )
 
 
 @lru_cache(maxsize=1024)
-def all_tiles(queries: int, keys: int) -> TileBits:
+def all_tiles(queries: int, keys: int, width: int = BLOCK) -> TileBits:
     """All tiles, without bits: every pair exists."""
     rows, runs = -(-queries // BLOCK), int(keys > 0)
     table = np.tile(np.array([[0, keys, -1]], dtype=np.int64), (rows * runs, 1))
-    return TileBits(np.arange(rows + 1, dtype=np.int64) * runs, table, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64))
+    return TileBits(
+        np.arange(rows + 1, dtype=np.int64) * runs, table, np.zeros((1, 1, 1, BLOCK), dtype=np.uint64), width
+    )
 
 
 def masked_pairs(problem: Problem) -> int:
@@ -78,25 +85,25 @@ def masked_pairs(problem: Problem) -> int:
     return round(share * max((part.layout.masked_pairs for part in found), default=0))
 
 
-def _tiles(batched: BatchedProblem, part: BatchLayout) -> TileBits:
+def _tiles(batched: BatchedProblem, part: BatchLayout, width: int) -> TileBits:
     layout = part.layout
     first = np.cumsum([0, *(len(row.runs) for row in layout.rows)], dtype=np.int64)
     runs, count = [], 0
     for row in layout.rows:
         for run in row.runs:
             runs.append((run.columns.start, run.columns.stop, count if run.masked else -1))
-            count += -(-(run.columns.stop - run.columns.start) // BLOCK) if run.masked else 0
+            count += -(-(run.columns.stop - run.columns.start) // width) if run.masked else 0
     table = np.array(runs, dtype=np.int64).reshape(-1, 3)
     if not count:
         bits = np.zeros((1, 1, 1, BLOCK), dtype=np.uint64)
-    elif (cut := _cutting_mask(batched.problem, part.batch)) is not None and cut.by_distance:
-        bits = _by_distance(replace(batched.problem, mask=cut), first, table)
+    elif (cut := _cutting_mask(batched.problem, part.batch, width)) is not None and cut.by_distance:
+        bits = _by_distance(replace(batched.problem, mask=cut), first, table, width)
     else:
-        bits = _pair_by_pair(batched.part(part.batch), layout, count)
-    return TileBits(first, table, np.ascontiguousarray(bits))
+        bits = _pair_by_pair(batched.part(part.batch), layout, count, width)
+    return TileBits(first, table, np.ascontiguousarray(bits), width)
 
 
-def _cutting_mask(problem: Problem, batch: slice) -> Mask | None:
+def _cutting_mask(problem: Problem, batch: slice, width: int) -> Mask | None:
     """The mask that decides on pairs within tiles of some batches, of equally spaced positions; None for no one mask.
 
     It is the whole mask, without blocks that are whole tiles: of these a tile has all pairs or none.
@@ -107,12 +114,12 @@ def _cutting_mask(problem: Problem, batch: slice) -> Mask | None:
     if found is None or batch.stop - batch.start > 1:
         return None
     chosen, others = found
-    whole = not any(size % BLOCK for size in (chosen.rows, chosen.columns, first_key_position(problem)))
+    whole = chosen.rows % BLOCK == chosen.columns % width == first_key_position(problem) % width == 0
     shared = chosen.indices.ndim < 3 or chosen.indices.shape[-3] == 1 or not problem.heads
     return reduce(And, others) if others and whole and shared else None
 
 
-def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.ndarray:
+def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray, width: int) -> np.ndarray:
     """One line of bits for all tiles: the word of a row is the 64 bits of the line from its first pair on."""
     queries = problem.queries
     along = distances(problem)
@@ -126,14 +133,14 @@ def _by_distance(problem: Problem, first: np.ndarray, runs: np.ndarray) -> np.nd
         (row, column)
         for row, (start, stop, number) in zip(rows.tolist(), runs.tolist(), strict=True)
         if number >= 0
-        for column in range(start, stop, BLOCK)
+        for column in range(start, stop, width)
     ]
     row, column = np.array(columns, dtype=np.int64).T
     at = BLOCK + queries - 1 - (row[:, None] + np.arange(BLOCK)) + column[:, None]
     return np.where(row[:, None] + np.arange(BLOCK) < queries, words[at], np.uint64(0))[None, None]
 
 
-def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int) -> np.ndarray:
+def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int, width: int) -> np.ndarray:
     """The bits of each masked run, from the mask's pairs: (B or 1, H or 1, T, BLOCK)."""
     found: list[Tensor] = []
     for row in layout.rows:
@@ -147,15 +154,18 @@ def _pair_by_pair(batched: BatchedProblem, layout: TileLayout, count: int) -> np
     number = 0
     for keep in found:
         rows, columns = keep.shape[-2:]
-        tiles = -(-columns // BLOCK)
-        padded = np.zeros((*keep.shape[:2], rows, tiles * BLOCK), dtype=bool)
+        tiles = -(-columns // width)
+        padded = np.zeros((*keep.shape[:2], rows, tiles * width), dtype=bool)
         torch.from_numpy(padded)[..., :columns] = keep  # not by `numpy()`: it may be a view of the mask's own tensor
-        words = _packed(padded.reshape(*keep.shape[:2], rows, tiles, BLOCK))[..., 0]
+        words = _packed(padded.reshape(*keep.shape[:2], rows, tiles, width))[..., 0]
         bits[:, :, number : number + tiles, :rows] = words.swapaxes(-1, -2)
         number += tiles
     return bits
 
 
 def _packed(pairs: np.ndarray) -> np.ndarray:
-    """Pack (..., BLOCK) booleans into one word, (..., 1); the first is the lowest bit."""
-    return np.packbits(pairs, axis=-1, bitorder="little").view("<u8")
+    """Pack (..., BLOCK) booleans, or fewer, into one word, (..., 1); the first is the lowest bit."""
+    packed = np.packbits(pairs, axis=-1, bitorder="little")
+    if packed.shape[-1] < BLOCK // 8:
+        packed = np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, BLOCK // 8 - packed.shape[-1])])
+    return packed.view("<u8")

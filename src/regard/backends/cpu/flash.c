@@ -1,6 +1,7 @@
 /* Dot-product attention, forward: some blocks of rows with the blocks of keys that their mask leaves, each packed
  * once. */
 #include "call_bias.h"
+#include "landmarks.h"
 #include "narrow_forward.h"
 
 /* The state of a thread for some blocks of rows. */
@@ -93,12 +94,20 @@ INLINE lanes finish_weights(const struct flash *problem, const struct forward_st
     return sum;
 }
 
+/* The scores of a row become those of landmark attention; returns the largest, lane by lane. */
+INLINE lanes weigh_row(const struct flash *problem, int64_t row, int64_t column, int64_t count, float *scores) {
+    lanes limit = broadcast(-INFINITY);
+    weigh_blocks(problem->landmark_size, own_block(problem, row, column), count, scores);
+    for (int64_t j = 0; j < count; j += LANES) limit = max_lanes(limit, load(scores + j));
+    return limit;
+}
+
 /* A group of rows with one block of keys: the online softmax, or weights of each score alone. */
 INLINE void process_row_group(const struct flash *problem, struct forward_state *state, int64_t row, int64_t column,
                               const uint64_t *words, const struct extent extent, const int paired,
-                              const int sigmoid) {
+                              const enum weighing weighing) {
     int64_t padded = padded_terms(problem->dim, paired), value_padded = padded_dim(problem->value_dim);
-    int64_t low = aligned_begin(extent), high = aligned_end(extent), count = min_int(problem->columns - column, BLOCK);
+    int64_t low = aligned_begin(extent), high = aligned_end(extent), count = columns_from(problem, column);
     /* One buffer for the products, the scores and at last the weights, not divided by their sum, as terms. */
     float tile[GROUP * BLOCK] ALIGNED, rescale[GROUP] ALIGNED, shift[GROUP] ALIGNED;
     lanes limit[GROUP];
@@ -111,13 +120,15 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
                                          ? state->bias + (row % BLOCK + r) * BLOCK
                                          : row_bias(problem, state->head, state->begin + row + r, column);
         limit[r] = finish_scores(problem, extent, row_word(words, r, count), relative_bias, tile + r * BLOCK, paired);
+        if (weighing == BY_LANDMARKS) limit[r] = weigh_row(problem, state->begin + row + r, column, count, tile + r * BLOCK);
     }
-    if (sigmoid)
+    if (weighing == BY_SIGMOID)
         for (int r = 0; r < GROUP; r++) shift[r] = -problem->sigmoid_bias[state->head], rescale[r] = 1.0f;
     else
         raise_maxima(limit, state->maximum + row, shift, rescale);
     for (int r = 0; r < GROUP; r++) { /* sums of this block alone: one over many keys is rounded once per block */
-        lanes sum = finish_weights(problem, state, row + r, column, tile + r * BLOCK, low, high, shift[r], paired, sigmoid);
+        lanes sum = finish_weights(problem, state, row + r, column, tile + r * BLOCK, low, high, shift[r], paired,
+                                   weighing == BY_SIGMOID);
         store(state->total + (row + r) * LANES, load(state->total + (row + r) * LANES) * rescale[r] + sum);
     }
     float *output = state->output + row * value_padded;
@@ -130,13 +141,16 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
 #define ROW_GROUP \
     (const struct flash *problem, struct forward_state *state, int64_t row, int64_t column, const uint64_t *words, \
      const struct extent extent)
-APART void row_group_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0, 0); }
-APART void row_group_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1, 0); }
-APART void sigmoid_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0, 1); }
-APART void sigmoid_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1, 1); }
+APART void row_group_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0, BY_SOFTMAX); }
+APART void row_group_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1, BY_SOFTMAX); }
+APART void sigmoid_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0, BY_SIGMOID); }
+APART void sigmoid_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1, BY_SIGMOID); }
+APART void landmarks_of_floats ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 0, BY_LANDMARKS); }
+APART void landmarks_of_pairs ROW_GROUP { process_row_group(problem, state, row, column, words, extent, 1, BY_LANDMARKS); }
 
 /* The function for a group of rows. */
 static void(*row_group(const struct flash *problem, int dtype)) ROW_GROUP {
+    if (problem->landmark_size) return in_pairs(dtype) ? landmarks_of_pairs : landmarks_of_floats;
     if (problem->sigmoid_bias) return in_pairs(dtype) ? sigmoid_of_pairs : sigmoid_of_floats;
     return in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats;
 }
@@ -199,14 +213,14 @@ APART void process_row_blocks(const struct flash *problem, struct forward_state 
         int64_t column = INT64_MAX;
         for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
-        int64_t count = min_int(problem->columns - column, BLOCK), key_head = state->head / problem->group;
+        int64_t count = columns_from(problem, column), key_head = state->head / problem->group;
         pack_transposed_terms(head_rows(&problem->key, state->batch, key_head, column, dtype), problem->key.row, count,
                               problem->dim, 1.0f, state->keys, BLOCK, dtype, in_pairs(dtype));
         pack_rows_as_terms(head_rows(&problem->value, state->batch, key_head, column, dtype), problem->value.row,
                            count, problem->value_dim, 1.0f, state->values, dtype, in_pairs(dtype));
-        int64_t ahead = min_int(problem->columns - column - BLOCK, BLOCK);
-        load_ahead(&problem->key, state->batch, key_head, column + BLOCK, ahead, problem->dim, dtype);
-        load_ahead(&problem->value, state->batch, key_head, column + BLOCK, ahead, problem->value_dim, dtype);
+        int64_t next = column + count, ahead = columns_from(problem, next);
+        load_ahead(&problem->key, state->batch, key_head, next, ahead, problem->dim, dtype);
+        load_ahead(&problem->value, state->batch, key_head, next, ahead, problem->value_dim, dtype);
         for (int64_t b = 0; b < state->blocks; b++) {
             if (cursors[b].column != column) continue;
             const uint64_t *words = tile_words(problem, state->batch, state->head, next_tile(problem, cursors + b));
@@ -215,8 +229,9 @@ APART void process_row_blocks(const struct flash *problem, struct forward_state 
             if (problem->call_bias) fill_call_bias(problem, &place, state->bias);
             for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
                 struct extent extent = tile_extent(words ? words + row : 0, count);
-                if (extent.begin < extent.end)
-                    process_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent);
+                if (extent.begin >= extent.end) continue;
+                if (problem->landmark_size) extent = whole_tile(words, count);
+                process_group(problem, state, b * BLOCK + row, column, words ? words + row : 0, extent);
             }
         }
     }

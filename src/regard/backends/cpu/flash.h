@@ -4,6 +4,7 @@
  *               + relative_bias[j - i + rows - 1] + what the call_bias has of the pair;
  * output[i] = sum over j of weight(i, j) value[j], weight(i, j) = exp(score(i, j) - lse[i])
  *
+ * or, where there is a landmark_size, with the scores that landmarks.h makes of these;
  * or, where there is a sigmoid_bias, weight(i, j) = 1 / (1 + exp(-score(i, j) - sigmoid_bias)), and lse[i] is the
  * logarithm of the sum of a row's weights.
  *
@@ -109,6 +110,9 @@ struct flash {
                                    its logarithm to the base 2, or null */
     const struct reductions *reductions; /* reductions: see reductions.h */
     const struct call_bias *call_bias;   /* forward and backward, of one part of the keys: or null */
+    int64_t tile_columns;   /* columns of a tile: BLOCK, or of landmark attention as many as are whole blocks of keys */
+    int64_t landmark_size;  /* forward and backward: keys of a block with its landmark (landmarks.h); 0 for none */
+    int64_t landmark_shift; /* the position of the first row, that of the first key being 0 */
 };
 
 #endif

@@ -2,6 +2,7 @@
  * after column, so that the gradients of keys and values are summed up where they are; or, where rows have few keys,
  * block of rows after block. */
 #include "call_bias.h"
+#include "landmarks.h"
 #include "narrow_backward.h"
 
 /* The state of a thread for one key head. */
@@ -55,6 +56,20 @@ INLINE float output_factor(const struct flash *problem, const int paired) {
     return paired ? 1.0f / problem->keep_probability : 1.0f;
 }
 
+/* Sets what a row has outside of some columns to 0. */
+INLINE void zero_beyond(int64_t low, int64_t high, float *weights, float *grad_scores) {
+    for (int64_t j = 0; j < BLOCK; j = j + LANES == low ? high : j + LANES) {
+        if (j >= low && j < high) continue;
+        store(weights + j, broadcast(0.0f));
+        store(grad_scores + j, broadcast(0.0f));
+    }
+}
+
+/* The dropout mask of a row from a column on. */
+INLINE bits dropout_at(const struct flash *problem, int64_t column, int32_t row_hash) {
+    return dropout_mask(problem, load_bits(problem->column_hashes + column) + row_hash);
+}
+
 /* The weights of a row, and the gradients of its scores: weight (grad_weight - delta), or of a sigmoid weight (1 - weight)
  * grad_weight. */
 INLINE void tile_row_gradient(const struct flash *problem, const struct gradient *state, const struct tile *tile,
@@ -83,7 +98,7 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
                                            : exp2_lanes(less_log_sum(score, broadcast(lse), broadcast(lse_rest)));
         lanes dropped = weight, grad_weight = load(grad_scores + j) * weight_factor; /* see row_group_gradient */
         if (problem->row_hashes) {
-            bits mask = dropout_mask(problem, load_bits(problem->column_hashes + tile->column + j) + row_hash);
+            bits mask = dropout_at(problem, tile->column + j, row_hash);
             dropped = zero_unless(mask, dropped), grad_weight = zero_unless(mask, grad_weight);
         }
         lanes gradient = sigmoid ? weight * complement * grad_weight : weight * (grad_weight - delta);
@@ -94,11 +109,37 @@ INLINE void tile_row_gradient(const struct flash *problem, const struct gradient
         store(weights + j, dropped);
         store(grad_scores + j, gradient * slope);
     }
-    for (int64_t j = 0; j < BLOCK; j = j + LANES == low ? high : j + LANES) {
-        if (j >= low && j < high) continue;
-        store(weights + j, broadcast(0.0f));
-        store(grad_scores + j, broadcast(0.0f));
+    zero_beyond(low, high, weights, grad_scores);
+}
+
+/* The same of landmark attention, with the gradients of the scores before they are those of landmarks.h. */
+INLINE void landmark_row_gradient(const struct flash *problem, const struct gradient *state, const struct tile *tile,
+                                  int64_t r, const struct extent extent, const int paired) {
+    const float product_factor = score_factor(problem, paired), weight_factor = output_factor(problem, paired);
+    float *weights = state->weights + r * BLOCK, *grad_scores = state->grad_scores + r * BLOCK;
+    int64_t row = tile->row + r, own = own_block(problem, row, tile->column), end = aligned_end(extent);
+    float lse = head_values(problem, state, tile->head, state->lse)[row],
+          lse_rest = head_values(problem, state, tile->head, state->lse_rest)[row],
+          delta = head_values(problem, state, tile->head, state->delta)[row];
+    uint64_t word = row_word(tile->words, (int)r, tile->count);
+    int32_t row_hash = row_hash_at(problem, state->batch, tile->head, row);
+    for (int64_t j = 0; j < end; j += LANES) {
+        lanes score = load(weights + j) * product_factor;
+        store(weights + j, extent.partial ? select_bits(word, j, score, -INFINITY) : score);
     }
+    weigh_blocks(problem->landmark_size, own, tile->count, weights);
+    for (int64_t j = 0; j < end; j += LANES) {
+        lanes weight = exp2_lanes(less_log_sum(load(weights + j), broadcast(lse), broadcast(lse_rest))),
+              grad_weight = load(grad_scores + j) * weight_factor;
+        if (problem->row_hashes) grad_weight = zero_unless(dropout_at(problem, tile->column + j, row_hash), grad_weight);
+        lanes gradient = weight * (grad_weight - delta);
+        store(weights + j, weight);
+        store(grad_scores + j, extent.partial ? select_bits(word, j, gradient, 0.0f) : gradient);
+    }
+    return_to_landmarks(problem->landmark_size, own, tile->count, weights, grad_scores);
+    for (int64_t j = 0; problem->row_hashes && j < end; j += LANES)
+        store(weights + j, zero_unless(dropout_at(problem, tile->column + j, row_hash), load(weights + j)));
+    zero_beyond(0, end, weights, grad_scores);
 }
 
 /* Weights and gradients of scores of a group of rows become pairs: of a row and the next one, in place of the former,
@@ -115,7 +156,7 @@ INLINE void pair_group(float *weights, float *grad_scores, float *terms) {
 }
 
 INLINE void row_group_gradient(const struct flash *problem, struct gradient *shared, const struct tile *tile, int64_t r,
-                               const struct extent extent, const int paired, const int sigmoid) {
+                               const struct extent extent, const int paired, const enum weighing weighing) {
     const struct gradient copy = *shared, *state = &copy; /* in registers: what is stored elsewhere cannot change it */
     int64_t padded = padded_dim(problem->dim), terms = padded_terms(problem->dim, paired),
             value_terms = padded_terms(problem->value_dim, paired);
@@ -129,7 +170,11 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sha
         add_terms(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, term_count(problem->value_dim, paired)},
                   state->grad_scores + target, BLOCK, 0, paired);
     }
-    for (int64_t i = 0; i < GROUP; i++) tile_row_gradient(problem, state, tile, r + i, extent, paired, sigmoid);
+    for (int64_t i = 0; i < GROUP; i++)
+        if (weighing == BY_LANDMARKS)
+            landmark_row_gradient(problem, state, tile, r + i, extent, paired);
+        else
+            tile_row_gradient(problem, state, tile, r + i, extent, paired, weighing == BY_SIGMOID);
     if (paired) pair_group(state->weights + r * BLOCK, own, pairs);
     struct factor grad_scores = {paired ? pairs : own, BLOCK, 1};
     int64_t first = paired ? extent.begin / 2 : extent.begin, last = term_count(extent.end, paired);
@@ -153,13 +198,16 @@ INLINE void row_group_gradient(const struct flash *problem, struct gradient *sha
 
 #define ROW_GROUP \
     (const struct flash *problem, struct gradient *state, const struct tile *tile, int64_t r, const struct extent extent)
-APART void row_group_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0, 0); }
-APART void row_group_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1, 0); }
-APART void sigmoid_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0, 1); }
-APART void sigmoid_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1, 1); }
+APART void row_group_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0, BY_SOFTMAX); }
+APART void row_group_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1, BY_SOFTMAX); }
+APART void sigmoid_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0, BY_SIGMOID); }
+APART void sigmoid_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1, BY_SIGMOID); }
+APART void landmarks_of_floats ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 0, BY_LANDMARKS); }
+APART void landmarks_of_pairs ROW_GROUP { row_group_gradient(problem, state, tile, r, extent, 1, BY_LANDMARKS); }
 
 /* The function for a group of rows. */
 static void(*row_group(const struct flash *problem, int dtype)) ROW_GROUP {
+    if (problem->landmark_size) return in_pairs(dtype) ? landmarks_of_pairs : landmarks_of_floats;
     if (problem->sigmoid_bias) return in_pairs(dtype) ? sigmoid_of_pairs : sigmoid_of_floats;
     return in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats;
 }
@@ -216,6 +264,7 @@ INLINE void process_tile(const struct flash *problem, struct gradient *state, st
     for (int64_t r = 0; r < count; r += GROUP) {
         struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
         if (extent.begin < extent.end) {
+            if (problem->landmark_size) extent = whole_tile(tile->words, tile->count);
             row_group(problem, dtype)(problem, state, tile, r, extent);
             for (int i = 0; i < GROUP; i++) tile->columns_used |= row_word(tile->words, (int)r + i, tile->count);
             tile->begin = min_int(tile->begin, r), tile->end = r + GROUP;
@@ -251,7 +300,7 @@ INLINE void prepare_head(const struct flash *problem, struct gradient *state, in
 /* A block of keys with all the blocks of rows that attend to it. */
 INLINE void process_key_block(const struct flash *problem, struct gradient *state, int64_t column,
                               int dtype) {
-    int64_t count = min_int(problem->columns - column, BLOCK), padded = padded_dim(problem->dim),
+    int64_t count = columns_from(problem, column), padded = padded_dim(problem->dim),
             blocks = padded_rows(problem) / BLOCK;
     int64_t value_padded = padded_dim(problem->value_dim);
     const void *key = head_rows(&problem->key, state->batch, state->key_head, column, dtype);
@@ -262,7 +311,7 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
                        in_pairs(dtype));
     pack_transposed_terms(value, problem->value.row, count, problem->value_dim, 1.0f, state->value_columns, BLOCK, dtype,
                           in_pairs(dtype));
-    int64_t next = column + BLOCK, ahead = min_int(problem->columns - next, BLOCK);
+    int64_t next = column + count, ahead = columns_from(problem, next);
     load_ahead(&problem->key, state->batch, state->key_head, next, ahead, problem->dim, dtype);
     load_ahead(&problem->value, state->batch, state->key_head, next, ahead, problem->value_dim, dtype);
     load_ahead(&problem->grad_key, state->batch, state->key_head, column, count, problem->dim, 0);
@@ -300,17 +349,18 @@ INLINE void process_key_range(const struct flash *problem, struct gradient *stat
         state->cursors[b] = first_tile(problem, b);
         while (state->cursors[b].column < range->begin) next_tile(problem, state->cursors + b);
     }
-    for (int64_t column = range->begin; column < range->end; column += BLOCK)
+    for (int64_t column = range->begin; column < range->end; column += problem->tile_columns)
         process_key_block(problem, state, column, dtype);
 }
 
 /* The range of keys of a unit of work, in the first of its batches; and how many batches it has. */
 INLINE struct key_range unit_range(const struct flash *problem, int64_t unit, int64_t *batches) {
-    int64_t blocks = (problem->columns + BLOCK - 1) / BLOCK, parts = problem->key_parts, part = unit % parts,
+    int64_t width = problem->tile_columns, blocks = (problem->columns + width - 1) / width, parts = problem->key_parts,
+            part = unit % parts,
             key_heads = problem->heads / problem->group, batch = unit / parts / key_heads * problem->unit_batches;
     *batches = min_int(problem->batches - batch, problem->unit_batches);
-    return (struct key_range){batch, unit / parts % key_heads, part, blocks * part / parts * BLOCK,
-                              min_int(blocks * (part + 1) / parts * BLOCK, problem->columns)};
+    return (struct key_range){batch, unit / parts % key_heads, part, blocks * part / parts * width,
+                              min_int(blocks * (part + 1) / parts * width, problem->columns)};
 }
 
 INLINE void process_unit(const struct flash *problem, struct band *band, struct gradient *state, int64_t unit,

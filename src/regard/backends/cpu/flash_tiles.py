@@ -29,6 +29,7 @@ from ...core.score_forms import DotPairs
 from ...errors import DtypeError, ShapeError
 from ...normalizers import Sigmoid
 from ...tiles.diagonals import bias_along
+from ...tiles.landmark_blocks import LandmarkBlocks
 from ...tiles.mask_tiles import TileLayout, sampled_layouts
 from ...tiles.row_spans import has_spans
 from ...tiles.tile_bits import BLOCK, MIN_FULL_RUN, TILE_SIZE, TileBits, all_tiles, masked_pairs, packed_tiles
@@ -69,8 +70,8 @@ class FlashInC:
         """Biases that the code does not add, and masks of too many bits."""
         if problem.bias is not None and not _has_native_bias(problem):
             return [
-                "of all biases its code adds those by distance alone, forget gates, and tables or vectors of queries "
-                "and keys by distance, of consecutive positions"
+                "of all biases its code adds those by distance alone, forget gates, tables or vectors of queries and "
+                f"keys by distance, and landmarks of blocks of at most {BLOCK} tokens, of consecutive positions"
             ]
         if problem.mask is not None and (pairs := masked_pairs(problem)) > MAX_BITS:
             return [f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit"]
@@ -203,16 +204,21 @@ def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem
     pairs, problem = batched.pairs, batched.problem
     if not isinstance(pairs, DotPairs):
         raise TypeError("native code over tiles computes dot products")
-    line, terms = (None, None) if problem.bias is None else (_line(problem), CallBiasTerms.from_problem(batched))
-    if problem.mask is None:
-        found = ((slice(0, batched.shape[0]), all_tiles(*batched.shape[2:])),)
+    landmarks = LandmarkBlocks.from_problem(problem)
+    if problem.bias is None or landmarks is not None:
+        line = terms = None
     else:
-        found = packed_tiles(batched)
+        line, terms = _line(problem), CallBiasTerms.from_problem(batched)
+    width = BLOCK if landmarks is None else landmarks.tile_width
+    if problem.mask is None:
+        found = ((slice(0, batched.shape[0]), all_tiles(*batched.shape[2:], width)),)
+    else:
+        found = packed_tiles(batched, width)
     for batch, tiles in _one_by_one(found) if _differ_in_columns(batched) else found:
         own = pairs.query[batch], pairs.key[batch], batched.value[batch]
         dropped = _dropout_hashes(batched, batch)
         sigmoid, call = _sigmoid_bias(batched), None if terms is None else (terms, batch)
-        yield batch, FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, dropped, sigmoid, call)
+        yield batch, FlashProblem(*own, pairs.scale, tiles, problem.softcap, line, dropped, sigmoid, call, landmarks)
 
 
 def _differ_in_columns(batched: BatchedProblem) -> bool:
@@ -239,6 +245,8 @@ def _dropout_hashes(batched: BatchedProblem, batch: slice) -> DropoutHashes | No
 
 def _has_native_bias(problem: Problem) -> bool:
     """Whether C adds the bias: over consecutive positions, of parts that it knows."""
+    if LandmarkBlocks.from_problem(problem) is not None:
+        return True
     some = problem.bias is not None and problem.queries > 0 and problem.keys > 0
     return some and problem.shift is not None and is_native(problem.bias)  # type: ignore[arg-type]
 
@@ -297,6 +305,7 @@ class FlashStruct(ctypes.Structure):
         ("grad_relative_bias", c_void_p),
         *((name, RowsStruct) for name in ("keep", "weights", "entropy_terms")),
         *(("reductions", c_void_p), ("call_bias", c_void_p)),
+        *((name, c_int64) for name in ("tile_columns", "landmark_size", "landmark_shift")),
     )
 
 
@@ -324,7 +333,8 @@ class FlashProblem:
     but in the last axis, where what is not contiguous is copied; Hk divides H. softcap: c · tanh(s / c).
     relative_bias: b, (1 or H, M + N - 1) float32, from the last query's first key on. sigmoid_bias: (H,); with it the
     weights are σ(s_ij + sigmoid_bias), and lse is the logarithm of their sum. call_bias: what the content of a call
-    adds to the scores, and which of its batches these are. Computed in float32, without autograd.
+    adds to the scores, and which of its batches these are. landmarks: the blocks of landmark attention, of which tiles
+    have whole ones, and which has of all these no more than dropout. Computed in float32, without autograd.
 
     Raises:
         KernelError: there is no native code to call (`regard.native.why_not`).
@@ -341,6 +351,7 @@ class FlashProblem:
     dropout: DropoutHashes | None = None
     sigmoid_bias: Tensor | None = None
     call_bias: tuple[CallBiasTerms, slice] | None = None
+    landmarks: LandmarkBlocks | None = None
 
     def __post_init__(self) -> None:
         _check(self.query, self.key, self.value, self.relative_bias)
@@ -368,7 +379,7 @@ class FlashProblem:
         units, row_blocks = split_rows(batch * heads, rows, 4 * threads)
         results = {"result": rows_struct(output), "lse": rows_struct(lse), "accumulate": accumulate}
         work, _held = self.arguments(units, row_blocks=row_blocks, **results)
-        _held += self._add_call_bias(work, None)
+        _held += self._add_biases(work, None)
         run_units(code.flash, work, threads)
         return (output, lse) if work.nonfinite else CheckedRows((output, lse))
 
@@ -432,7 +443,7 @@ class FlashProblem:
             grad_value=rows_struct(value),
             grad_relative_bias=None if bias is None else bias.data_ptr(),
         )
-        _held += self._add_call_bias(work, call_gradients)
+        _held += self._add_biases(work, call_gradients)
         run_units(code.flash_backward, work, threads)
         line = None if bias is None else bias.sum((0, 2))
         gradients = query.sum(0) if parts > 1 else query[0], key, value, line
@@ -481,14 +492,17 @@ class FlashProblem:
             sigmoid_bias=None if sigmoid is None else sigmoid.data_ptr(),
             row_hashes=None if hashes is None else hashes[0].data_ptr(),
             column_hashes=None if hashes is None else hashes[1].data_ptr(),
+            tile_columns=tiles.width,
             threshold=0 if self.dropout is None else self.dropout.threshold,
             keep_probability=1.0 if self.dropout is None else self.dropout.keep_probability,
             **fields,
         )
         return work, [query, key, value, bias, sigmoid, hashes]
 
-    def _add_call_bias(self, work: FlashStruct, gradients: CallBiasGradients | None) -> list[Any]:
-        """Enter what the content of the call adds to the scores; returns the objects that own its memory."""
+    def _add_biases(self, work: FlashStruct, gradients: CallBiasGradients | None) -> list[Any]:
+        """Enter what the content of the call does to the scores; returns the objects that own its memory."""
+        if self.landmarks is not None:
+            work.landmark_size, work.landmark_shift = self.landmarks.size, self.landmarks.shift
         if self.call_bias is None:
             return []
         terms, batch = self.call_bias

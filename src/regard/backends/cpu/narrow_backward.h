@@ -433,7 +433,7 @@ INLINE void process_rows(const struct flash *problem, struct band *band, const s
 INLINE int process_bands(const struct flash *problem, struct band *band, const struct key_range *first,
                          int64_t batches, int dtype) {
     int64_t widest, begun = first->begin, rows = batches > 1 ? STRIP : problem->rows;
-    if (problem->sigmoid_bias || problem->call_bias) return 0;
+    if (problem->sigmoid_bias || problem->call_bias || problem->landmark_size) return 0;
     if (in_pairs(dtype)) return 0; /* products of pairs are faster tile by tile, from windows of 16 on */
     if (!is_band(problem, first, &widest)) return 0;
     band->most_columns = min_int(widest + 2 * BLOCK, WINDOW);

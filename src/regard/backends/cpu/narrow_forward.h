@@ -209,7 +209,7 @@ INLINE void pack_columns(const struct narrow *narrow, const struct rows *rows, i
  * after this one. */
 INLINE int process_narrow(const struct flash *problem, struct narrow *narrow, const struct unit *unit,
                           const struct unit *next, int dtype) {
-    if (problem->sigmoid_bias || problem->call_bias) return 0;
+    if (problem->sigmoid_bias || problem->call_bias || problem->landmark_size) return 0;
     if (in_pairs(dtype)) return 0; /* products of pairs are faster tile by tile, from windows of 16 on */
     int64_t end, key_head = unit->head / problem->group;
     if (!find_columns(problem, narrow, unit, &narrow->column, &end)) return 0;

@@ -4,6 +4,7 @@
  * The gradients of softmax are those of Dao et al. 2022 (arXiv 2205.14135), appendix B.2. Without an output, delta(i) is the sum
  * over j of weight(i, j) grad_weight(i, j), which equals that over output times grad_output where the log-sum-exp is
  * that of these keys alone. */
+#include "landmarks.h"
 #include "short_rows.h"
 #include "transpose.h"
 
@@ -281,7 +282,7 @@ INLINE struct key_span group_span(const struct short_attention *problem, int64_t
         if (spans[r].first >= spans[r].last) continue;
         all.first = min_int(all.first, spans[r].first), all.last = spans[r].last > all.last ? spans[r].last : all.last;
     }
-    all.first = all.first / LANES * LANES;
+    all.first = problem->landmark_size ? 0 : all.first / LANES * LANES; /* of landmarks, whole blocks */
     return all.first < all.last ? all : (struct key_span){0, 0};
 }
 
@@ -318,6 +319,35 @@ static void finish_scores(const struct short_attention *problem, const struct sh
         finish_score_rows(problem, state, head, row, scores, all, count, 1, 0);
     else if (problem->keep.data)
         finish_score_rows(problem, state, head, row, scores, all, count, 0, 1);
+}
+
+/* The columns that are computed at once of a row's blocks. */
+INLINE int64_t columns_of_blocks(const struct short_attention *problem) {
+    return BLOCK / problem->landmark_size * problem->landmark_size;
+}
+
+/* Scores of some rows become those of landmark attention. */
+static void weigh_score_rows(const struct short_attention *problem, int64_t row, float *scores, int64_t row_width,
+                             const struct key_span all, const struct key_span *spans, int64_t count) {
+    int64_t size = problem->landmark_size, width = columns_of_blocks(problem);
+    for (int64_t r = 0; r < count; r++, scores += row_width) {
+        int64_t own = block_of(row + r + problem->landmark_shift, size);
+        for (int64_t j = all.first; j < all.last; j += LANES)
+            store(scores + j, select_span(spans[r], j, load(scores + j), -INFINITY));
+        for (int64_t j = all.first; j < all.last; j += width)
+            weigh_blocks(size, own - j, min_int(all.last - j, width), scores + j);
+    }
+}
+
+/* Gradients of those scores become those of the scores before. */
+static void return_score_rows(const struct short_attention *problem, int64_t row, const float *weights,
+                              float *grad_scores, int64_t row_width, const struct key_span all, int64_t count) {
+    int64_t size = problem->landmark_size, width = columns_of_blocks(problem);
+    for (int64_t r = 0; r < count; r++, weights += row_width, grad_scores += row_width) {
+        int64_t own = block_of(row + r + problem->landmark_shift, size);
+        for (int64_t j = all.first; j < all.last; j += width)
+            return_to_landmarks(size, own - j, min_int(all.last - j, width), weights + j, grad_scores + j);
+    }
 }
 
 /* Adds the gradients of some rows of scores to that of the bias. */
@@ -417,6 +447,7 @@ static void forward_group(const struct short_attention *problem, struct short_st
     int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
     multiply_keys(state, query, &state->key, all, state->weights, count, problem->dtype);
     finish_scores(problem, state, head, row, state->weights, all, count);
+    if (problem->landmark_size) weigh_score_rows(problem, row, state->weights, width, all, spans, count);
     normalize_rows(problem, state->weights, width, all, spans, number, total, count, paired);
     int64_t first_row = (state->unit.batch * problem->heads + head) * problem->rows + row;
     note_overflow(problem, state, first_row, spans, total, count);
@@ -542,6 +573,7 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
         }
         return;
     }
+    if (problem->landmark_size) weigh_score_rows(problem, number % problem->rows, weights, width, all, spans, count);
     if (problem->lse) {
         BY_COUNT(count, weights_count(problem->lse + number, weights, width, all, spans, COUNT))
     } else {
@@ -552,6 +584,8 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
         share = own_share;
     }
     BY_COUNT(count, gradient_count(share, delta, grad_lse, weights, grad_scores, width, all, COUNT))
+    if (problem->landmark_size)
+        return_score_rows(problem, number % problem->rows, weights, grad_scores, width, all, count);
 }
 
 /* A block of rows of a query head. */

@@ -50,6 +50,7 @@ struct short_attention {
     const float *grad_lse;                                            /* (batch, heads, rows), or null for 0 */
     int64_t normalizer;
     double scale, shift;
+    int64_t landmark_size, landmark_shift; /* as in flash.h, of SOFTMAX without a bias */
 };
 
 #endif

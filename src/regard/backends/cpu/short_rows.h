@@ -36,18 +36,6 @@ struct score_row {
     struct key_span all, own;
 };
 
-/* The natural logarithm of numbers of at least 1, of which 0 gives none; NaN stays. x = 2^n m with m from 1/sqrt(2) to
- * sqrt(2), and ln m = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), at most 0.172. */
-INLINE lanes log_lanes(lanes x) {
-    bits shifted = (bits)x - 0x3f3504f3, exponent = shifted >> 23;
-    lanes m = (lanes)((bits)x - (exponent << 23)), s = (m - 1.0f) / (m + 1.0f), square = s * s;
-    lanes series = square * (1.0f / 9.0f) + 1.0f / 7.0f;
-    series = series * square + 1.0f / 5.0f;
-    series = series * square + 1.0f / 3.0f;
-    series = series * square * s + s;
-    return __builtin_convertvector(exponent, lanes) * LN_2 + 2.0f * series + 0.0f * x;
-}
-
 /* What scores are multiplied by where a normalizer reads them: log2(e) for powers of 2, or alpha - 1 of a threshold. */
 INLINE float kept_factor(int64_t normalizer) {
     if (normalizer == ENTMAX) return 0.5f;

@@ -61,6 +61,7 @@ class ShortStruct(ctypes.Structure):
         *(("grad_key_part", c_int64), ("grad_value_part", c_int64)),
         *((name, RowsStruct) for name in ("bias", "keep", "grad_bias")),
         *(("lse", c_void_p), ("grad_lse", c_void_p), ("normalizer", c_int64), ("scale", c_double), ("shift", c_double)),
+        *(("landmark_size", c_int64), ("landmark_shift", c_int64)),
     )
 
 
@@ -71,6 +72,7 @@ SPANS, QUERY, KEY, VALUE = places_of(ShortStruct, "spans", "query", "key", "valu
 OUTPUT, LSE, GRAD_OUTPUT, GRAD_LSE = places_of(ShortStruct, "output", "lse", "grad_output", "grad_lse")
 GRAD_QUERY, GRAD_KEY, GRAD_VALUE = places_of(ShortStruct, "grad_query", "grad_key", "grad_value")
 GRAD_KEY_PART, GRAD_VALUE_PART = places_of(ShortStruct, "grad_key_part", "grad_value_part")
+LANDMARK_SIZE, LANDMARK_SHIFT = places_of(ShortStruct, "landmark_size", "landmark_shift")
 BIAS, KEEP, GRAD_BIAS = places_of(ShortStruct, "bias", "keep", "grad_bias")
 
 
@@ -82,6 +84,8 @@ def _write_terms(terms: PairTerms, numbers: array[int]) -> None:
         numbers[BIAS : BIAS + 4] = _broadcast_rows(terms.bias)
     if terms.keep is not None:
         numbers[KEEP : KEEP + 4] = _broadcast_rows(terms.keep)
+    if terms.landmarks is not None:
+        numbers[LANDMARK_SIZE], numbers[LANDMARK_SHIFT] = terms.landmarks.size, terms.landmarks.shift
 
 
 def _broadcast_rows(pairs: Tensor) -> array[int]:
@@ -204,7 +208,7 @@ class ShortInC:
         """The gradients of query, key and value, and of a bias where it is asked for."""
         layout, query, key, value = self._laid_out(scale, spans, (query, key, value), normalizer)
         of_bias = None
-        if terms is not None and saved.needs_bias_grad:
+        if terms is not None and saved.needs_bias_grad and terms.landmarks is None:
             of_bias = _BiasGradient.empty(terms, query, value)
         numbers, lse = layout.with_inputs(spans, query, key, value), saved.lse.contiguous()
         numbers[LSE], grad_lse = lse.data_ptr(), saved.grad_lse.contiguous()
@@ -379,7 +383,9 @@ class ShortLayout:
         of_bias: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
         """The gradients of `forward`, whose softmax is computed again; None where they are not finite or exact."""
-        summed = _BiasGradient.empty(terms, query, value) if of_bias and terms is not None else None
+        summed = None
+        if of_bias and terms is not None and terms.landmarks is None:
+            summed = _BiasGradient.empty(terms, query, value)
         numbers = self.with_inputs(spans, query, key, value)
         gradients = _backward(self, numbers, (query, key, value), grad_output, terms, summed)
         if numbers[NONFINITE] or numbers[COARSE] or numbers[OVERFLOW]:

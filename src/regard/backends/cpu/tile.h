@@ -82,6 +82,18 @@ INLINE lanes exp2_lanes(lanes x) {
 #endif
 }
 
+/* The natural logarithm of numbers of at least 1, of which 0 gives none; NaN stays. x = 2^n m with m from 1/sqrt(2) to
+ * sqrt(2), and ln m = 2 artanh(s) = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), at most 0.172. */
+INLINE lanes log_lanes(lanes x) {
+    bits shifted = (bits)x - 0x3f3504f3, exponent = shifted >> 23;
+    lanes m = (lanes)((bits)x - (exponent << 23)), s = (m - 1.0f) / (m + 1.0f), square = s * s;
+    lanes series = square * (1.0f / 9.0f) + 1.0f / 7.0f;
+    series = series * square + 1.0f / 5.0f;
+    series = series * square + 1.0f / 3.0f;
+    series = series * square * s + s;
+    return __builtin_convertvector(exponent, lanes) * LN_2 + 2.0f * series + 0.0f * x;
+}
+
 /* 1 / (1 + 2^-x), and `complement`, 1 less that, without cancellation. */
 INLINE lanes sigmoid_lanes(lanes x, lanes *complement) {
     lanes power = exp2_lanes(-absolute(x)), share = 1.0f / (power + 1.0f), other = power * share;
@@ -159,6 +171,9 @@ INLINE void pack_transposed(const void *rows, int64_t stride, int64_t count, int
     pack_transposed_terms(rows, stride, count, dim, factor, target, width, dtype, 0);
 }
 
+/* How weights follow from scores: by a softmax, by a sigmoid of each, or by the softmaxes of landmark attention. */
+enum weighing { BY_SOFTMAX, BY_SIGMOID, BY_LANDMARKS };
+
 /* The position in the runs of a block of rows, from left to right. */
 struct cursor {
     int64_t run, end, column;
@@ -169,12 +184,17 @@ INLINE struct cursor first_tile(const struct flash *problem, int64_t block) {
     return (struct cursor){run, end, run < end ? problem->runs[3 * run] : INT64_MAX};
 }
 
+/* How many columns the tile has that begins at one. */
+INLINE int64_t columns_from(const struct flash *problem, int64_t column) {
+    return min_int(problem->columns - column, problem->tile_columns);
+}
+
 /* The number of the tile at the cursor among those with bits, or -1 where all its pairs exist; moves to the next
  * tile. */
 INLINE int64_t next_tile(const struct flash *problem, struct cursor *state) {
     const int64_t *run = problem->runs + 3 * state->run;
-    int64_t tile = run[2] < 0 ? -1 : run[2] + (state->column - run[0]) / BLOCK;
-    state->column += BLOCK;
+    int64_t tile = run[2] < 0 ? -1 : run[2] + (state->column - run[0]) / problem->tile_columns;
+    state->column += problem->tile_columns;
     if (state->column >= run[1]) state->column = ++state->run < state->end ? problem->runs[3 * state->run] : INT64_MAX;
     return tile;
 }
@@ -197,6 +217,11 @@ INLINE struct extent tile_extent(const uint64_t *words, int64_t count) {
     some &= exists;
     if (!some) return (struct extent){1, 0, 0};
     return (struct extent){1, __builtin_ctzll(some), BLOCK - __builtin_clzll(some)};
+}
+
+/* All columns of a tile, for rows that have any pair. */
+INLINE struct extent whole_tile(const uint64_t *words, int64_t count) {
+    return (struct extent){words || count < BLOCK, 0, count};
 }
 
 INLINE int64_t aligned_begin(const struct extent extent) { return extent.begin / PAIR * PAIR; }

@@ -28,7 +28,6 @@ from torch import Tensor
 from ... import native
 from ...biases import Bias
 from ...biases.base import Sum
-from ...biases.score_mod import ScoreModBias
 from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...core.state import is_constant
@@ -98,7 +97,7 @@ def _signature(problem: Problem, length: Length) -> Signature:
         *(length(queries), queries.bit_length(), length(keys), queries == keys),
         *(shift if shift is None else (length(shift) if shift >= 0 else -length(-shift)), problem.step),
         None if problem.mask is None else _mask_signature(problem.mask, length),
-        None if problem.bias is None else _bias_signature(problem.bias),
+        None if problem.bias is None else _bias_signature(problem.bias, problem),
         *(problem.inputs_require_grad(), problem.requires_grad()),
         # As `rates.rates_key`, without a call on the way of every attention.
         *(torch.get_num_threads(), native.variant_in_use(), rates.times_saved),
@@ -148,16 +147,16 @@ def _field_signature(part: Any, memo: Memo, length: Length) -> Hashable:
     return part if is_constant(part) else memo.number
 
 
-def _bias_signature(bias: Bias) -> Hashable:
-    """The classes of a bias and its parts, and their parameters; of a function whether it computes many pairs at once.
+def _bias_signature(bias: Bias, problem: Problem) -> Hashable:
+    """The classes of a bias and its parts, what kernels ask of their structure, and their parameters.
 
     The parameters by size and by whether they have a gradient.
     """
     if isinstance(bias, Sum):
-        return _bias_signature(bias.left), _bias_signature(bias.right)
+        return _bias_signature(bias.left, problem), _bias_signature(bias.right, problem)
     learned = torch.is_grad_enabled()
     parameters = tuple((_size_signature(each), learned and each.requires_grad) for each in bias.parameters())
-    return type(bias), isinstance(bias, ScoreModBias) and bias.function.elementwise, *parameters
+    return type(bias), bias.structure(problem), *parameters
 
 
 def _size_signature(tensor: Tensor) -> int:
