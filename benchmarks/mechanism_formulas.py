@@ -17,7 +17,7 @@ from _report import agree, gradients, met, milliseconds, table
 from torch import Tensor
 
 import regard
-from regard import biases, masks
+from regard import biases, masks, normalizers
 
 SIZES, HEADS, DIM, ROUNDS = (16, 128, 1024, 4096), 2, 64, 5
 Attend = Callable[..., Tensor]
@@ -57,8 +57,30 @@ def masked_softly(query: Tensor, key: Tensor, value: Tensor, spans: Tensor) -> T
     return terms / terms.sum(-1, keepdim=True) @ value
 
 
+def coupling(n: int) -> list[Tensor]:
+    return [torch.tensor([[0.5, 0.0], [-0.3, 1.0]])]
+
+
+def chain(query: Tensor, key: Tensor, value: Tensor, transitions: Tensor) -> Tensor:
+    return regard.attention(query, key, value, normalizer=normalizers.LinearChain(transitions))
+
+
+def forward_backward(query: Tensor, key: Tensor, value: Tensor, transitions: Tensor) -> Tensor:
+    """Messages of both states of all rows at once, key by key from both ends."""
+    scores = (query @ key.mT / 8).movedim(-1, 0)
+    states = torch.stack([torch.zeros_like(scores), scores], -1)  # [n, 1, H, n, 2]
+    before, after = [states[0]], [torch.zeros_like(states[0])]
+    for own in states[1:]:
+        before.append(own + torch.logsumexp(before[-1].unsqueeze(-1) + transitions, -2))
+    for own in states[1:].flip(0):
+        after.append(torch.logsumexp(transitions + (own + after[-1]).unsqueeze(-2), -1))
+    log = torch.stack(before) + torch.stack(after[::-1])
+    return log.softmax(-1)[..., 1].movedim(0, -1) @ value
+
+
 CASES = {
     "adaptive span, up to n/4": FormulaCase(spans, within_spans, masked_softly),
+    "linear chain, all pairs": FormulaCase(coupling, chain, forward_backward),
 }
 
 
@@ -77,7 +99,7 @@ def line(name: str, case: FormulaCase, n: int) -> list[str]:
     return cells
 
 
-def main(sizes: tuple[int, ...]) -> None:
+def main(sizes: tuple[int, ...], named: str = "") -> None:
     print(_timing.machine())
     columns = (
         "mechanism",
@@ -91,7 +113,7 @@ def main(sizes: tuple[int, ...]) -> None:
         "times",
         "goal",
     )
-    rows = [line(name, case, n) for name, case in CASES.items() for n in sizes]
+    rows = [line(name, case, n) for name, case in CASES.items() if named in name for n in sizes]
     table(f"(1, {HEADS}, n, {DIM}), float32 (`benchmarks/mechanism_formulas.py`)", columns, rows)
 
 

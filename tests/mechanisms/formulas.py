@@ -74,6 +74,21 @@ def stick_breaking(scores: Tensor, keep: Tensor) -> Tensor:
     return weights
 
 
+def chain_marginals(scores: Tensor, keep: Tensor, transitions: Tensor) -> Tensor:
+    """p(z_j = 1) of the first keys of each row: the masses of all selections up to j, and of all behind it."""
+    weights = torch.zeros_like(scores)
+    for i in range(scores.shape[-2]):
+        own = scores[..., i, : int(keep[i].sum())]
+        masses = torch.stack([torch.ones_like(own), own.exp()], -1)  # of both states
+        before, after = [masses[..., 0, :]], [torch.ones_like(masses[..., 0, :])]
+        for j in range(1, own.shape[-1]):
+            before.append(before[-1] @ transitions.exp() * masses[..., j, :])
+            after.append((after[-1] * masses[..., -j, :]) @ transitions.exp().T)
+        joint = torch.stack(before, -2) * torch.stack(after[::-1], -2)
+        weights[..., i, : own.shape[-1]] = joint[..., 1] / joint.sum(-1)
+    return weights
+
+
 def monotonic(stops: Tensor) -> Tensor:
     """The probability of stopping at key j, from where the query before did; the first begins at key 0."""
     before = torch.zeros_like(stops[..., 0, :])

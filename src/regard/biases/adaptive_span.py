@@ -40,7 +40,7 @@ class AdaptiveSpan(RelativeBias):
 
 
 def adaptive_span(spans: Tensor, ramp: float) -> AdaptiveSpan:
-    """A span that each head learns: weights times m(|i - j|) = clamp((R + z_h - |i - j|) / R, 0, 1), before the sum to 1.
+    """A span that each head learns: e^s is multiplied by m(|i - j|) = clamp((R + z_h - |i - j|) / R, 0, 1).
 
     A key up to z_h positions away has its whole weight, one R or more positions beyond that has none, and in between it
     falls linearly: w_ij = m(|i - j|) e^s_ij / Σ_k m(|i - k|) e^s_ik. The bias is log m, and R is the `ramp`.
