@@ -18,6 +18,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks, normalizers
+from regard.approximations import nystrom_attention
 
 SIZES, HEADS, DIM, ROUNDS = (16, 128, 1024, 4096), 2, 64, 5
 Attend = Callable[..., Tensor]
@@ -78,9 +79,29 @@ def forward_backward(query: Tensor, key: Tensor, value: Tensor, transitions: Ten
     return log.softmax(-1)[..., 1].movedim(0, -1) @ value
 
 
+def landmarks(n: int) -> int:
+    return min(64, n // 4)
+
+
+def through_landmarks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return nystrom_attention(query, key, value, landmarks=landmarks(query.shape[-2]))
+
+
+def three_softmaxes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    count = landmarks(query.shape[-2])
+    small_query, small_key = (rows.unflatten(-2, (count, -1)).mean(-2) for rows in (query, key))
+    left, middle = ((rows @ small_key.mT / 8).softmax(-1) for rows in (query, small_query))
+    inverse, one = middle.mT / middle.sum(-2).amax(-1)[..., None, None], torch.eye(count)
+    for _ in range(6):
+        product = middle @ inverse
+        inverse = inverse @ (13 * one - product @ (15 * one - product @ (7 * one - product))) / 4
+    return left @ (inverse @ ((small_query @ key.mT / 8).softmax(-1) @ value))
+
+
 CASES = {
     "adaptive span, up to n/4": FormulaCase(spans, within_spans, masked_softly),
     "linear chain, all pairs": FormulaCase(coupling, chain, forward_backward),
+    "Nyström, n/4 landmarks, at most 64": FormulaCase(no_tensors, through_landmarks, three_softmaxes),
 }
 
 

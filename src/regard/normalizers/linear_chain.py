@@ -26,8 +26,8 @@ class LinearChain(Normalizer):
     The marginals are computed exactly, in log-odds from left to right and from right to left, key by key for some rows
     at a time: memory is linear in the lengths.
 
-    Source: Kim et al. 2017 (arXiv 1702.00887), section 3.1, the segmentation attention of section 4.1 and Eq. 2; in the
-    published code the chain begins and ends with transitions too, of the mean of their row or column of b.
+    Source: Kim et al. 2017 (arXiv 1702.00887), section 3.1, subsequence selection; in the published code the chain
+    begins and ends with transitions too, of the means of their rows and columns of b.
 
     There is no log-sum-exp and no sink. `Observation.lse` has the logarithm of the sum of each row.
 
