@@ -391,6 +391,50 @@ def native_sparse(query: Tensor, key: Tensor, value: Tensor, compressed: Any, ga
     return (gates.movedim(-1, 0).unsqueeze(-1) * torch.stack(branches)).sum(0)
 
 
+def sinkhorn_blocks(query: Tensor, key: Tensor, value: Tensor, scores: Tensor) -> Tensor:
+    """Five blocks of 7, each beside a mixture of all by e^scores whose rows and columns are divided by their sums."""
+    sorting = scores.exp()
+    for _ in range(8):
+        sorting = sorting / sorting.sum(-1, keepdim=True)
+        sorting = sorting / sorting.sum(-2, keepdim=True)
+    outputs = []
+    for block in range(5):
+        at = slice(7 * block, 7 * block + 7)
+        keys, values = torch.zeros_like(key[..., at, :]), torch.zeros_like(value[..., at, :])
+        for other in range(5):
+            share, there = sorting[..., block, other, None, None], slice(7 * other, 7 * other + 7)
+            keys, values = keys + share * key[..., there, :], values + share * value[..., there, :]
+        keys, values = torch.cat([keys, key[..., at, :]], -2), torch.cat([values, value[..., at, :]], -2)
+        outputs.append(softmax(query[..., at, :] @ keys.mT / 4) @ values)
+    return torch.cat(outputs, -2)
+
+
+def hierarchical(query: Tensor, key: Tensor, size: int, count: int) -> Tensor:
+    """The pairs of the blocks that a search by halves finds, one block of queries and one chunk after the other."""
+    length, pairs = query.shape[-2], torch.zeros(*query.shape[:-1], key.shape[-2], dtype=torch.bool)
+    for at in itertools.product(*map(range, query.shape[:-2])):
+        for first in range(0, length, size):
+            rows = range(first, min(first + size, length))
+            blocks = -(-rows.stop // size)
+            edges = [c * blocks // (2 * count) for c in range(2 * count + 1)]
+            chunks = [chunk for chunk in itertools.pairwise(edges) if chunk[0] < chunk[1]]
+            while True:
+                scored = []
+                for start, stop in chunks:
+                    middle = (start * size + min(stop * size, rows.stop) - 1) // 2
+                    scored.append(
+                        (max(float(query[at][i] @ key[at][middle]) for i in rows if i >= middle), start, stop)
+                    )
+                best = [(start, stop) for _, start, stop in sorted(scored, reverse=True)[:count]]
+                if all(stop - start == 1 for start, stop in best):
+                    break
+                halves = [(start, (start + stop) // 2, stop) for start, stop in best]
+                chunks = [half for a, b, c in halves for half in ((a, b), (b, c)) if half[0] < half[1]]
+            for start, _ in best:
+                pairs[at][rows.start : rows.stop, start * size : start * size + size] = True
+    return pairs
+
+
 # --- recurrences
 
 
