@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks, scores
-from regard.approximations import Linearized, Linformer, Masked, RandomProjection, Rounded, SegmentMeans
+from regard.approximations import Linearized, Linformer, Masked, Nystrom, RandomProjection, Rounded, SegmentMeans
 from regard.approximations.methods import as_method
 from regard.core.batched_problem import BatchedProblem
 from regard.errors import ConfigurationError, DtypeError, ShapeError
@@ -41,7 +41,7 @@ def whole_weights(method, problem):
 METHODS = [
     *(Elu(), Relu(), Softmax(), FavorPlus(8, 16, seed=1), FavorPlus(8, 16, seed=1, kernel="relu")),
     *(Linformer(RandomProjection(6)), Linformer(SegmentMeans(6)), Linformer(torch.rand(2, 6, 40), torch.rand(6, 50))),
-    *(masks.window(before=3, after=2), torch.float32),
+    *(masks.window(before=3, after=2), torch.float32, Nystrom(6)),
 ]
 MASKS = {
     "all": None,
@@ -59,14 +59,14 @@ def test_the_output_is_the_values_by_the_weights(method, mask):
     query, key, value = tensors()
     problem = make_problem(query, key, value, mask=MASKS[mask], scale=0.4)
     if method.why_not(problem):
-        assert isinstance(method, Linformer)
-        assert mask in ("causal", "causal and padding", "documents")
+        assert isinstance(method, Linformer | Nystrom)
+        assert mask in ("causal", "causal and padding", "documents") or isinstance(method, Nystrom)
         return
     weights, output = whole_weights(method, problem), method.run(problem)
     assert output.dtype == torch.float64
     tolerance = 1e-5 if isinstance(method, Rounded) else 1e-10
     torch.testing.assert_close(weights @ value.repeat_interleave(2, 1), output, rtol=tolerance, atol=tolerance)
-    if not isinstance(method, Linformer):
+    if not isinstance(method, Linformer | Nystrom):
         # A row whose features have no product above 0, or that has no keys, has no weights.
         sums = weights.sum(-1)
         assert bool((((sums - 1).abs() < 1e-5) | (weights == 0).all(-1)).all())
@@ -77,7 +77,7 @@ def test_the_output_is_the_values_by_the_weights(method, mask):
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 2, 5)], ids=["no batch", "no heads", "two batch axes"])
 @pytest.mark.parametrize(
     "method",
-    [Elu(), Linformer(SegmentMeans(3)), Linformer(torch.rand(1, 3, 5)), masks.window(1), torch.float32],
+    [Elu(), Linformer(SegmentMeans(3)), Linformer(torch.rand(1, 3, 5)), Nystrom(3), masks.window(1), torch.float32],
     ids=str,
 )
 def test_any_leading_axes(shape, method):

@@ -74,6 +74,21 @@ def stick_breaking(scores: Tensor, keep: Tensor) -> Tensor:
     return weights
 
 
+def chain_marginals(scores: Tensor, keep: Tensor, transitions: Tensor) -> Tensor:
+    """p(z_j = 1) of the first keys of each row: the masses of all selections up to j, and of all behind it."""
+    weights = torch.zeros_like(scores)
+    for i in range(scores.shape[-2]):
+        own = scores[..., i, : int(keep[i].sum())]
+        masses = torch.stack([torch.ones_like(own), own.exp()], -1)  # of both states
+        before, after = [masses[..., 0, :]], [torch.ones_like(masses[..., 0, :])]
+        for j in range(1, own.shape[-1]):
+            before.append(before[-1] @ transitions.exp() * masses[..., j, :])
+            after.append((after[-1] * masses[..., -j, :]) @ transitions.exp().T)
+        joint = torch.stack(before, -2) * torch.stack(after[::-1], -2)
+        weights[..., i, : own.shape[-1]] = joint[..., 1] / joint.sum(-1)
+    return weights
+
+
 def monotonic(stops: Tensor) -> Tensor:
     """The probability of stopping at key j, from where the query before did; the first begins at key 0."""
     before = torch.zeros_like(stops[..., 0, :])
@@ -376,6 +391,50 @@ def native_sparse(query: Tensor, key: Tensor, value: Tensor, compressed: Any, ga
     return (gates.movedim(-1, 0).unsqueeze(-1) * torch.stack(branches)).sum(0)
 
 
+def sinkhorn_blocks(query: Tensor, key: Tensor, value: Tensor, scores: Tensor) -> Tensor:
+    """Five blocks of 7, each beside a mixture of all by e^scores whose rows and columns are divided by their sums."""
+    sorting = scores.exp()
+    for _ in range(8):
+        sorting = sorting / sorting.sum(-1, keepdim=True)
+        sorting = sorting / sorting.sum(-2, keepdim=True)
+    outputs = []
+    for block in range(5):
+        at = slice(7 * block, 7 * block + 7)
+        keys, values = torch.zeros_like(key[..., at, :]), torch.zeros_like(value[..., at, :])
+        for other in range(5):
+            share, there = sorting[..., block, other, None, None], slice(7 * other, 7 * other + 7)
+            keys, values = keys + share * key[..., there, :], values + share * value[..., there, :]
+        keys, values = torch.cat([keys, key[..., at, :]], -2), torch.cat([values, value[..., at, :]], -2)
+        outputs.append(softmax(query[..., at, :] @ keys.mT / 4) @ values)
+    return torch.cat(outputs, -2)
+
+
+def hierarchical(query: Tensor, key: Tensor, size: int, count: int) -> Tensor:
+    """The pairs of the blocks that a search by halves finds, one block of queries and one chunk after the other."""
+    length, pairs = query.shape[-2], torch.zeros(*query.shape[:-1], key.shape[-2], dtype=torch.bool)
+    for at in itertools.product(*map(range, query.shape[:-2])):
+        for first in range(0, length, size):
+            rows = range(first, min(first + size, length))
+            blocks = -(-rows.stop // size)
+            edges = [c * blocks // (2 * count) for c in range(2 * count + 1)]
+            chunks = [chunk for chunk in itertools.pairwise(edges) if chunk[0] < chunk[1]]
+            while True:
+                scored = []
+                for start, stop in chunks:
+                    middle = (start * size + min(stop * size, rows.stop) - 1) // 2
+                    scored.append(
+                        (max(float(query[at][i] @ key[at][middle]) for i in rows if i >= middle), start, stop)
+                    )
+                best = [(start, stop) for _, start, stop in sorted(scored, reverse=True)[:count]]
+                if all(stop - start == 1 for start, stop in best):
+                    break
+                halves = [(start, (start + stop) // 2, stop) for start, stop in best]
+                chunks = [half for a, b, c in halves for half in ((a, b), (b, c)) if half[0] < half[1]]
+            for start, _ in best:
+                pairs[at][rows.start : rows.stop, start * size : start * size + size] = True
+    return pairs
+
+
 # --- recurrences
 
 
@@ -389,6 +448,33 @@ def favor_features(favor: Any, rows: Tensor) -> Tensor:
     """e^(w · x - |x|² / 2) of x / D^(1/4), up to a factor."""
     rows = rows / rows.shape[-1] ** 0.25
     return (rows @ favor.matrix.to(rows.dtype).T - rows.square().sum(-1, keepdim=True) / 2).exp()
+
+
+def nystrom(query: Tensor, key: Tensor, value: Tensor, landmarks: int) -> Tensor:
+    """Three softmaxes through the means of segments, with six iterations to the inverse of the one in the middle."""
+    segment = torch.arange(query.shape[-2]) * landmarks // query.shape[-2]
+    member = (segment == torch.arange(landmarks)[:, None]).to(query.dtype)
+    mean = member / member.sum(-1, keepdim=True)
+    left, middle, right = (
+        softmax(rows @ columns.mT / query.shape[-1] ** 0.5)
+        for rows, columns in ((query, mean @ key), (mean @ query, mean @ key), (mean @ query, key))
+    )
+    one, inverse = torch.eye(landmarks, dtype=query.dtype), middle.mT
+    inverse = inverse / (middle.sum(-2).amax(-1) * middle.sum(-1).amax(-1))[..., None, None]
+    for _ in range(6):
+        product = middle @ inverse
+        inverse = inverse @ (13 * one - product @ (15 * one - product @ (7 * one - product))) / 4
+    return left @ inverse @ right @ value
+
+
+def fourier(x: Tensor) -> Tensor:
+    """Re Σ_nd e^(-2πi (an / N + bd / D)) x_nd: cosines of both less sines of both."""
+    angles = []
+    for size in x.shape[-2:]:
+        steps = torch.arange(size, dtype=x.dtype)
+        angles.append(2 * math.pi * torch.outer(steps, steps) / size)
+    rows, columns = angles
+    return rows.cos() @ x @ columns.cos() - rows.sin() @ x @ columns.sin()
 
 
 def recurrence(

@@ -37,6 +37,7 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"listed": listed(LENGTH, 6, LENGTH), "listed_blocks": listed(5, 2, 5)}
     names |= {"gates": drawn(BATCH, LENGTH, HEADS).sigmoid(), "three_gates": drawn(BATCH, HEADS, LENGTH, 3).sigmoid()}
     names |= {"compressed": (drawn(BATCH, KEY_HEADS, 8, DIM), drawn(BATCH, KEY_HEADS, 8, DIM))}
+    names |= {"transitions": torch.tensor([[0.5, -0.25], [0.0, 1.5]], dtype=dtype)}
     names |= {"fading": (1 - 2.0 ** (-5 - torch.arange(4.0, dtype=dtype))).log()[:, None]}
     names |= {"decay": -drawn(BATCH, HEADS, LENGTH).exp() / 4, "beta": drawn(BATCH, HEADS, LENGTH).sigmoid()}
     names |= {"feature_decay": -drawn(BATCH, HEADS, LENGTH, DIM).exp() / 4, "shorter": drawn(9, LENGTH) / 6}

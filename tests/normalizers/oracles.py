@@ -55,6 +55,29 @@ class StickBreakingOracle(NormalizerOracle):
         return torch.stack(taken[::-1], -1)
 
 
+class LinearChainOracle(NormalizerOracle):
+    """Probabilities of both states by messages from both ends, over the keys that exist."""
+
+    def __init__(self, transitions: list[list[float]]) -> None:
+        super().__init__(normalizers.LinearChain(torch.tensor(transitions)))
+        self.transitions = transitions
+
+    def of_row(self, scores: Tensor, exists: Tensor) -> Tensor:
+        across = torch.tensor(self.transitions, dtype=scores.dtype, device=scores.device)
+        states = torch.stack([torch.zeros_like(scores), scores], -1)  # [..., n, 2]
+        before = self._passed(states, exists, across)
+        after = self._passed(states.flip(-2), exists.flip(-1), across.T).flip(-2)
+        return (states + before + after).softmax(-1)[..., 1]
+
+    def _passed(self, states: Tensor, exists: Tensor, across: Tensor) -> Tensor:
+        message, found = torch.zeros_like(states[..., 0, :]), []
+        for at in range(states.shape[-2]):
+            found.append(message)
+            passed = torch.logsumexp((states[..., at, :] + message).unsqueeze(-1) + across, -2)
+            message = torch.where(exists[..., at, None], passed, message)
+        return torch.stack(found, -2)
+
+
 class TopOracle(NormalizerOracle):
     """Softmax over what no k other scores are larger than."""
 
@@ -184,4 +207,5 @@ ORACLES: dict[str, Oracle] = {
     "entmax 1.3": EntmaxOracle(normalizers.Entmax(1.3), 1.3),
     "stick-breaking": StickBreakingOracle(normalizers.StickBreaking()),
     "top scores": TopOracle(3),
+    "linear chain": LinearChainOracle([[0.5, -0.25], [0.0, 1.5]]),
 }

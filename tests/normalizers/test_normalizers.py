@@ -28,6 +28,7 @@ NORMALIZERS: dict[str, Normalizer] = {
     "stick-breaking": normalizers.StickBreaking(),
     "top scores": normalizers.TopScores(4),
     "hard": normalizers.Hard(),
+    "linear chain": normalizers.LinearChain(torch.tensor([[0.5, -0.25], [0.0, 1.5]])),
 }
 every = pytest.mark.parametrize("normalizer", NORMALIZERS.values(), ids=NORMALIZERS)
 
@@ -54,6 +55,8 @@ def learned() -> list[Normalizer]:
         normalizers.Sigmoid(torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)),
         normalizers.Entmax(torch.tensor([1.2, 1.5, 1.7, 2.0], dtype=torch.float64, requires_grad=True)),
         normalizers.Entmax(torch.tensor(1.5, dtype=torch.float64, requires_grad=True)),
+        normalizers.LinearChain(torch.randn(HEADS, 2, 2, dtype=torch.float64, requires_grad=True)),
+        normalizers.LinearChain(torch.randn(2, 2, dtype=torch.float64, requires_grad=True)),
     ]
 
 

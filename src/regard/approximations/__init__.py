@@ -19,6 +19,10 @@ from .methods import Method as Method
 from .methods import RandomProjection as RandomProjection
 from .methods import Rounded as Rounded
 from .methods import SegmentMeans as SegmentMeans
+from .nystrom import Nystrom as Nystrom
+from .nystrom import nystrom_attention as nystrom_attention
+from .nystrom import pseudo_inverse as pseudo_inverse
+from .nystrom import segment_means as segment_means
 from .stored import Stored as Stored
 from .timing import Timings as Timings
 
@@ -34,6 +38,7 @@ __all__ = [
     "Measure",
     "Method",
     "ModelApproximation",
+    "Nystrom",
     "Perplexity",
     "RandomProjection",
     "Rounded",
@@ -44,4 +49,7 @@ __all__ = [
     "approximation",
     "choose_cache",
     "model_approximation",
+    "nystrom_attention",
+    "pseudo_inverse",
+    "segment_means",
 ]

@@ -145,7 +145,7 @@ class Linearized(Method):
         return Linearized(_redrawn(self.feature_map, number))
 
     def why_not(self, problem: Problem) -> str:
-        if reason := _not_plain(problem, "linear attention") or _mask_reason(problem):
+        if reason := not_plain(problem, "linear attention") or _mask_reason(problem):
             return reason
         dim = problem.pairs.query.shape[-1]
         if isinstance(self.feature_map, FavorPlus) and self.feature_map.dim != dim:
@@ -377,7 +377,7 @@ class Linformer(Method):
         )
 
     def why_not(self, problem: Problem) -> str:
-        if reason := _not_plain(problem, "Linformer"):
+        if reason := not_plain(problem, "Linformer"):
             return reason
         try:
             mask = read_mask(problem.mask, causal=False)
@@ -403,7 +403,7 @@ class Linformer(Method):
         pairs, value = problem.pairs, problem.value
         key = pairs.key if keep is None else pairs.key.where(keep, 0.0)
         value = value if keep is None else value.where(keep, 0.0)
-        context = attention(pairs.query, key_projection @ key, value_projection @ value, scale=_scale(problem))
+        context = attention(pairs.query, key_projection @ key, value_projection @ value, scale=scale_of(problem))
         return context if keep is None else context.where(_any_key(keep, problem), 0.0)
 
     def weights(self, problem: Problem) -> MixtureWeights:
@@ -411,7 +411,7 @@ class Linformer(Method):
         key, value_projection = problem.pairs.key, at_least_float32(value_projection)
         if keep is not None:
             key, value_projection = key.where(keep, 0.0), value_projection * keep.mT
-        mixed = DotPairs(problem.pairs.query, key_projection @ key, _scale(problem))
+        mixed = DotPairs(problem.pairs.query, key_projection @ key, scale_of(problem))
         shares = mixed.scores().softmax(-1)  # (..., heads, M, rank)
         return MixtureWeights(BatchedProblem.from_problem(problem), shares, value_projection)
 
@@ -434,14 +434,14 @@ class Linformer(Method):
 
 
 class MixtureWeights:
-    """The weights Σ_r p_ir F_rj of Linformer, by tiles."""
+    """The weights Σ_r p_ir F_rj of mixtures, by tiles; F for each key head, or for each head."""
 
     def __init__(self, batched: BatchedProblem, shares: Tensor, projection: Tensor) -> None:
         self.shares = batched.flatten_batch(shares.expand(*batched.problem.weights_shape[:-1], shares.shape[-1]))
-        heads = batched.pairs.key.shape[1]
+        heads = max([batched.pairs.key.shape[1], *projection.shape[-3:-2]])
         axes = (heads,) if batched.problem.heads else ()
         projection = projection.expand(*batched.leading, *axes, *projection.shape[-2:])
-        self.projection = batched.flatten_batch(projection)  # (B, Hk, rank, N)
+        self.projection = batched.flatten_batch(projection)  # (B, Hk or H, rank, N)
 
     def tile(self, batch: slice, rows: slice, columns: slice) -> Tensor:
         """Weights (b, H, m, n)."""
@@ -455,7 +455,7 @@ def _redrawn(source: Any, number: int) -> Any:
     return redraw(getattr(source, "seed", 0) + number) if callable(redraw) else source
 
 
-def _not_plain(problem: Problem, name: str) -> str:
+def not_plain(problem: Problem, name: str) -> str:
     """Why a method without scores of pairs cannot compute a problem: a part of it that changes single scores."""
     if problem.normalizer is not None:
         return f"{name} approximates softmax attention, and this is {problem.normalizer_name} attention"
@@ -502,11 +502,11 @@ def _any_key(keep: Tensor, problem: Problem) -> Tensor:
 
 def _scaled_query(problem: Problem) -> Tensor:
     """The queries times scale · √D, for which dot products over √D are the scores."""
-    factor = _scale(problem) * problem.pairs.query.shape[-1] ** 0.5
+    factor = scale_of(problem) * problem.pairs.query.shape[-1] ** 0.5
     return problem.pairs.query if abs(factor - 1.0) < 1e-12 else problem.pairs.query * factor
 
 
-def _scale(problem: Problem) -> float:
+def scale_of(problem: Problem) -> float:
     """The scale of the dot products."""
     return problem.pairs.scale if isinstance(problem.pairs, DotPairs) else 1.0
 

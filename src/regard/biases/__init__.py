@@ -1,5 +1,7 @@
 """Biases: numbers added to the scores before the softmax, as functions of positions."""
 
+from .adaptive_span import AdaptiveSpan as AdaptiveSpan
+from .adaptive_span import adaptive_span as adaptive_span
 from .alibi import alibi as alibi
 from .alibi import alibi_slopes as alibi_slopes
 from .alibi import geometric_slopes as geometric_slopes
@@ -26,8 +28,10 @@ from .score_mod import from_mod as from_mod
 from .tupe import tupe as tupe
 
 __all__ = [
+    "AdaptiveSpan",
     "Bias",
     "RelativeBias",
+    "adaptive_span",
     "alibi",
     "alibi_slopes",
     "clipped",

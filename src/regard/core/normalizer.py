@@ -122,6 +122,13 @@ class Normalizer(ABC):
         """A copy with other tensors as parameters, in the order of `parameters`."""
         return tree_replace(self, tensors) if tensors else self
 
+    def of_head(self, head: int) -> Self:
+        """The normalizer of one head: with its own parameters, of those that have heads as their first axis.
+
+        Here a parameter is a number for all heads, (), or one for each.
+        """
+        return self.with_parameters([each[head] if each.ndim else each for each in self.parameters()])
+
 
 class RatioNormalizer(Normalizer):
     """w_ij = n(s_ij) / Σ_k d(s_ik), with n and d at least 0; d is n unless `log_denominator` says otherwise.

@@ -16,6 +16,7 @@ Each turns the scores s_ij of a row, over the keys j that query i attends to, in
 | `Hard` | 1 for the largest | 1 | no |
 | `TalkingHeads` | softmax of mixed scores, mixed: Σ_h A_gh softmax(Σ_e B_he s_e) | any | no |
 | `MultiToken` | the same, with convolutions over neighbouring queries and keys | any | no |
+| `LinearChain` | p(z_j = 1), where the choices of neighbouring keys are a chain | any | no |
 | `Monotonic`, `MoChA` | the probability of stopping at key j, from where the query before did | at most 1 | no |
 """
 
@@ -25,6 +26,7 @@ from ..core.normalizer import RatioNormalizer as RatioNormalizer
 from .entmax import Entmax as Entmax
 from .entmax import Sparsemax as Sparsemax
 from .hard import Hard as Hard
+from .linear_chain import LinearChain as LinearChain
 from .monotonic import MoChA as MoChA
 from .monotonic import Monotonic as Monotonic
 from .multi_token import MultiToken as MultiToken
@@ -39,6 +41,7 @@ from .top_scores import TopScores as TopScores
 __all__ = [
     "Entmax",
     "Hard",
+    "LinearChain",
     "MoChA",
     "Monotonic",
     "MultiToken",

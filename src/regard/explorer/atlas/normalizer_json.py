@@ -17,6 +17,7 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     for kind in (
         normalizers.Entmax,
         normalizers.Hard,
+        normalizers.LinearChain,
         normalizers.MoChA,
         normalizers.Monotonic,
         normalizers.ReLU,
@@ -74,9 +75,16 @@ def read_normalizer(record: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> 
 
 
 def _check(name: str, values: Mapping[str, Any]) -> None:
-    """Check that the fields of a normalizer from a file are numbers, or arrays of numbers for each head."""
+    """Check that the fields of a normalizer from a file are numbers, or arrays of numbers for each head.
+
+    A chain has instead a number for each two states, or such for each head.
+    """
+    chain = name == normalizers.LinearChain.name
     for value in values.values():
-        number = isinstance(value, int | float)
-        of_heads = isinstance(value, Tensor) and value.is_floating_point() and value.ndim < 2
-        if not number and not of_heads:
+        if isinstance(value, Tensor):
+            shape = value.shape
+            fits = value.is_floating_point() and (shape[-2:] == (2, 2) and len(shape) < 4 if chain else len(shape) < 2)
+        else:
+            fits = isinstance(value, int | float) and not chain
+        if not fits:
             raise AtlasError(f"{name!r} in the atlas needs numbers; it has {str(values)[:200]}")

@@ -71,7 +71,7 @@ class HeadSlice:
 
     def select_parameters(self, normalizer: Normalizer) -> Normalizer:
         """The normalizer with the numbers of the head."""
-        return normalizer.with_parameters([each[self.head] if each.ndim else each for each in normalizer.parameters()])
+        return normalizer.of_head(self.head)
 
     def select(self, pairs: Tensor) -> Tensor:
         """Select from (..., m, n): (m, n)."""
