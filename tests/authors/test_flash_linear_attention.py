@@ -37,6 +37,8 @@ def drawn() -> Named:
     named |= {"erase": of(HEADS, LENGTH, DIM).sigmoid(), "write": of(HEADS, LENGTH, WIDTH).sigmoid()}
     named |= {"sinks": torch.randn(HEADS).double(), "bonus": torch.randn(HEADS, DIM).double()}
     named |= {"K2": normalize(of(HEADS, LENGTH, 2, DIM), dim=-1), "V2": of(HEADS, LENGTH, 2, WIDTH)}
+    named |= {"slot_gates": of(HEADS, LENGTH, 9).sigmoid(), "slot_logits": of(HEADS, LENGTH, 9)}
+    named |= {"levels": of(HEADS, LENGTH, 8).sigmoid()}
     return {name: each.float().double() for name, each in named.items()} | {"beta2": of(HEADS, LENGTH, 2).sigmoid()}
 
 
@@ -209,6 +211,28 @@ CASES: dict[str, Case] = {
             torch.stack([0 * n["V"], n["V"]], -2),
             removal=torch.stack([n["P"], 0 * n["P"]], -2),
         ),
+    ),
+    "gated slot attention": (
+        "gsa",
+        "naive_recurrent_gsa",
+        lambda f, n: first(
+            f(*swapped(n["q"], n["k"], n["v"], 1 - n["slot_gates"][:, :2], n["slot_gates"][:, :2].log()))
+        ).transpose(1, 2),
+        lambda n: linear.slot_attention(
+            *(n["q"], n["k"], n["v"], 1 - n["slot_gates"][:, :2], n["slot_gates"][:, :2].log())
+        ),
+    ),
+    "attention with bounded-memory control": (
+        "abc",
+        "naive_cumsum_abc",
+        lambda f, n: first(f(n["q"], n["K"], n["V"], n["slot_logits"])),
+        lambda n: linear.slot_attention(n["q"], n["K"], n["V"], *linear.running_softmax(n["slot_logits"])),
+    ),
+    "log-linear attention": (
+        "log_linear_attn",
+        "naive_log_linear_attn",
+        lambda f, n: f(*swapped(n["q"], n["K"], n["V"]), n["gate"].mT, n["levels"].transpose(1, 2)).transpose(1, 2),
+        lambda n: linear.log_linear_attention(n["q"], n["K"], n["V"], levels=n["levels"], decay=n["gate"], scale=1.0),
     ),
     "linear attention": (
         "linear_attn",

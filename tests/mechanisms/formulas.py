@@ -534,3 +534,66 @@ def with_bonus(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, bonus: 
         rows.append(query[:, :, i, None] @ (state + bonus[:, None, None] * added))
         state = decay[:, :, i, :, None].exp() * state + added
     return torch.cat(rows, 2)
+
+
+def of_slots(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """softmax(K_t q_t) V_t, with the keys and values of slots for each token, (..., N, M, D)."""
+    return (softmax((keys @ query.unsqueeze(-1)).mT) @ values).squeeze(-2)
+
+
+def fading(rows: Tensor, keep: Tensor) -> Tensor:
+    """diag(α_t) R_{t-1} + (1 - α_t) r_tᵀ for each token, rows (..., N, D) and α (..., N, M) to (..., N, M, D)."""
+    written = outer(1 - keep, rows)
+    memory, memories = torch.zeros_like(written[:, :, 0]), []
+    for i in range(rows.shape[2]):
+        memory = keep[:, :, i, :, None] * memory + written[:, :, i]
+        memories.append(memory)
+    return torch.stack(memories, 2)
+
+
+def averaged(rows: Tensor, logits: Tensor) -> Tensor:
+    """Means of the rows so far, weighed by the softmax of a slot's logits: (..., N, D) to (..., N, M, D)."""
+    length = rows.shape[2]
+    tril = torch.ones(length, length, dtype=torch.bool).tril()
+    return (softmax(hide(logits.mT.unsqueeze(-2), tril)) @ rows.unsqueeze(2)).transpose(2, 3)
+
+
+def fenwick(query: Tensor, key: Tensor, value: Tensor, levels: Tensor, decay: Tensor) -> Tensor:
+    """Σ_j λ_i^(l) e^(g_{j+1} + ... + g_i) (q_i · k_j) v_j, where l is the level of the block that j is in from i."""
+    length, ends = query.shape[2], decay.cumsum(-1)
+    weights = (query @ key.mT) * (ends[..., :, None] - ends[..., None, :]).tril().exp().tril()
+    for i in range(length):
+        end, level = i, 0
+        weights[:, :, i, i] *= levels[:, :, i, 0]
+        while end:  # from the last block before i to the first
+            size = end & -end
+            level = size.bit_length()
+            weights[:, :, i, end - size : end] *= levels[:, :, i, level, None]
+            end -= size
+    return weights @ value
+
+
+def trapezoidal(query: Tensor, key: Tensor, value: Tensor, step: Tensor, decay: Tensor, blend: Tensor) -> Tensor:
+    """S_i = e^g S_{i-1} + Δ_i ((1 - λ_i) e^g k_{i-1} v_{i-1}ᵀ + λ_i k_i v_iᵀ), read by q_i."""
+    written = outer(key, value)
+    state, before, rows = torch.zeros_like(written[:, :, 0]), torch.zeros_like(written[:, :, 0]), []
+    for i in range(query.shape[2]):
+        fade, size, share = (each[:, :, i, None, None] for each in (decay.exp(), step, blend))
+        state = fade * state + size * ((1 - share) * fade * before + share * written[:, :, i])
+        before = written[:, :, i]
+        rows.append(query[:, :, i, None] @ state)
+    return torch.cat(rows, 2)
+
+
+def spun(rows: Tensor, turns: Tensor) -> Tensor:
+    """Pairs of neighbouring dims, as complex numbers, times e^(iθ), with θ for the first of them."""
+    pairs = torch.view_as_complex(rows.unflatten(-1, (-1, 2)).contiguous())
+    angles = torch.zeros_like(pairs.real)
+    angles[..., : turns.shape[-1]] = turns
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+def standardized(rows: Tensor) -> Tensor:
+    """Rows less their mean, over their deviation."""
+    rows = rows - rows.mean(-1, keepdim=True)
+    return rows / (rows.square().mean(-1, keepdim=True) + 1e-5).sqrt()

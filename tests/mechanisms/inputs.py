@@ -51,6 +51,9 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"vectors": drawn(HEADS, 6, DIM), "of_buckets": (drawn(HEADS, 16, DIM), drawn(HEADS, 16, DIM))}
     names |= {"maps": drawn(HEADS, DIM, 8), "both_sides": (drawn(HEADS, DIM), drawn(HEADS, DIM))}
     names |= {"hidden": (drawn(8), drawn(8), drawn(HEADS, 8), drawn(HEADS))}
+    names |= {"slot_logits": drawn(BATCH, HEADS, LENGTH, 5), "slot_gates": drawn(BATCH, HEADS, LENGTH, 5).sigmoid()}
+    names |= {"levels": drawn(BATCH, HEADS, LENGTH, 7), "turning": drawn(BATCH, HEADS, LENGTH, 5)}
+    names |= {"step": drawn(BATCH, HEADS, LENGTH).exp()}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
             module.to(dtype)

@@ -16,12 +16,16 @@ from .feature_maps import Identity as Identity
 from .feature_maps import Relu as Relu
 from .feature_maps import Softmax as Softmax
 from .feature_maps import UnitNorm as UnitNorm
+from .fenwick_states import log_linear_attention as log_linear_attention
 from .generalized_delta_rule import GeneralizedDeltaRule as GeneralizedDeltaRule
 from .linear_attention import linear_attention as linear_attention
 from .linear_attention import linear_attention_with_state as linear_attention_with_state
 from .linear_state import LinearState as LinearState
 from .linear_weights import linear_attention_weights as linear_attention_weights
 from .linear_weights import observe_linear_attention as observe_linear_attention
+from .slot_memory import running_softmax as running_softmax
+from .slot_memory import slot_attention as slot_attention
+from .trapezoidal_rule import trapezoidal_attention as trapezoidal_attention
 from .update_rules import BonusRule as BonusRule
 from .update_rules import DecoupledDeltaRule as DecoupledDeltaRule
 from .update_rules import DeltaRule as DeltaRule
@@ -57,5 +61,9 @@ __all__ = [
     "linear_attention",
     "linear_attention_weights",
     "linear_attention_with_state",
+    "log_linear_attention",
     "observe_linear_attention",
+    "running_softmax",
+    "slot_attention",
+    "trapezoidal_attention",
 ]

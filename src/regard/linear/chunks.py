@@ -41,8 +41,8 @@ def advance(
     if length == 1:
         return _one_step(query, key, value, decay, beta, state, removal)
     size = min(CHUNK, 1 << (length - 1).bit_length())
-    q = _chunks(query.unflatten(1, (key_heads, heads // key_heads)), size).transpose(2, 3)  # (B, Hk, m, r, C, D)
-    k, v = _chunks(key, size), _chunks(value, size)  # (B, Hk, m, C, D), (B, Hk, m, C, Dv)
+    q = in_chunks(query.unflatten(1, (key_heads, heads // key_heads)), size).transpose(2, 3)  # (B, Hk, m, r, C, D)
+    k, v = in_chunks(key, size), in_chunks(value, size)  # (B, Hk, m, C, D), (B, Hk, m, C, Dv)
     sums = None if decay is None else _cumulative(decay, size)  # (B, Hk, m, C, 1 or D), float64
     from_start = None if sums is None else sums.exp().to(k.dtype)
     k_end = k if sums is None else k * (sums[..., -1:, :] - sums).exp().to(k.dtype)
@@ -50,10 +50,10 @@ def advance(
     if beta is None:
         u, (states, final) = v, _scan(factor, k_end.mT @ v, state)
     else:
-        r = k if removal is None else _chunks(removal, size)
+        r = k if removal is None else in_chunks(removal, size)
         r_start = r if from_start is None else r * from_start
-        system = _chunks(beta[..., None], size) * decayed_products(r, k, sums).tril(-1)
-        right = _chunks(beta[..., None], size) * torch.cat([v, r_start], -1)
+        system = in_chunks(beta[..., None], size) * decayed_products(r, k, sums).tril(-1)
+        right = in_chunks(beta[..., None], size) * torch.cat([v, r_start], -1)
         u, states, final = _delta_scan(factor, system, right, k_end, state)
     weights = decayed_products(q, k.unsqueeze(3), None if sums is None else sums.unsqueeze(3))  # (B, Hk, m, r, C, C)
     q_start = q if from_start is None else q * from_start.unsqueeze(3)
@@ -90,7 +90,7 @@ def _one_step(
     return (rows @ state).flatten(1, 2).unsqueeze(2), state
 
 
-def _chunks(tensor: Tensor, size: int) -> Tensor:
+def in_chunks(tensor: Tensor, size: int) -> Tensor:
     """(..., N, d) to (..., m, size, d), with zeros at the end, which change no state."""
     tensor = functional.pad(tensor, (0, 0, 0, -tensor.shape[-2] % size))
     return tensor.unflatten(-2, (-1, size))
@@ -103,7 +103,7 @@ def _cumulative(decay: Tensor, size: int) -> Tensor:
     """
     if decay.ndim == 3:
         decay = decay[..., None]
-    return _chunks(decay.clamp(min=SMALLEST_DECAY).double(), size).cumsum(-2)
+    return in_chunks(decay.clamp(min=SMALLEST_DECAY).double(), size).cumsum(-2)
 
 
 def decayed_products(rows: Tensor, keys: Tensor, sums: Tensor | None) -> Tensor:

@@ -233,14 +233,23 @@ def checked_decay(decay: Tensor | None, axes: BatchAxes, key: Tensor, keep: Tens
     if decay is None:
         return None
     decay = _gate("decay", decay, axes, key)
-    if _has_values(decay) and float(decay.detach().amax()) > 0:
+    check_logarithms(decay)
+    if keep is not None:
+        decay = decay.where(keep if decay.ndim == 3 else keep.unsqueeze(-1), 0.0)
+    return decay
+
+
+def check_logarithms(decay: Tensor) -> None:
+    """Check that a decay is at most 0.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if has_values(decay) and float(decay.detach().amax()) > 0:
         raise ConfigurationError(
             f"decay has values up to {float(decay.max()):.4g}; it is the logarithm of a factor of at most 1, so it "
             "needs values of at most 0: pass the logarithm of a gate, such as functional.logsigmoid(x)"
         )
-    if keep is not None:
-        decay = decay.where(keep if decay.ndim == 3 else keep.unsqueeze(-1), 0.0)
-    return decay
 
 
 def checked_beta(beta: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | None:
@@ -253,7 +262,7 @@ def checked_beta(beta: Tensor | None, axes: BatchAxes, key: Tensor) -> Tensor | 
     if beta is None:
         return None
     beta = _gate("beta", beta, axes, key)
-    if _has_values(beta):
+    if has_values(beta):
         least, most = (float(end) for end in beta.detach().aminmax())  # a comparison of all takes twenty times as long
         if least < 0 or most > LARGEST_BETA:
             raise ConfigurationError(
@@ -349,6 +358,6 @@ def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
     return axes.as_4d(gate.expand(shape).to(dtype), 1 + len(shape) - len(per_head))
 
 
-def _has_values(tensor: Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Whether values may be read: on the CPU, and not while a transform or a dispatch mode traces the call."""
     return tensor.is_cpu and tensor.numel() > 0 and not is_traced()
