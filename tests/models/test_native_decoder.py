@@ -18,6 +18,7 @@ from regard.models import Transformer
 from regard.models.transformer import Decoder, Embedding, Encoder, TiedOutput
 from regard.models.transformer.native_decoder import NativeState
 from regard.nn import (
+    SSRU,
     Attention,
     FeedForward,
     GatedFeedForward,
@@ -38,16 +39,19 @@ BATCH, SOURCE, TARGET, WORDS = 5, 11, 7, 67
 DIM, HEADS, HIDDEN, LAYERS = 24, 6, 37, 3
 LENGTHS = torch.tensor([11, 4, 1, 0, 7])
 FORMS = {"post": PostNorm, "pre": PreNorm}
+READERS = pytest.mark.parametrize("recurrent", [False, True], ids=["attention", "SSRU"])
+"""What reads the target's tokens so far."""
 
 
 def block(kind: Any = PostNorm, *, cross: bool = True, key_heads: int = 3, **parts: Any) -> TransformerBlock:
-    """A block whose parts can be replaced: attention, feed_forward."""
+    """A block whose parts can be replaced, attention and feed_forward, or which is recurrent."""
 
     def projections() -> Projections:
         return Projections(DIM, HEADS, num_kv_heads=key_heads, head_dim=7)
 
+    own = SSRU(DIM) if parts.get("recurrent") else parts.get("attention")
     return TransformerBlock(
-        parts.get("attention") or Attention(projections(), mask=causal() if cross else None),
+        own or Attention(projections(), mask=causal() if cross else None),
         parts.get("feed_forward") or FeedForward(DIM, HIDDEN),
         lambda: kind(parts.get("norm", nn.LayerNorm)(DIM)),
         cross_attention=(parts.get("cross_attention") or Attention(projections())) if cross else None,
@@ -97,9 +101,11 @@ def decoded(model: Transformer, example: tuple[Tensor, Tensor, Tensor], name: st
 @pytest.mark.parametrize(
     "activation", [functional.relu, functional.silu, nn.ReLU(), nn.SiLU()], ids=["relu", "silu", "ReLU()", "SiLU()"]
 )
+@READERS
 @torch.no_grad()
-def test_steps_are_the_model_in_double_precision(form, activation, calls):
-    model, example = model_of(FORMS[form], feed_forward=FeedForward(DIM, HIDDEN, activation=activation)), batch()
+def test_steps_are_the_model_in_double_precision(form, activation, recurrent, calls):
+    feed_forward = FeedForward(DIM, HIDDEN, activation=activation)
+    model, example = model_of(FORMS[form], feed_forward=feed_forward, recurrent=recurrent), batch()
     steps = decoded(model, example, "observe_step")
     assert len(calls) == TARGET
     logits = torch.stack([step.logits for step in steps], 1)
@@ -115,9 +121,10 @@ def test_steps_are_the_model_in_double_precision(form, activation, calls):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("method", ["exact", "refilled"])
+@READERS
 @torch.no_grad()
-def test_a_search_finds_the_same(form, beam, method, calls, monkeypatch):
-    model, (source, lengths, _) = model_of(FORMS[form]), batch()
+def test_a_search_finds_the_same(form, beam, method, recurrent, calls, monkeypatch):
+    model, (source, lengths, _) = model_of(FORMS[form], recurrent=recurrent), batch()
     settings = SearchSettings(beam=beam, n_best=beam, method=method, max_length_ratio=2.0)
     natively = beam_search(model, source, lengths, settings)
     assert len(calls) > TARGET
@@ -134,9 +141,10 @@ def test_a_search_finds_the_same(form, beam, method, calls, monkeypatch):
             torch.testing.assert_close(one.self_weights, other.self_weights, rtol=1e-4, atol=1e-5)
 
 
+@READERS
 @torch.no_grad()
-def test_two_branches_from_one_state(calls):
-    model, (source, lengths, target) = model_of(), batch()
+def test_two_branches_from_one_state(recurrent, calls):
+    model, (source, lengths, target) = model_of(recurrent=recurrent), batch()
     memory = model.encode(source, lengths)
     first = model.step(target[:, 0], model.start(memory), memory)
     one = model.step(target[:, 1], first.state, memory)
@@ -149,9 +157,10 @@ def test_two_branches_from_one_state(calls):
 
 
 @pytest.mark.parametrize("name", ["step", "observe_step"])
+@READERS
 @torch.no_grad()
-def test_modules_go_on_from_a_native_state(name, calls):
-    model, (source, lengths, target) = model_of(), batch()
+def test_modules_go_on_from_a_native_state(name, recurrent, calls):
+    model, (source, lengths, target) = model_of(recurrent=recurrent), batch()
     memory, rows = model.encode(source, lengths), torch.tensor([4, 0, 0, 2, 1])
     state = model.step(target[:, 0], model.start(memory), memory).state
     state = model.step(target[:, 1], state.reorder(rows), memory.reorder(rows)).state.reorder(rows)
@@ -169,9 +178,10 @@ def test_modules_go_on_from_a_native_state(name, calls):
     )
 
 
+@READERS
 @torch.no_grad()
-def test_rows_that_are_not_there_are_refused():
-    model, (source, lengths, target) = model_of(), batch()
+def test_rows_that_are_not_there_are_refused(recurrent):
+    model, (source, lengths, target) = model_of(recurrent=recurrent), batch()
     memory = model.encode(source, lengths)
     assert isinstance(model.start(memory).reorder(torch.tensor([0, 9])), NativeState)  # as yet there are no rows
     state = model.step(target[:, 0], model.start(memory), memory).state
@@ -199,6 +209,12 @@ def with_doubled_map() -> Transformer:
     return model.eval()
 
 
+def with_one_recurrent_layer() -> Transformer:
+    model = model_of()
+    model.decoder.blocks[1].attention = SSRU(DIM)
+    return model.eval()
+
+
 def attention(**parts: Any) -> Attention:
     return Attention(Projections(DIM, HEADS, num_kv_heads=3, head_dim=7), **{"mask": causal(), **parts})
 
@@ -207,6 +223,11 @@ Watched = tuple[Transformer, AbstractContextManager]
 WATCHED: dict[str, Callable[[], Watched]] = {
     "hook on a map": lambda: (hooked(model_of(), "decoder.blocks.1.attention.projections.key"), nullcontext()),
     "hook on a norm": lambda: (hooked(model_of(), "decoder.blocks.2.cross_residual.norm"), nullcontext()),
+    "hook on an SSRU's map": lambda: (
+        hooked(model_of(recurrent=True), "decoder.blocks.1.attention.forget"),
+        nullcontext(),
+    ),
+    "attention and an SSRU": lambda: (with_one_recurrent_layer(), nullcontext()),
     "attention hook": lambda: (model_of(), attention_hook(lambda *_: None)),
     "autocast": lambda: (model_of(), torch.autocast("cpu", torch.bfloat16)),
     "gradients": lambda: (model_of(), torch.enable_grad()),
@@ -236,9 +257,10 @@ def test_modules_run_where_something_watches_or_native_code_has_no_such_step(cas
     assert not calls
 
 
+@READERS
 @torch.no_grad()
-def test_weights_in_bytes(calls):
-    model, example = model_of(PreNorm), batch()
+def test_weights_in_bytes(recurrent, calls):
+    model, example = model_of(PreNorm, recurrent=recurrent), batch()
     before = [step.logits for step in decoded(model, example)]
     encoder = [parameter.clone() for parameter in model.encoder.parameters()]
     model.quantize_decoder()

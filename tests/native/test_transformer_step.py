@@ -44,7 +44,22 @@ SIZES = [
     Sizes(2, 6, 2, 11, 37, 53, 67, 2, 19, 3),
     Sizes(1, 2, 1, 67, 29, 131, 5, 1, 37, 19),
 ]
-FORMS = [(False, Activation.RECTIFIED), (True, Activation.SILU)]
+
+
+class Form(NamedTuple):
+    """What layers are like: where their norms are, their activation, and what reads the target."""
+
+    norm_first: bool
+    activation: Activation
+    recurrent: bool = False
+
+
+FORMS = {
+    "post": Form(False, Activation.RECTIFIED),
+    "pre": Form(True, Activation.SILU),
+    "post, recurrent": Form(False, Activation.RECTIFIED, recurrent=True),
+    "pre, recurrent": Form(True, Activation.SILU, recurrent=True),
+}
 
 
 class Case(NamedTuple):
@@ -65,11 +80,15 @@ def norm(dim: int, *, shift: bool = True) -> LayerNormWeights:
     return LayerNormWeights(torch.randn(dim), torch.randn(dim) if shift else None, 1e-3)
 
 
-def layer(sizes: Sizes) -> LayerWeights:
-    inner, width = sizes.heads * sizes.head_dim, sizes.key_heads * sizes.head_dim
+def layer(sizes: Sizes, form: Form) -> LayerWeights:
+    inner, width, dim = sizes.heads * sizes.head_dim, sizes.key_heads * sizes.head_dim, sizes.dim
+    if form.recurrent:
+        read = Affine.joined(affine(dim, dim, bias=False), affine(dim, dim)), None
+    else:
+        own = (affine(columns, dim, bias=columns == inner) for columns in (inner, width, width))
+        read = Affine.joined(*own), affine(dim, inner)
     return LayerWeights(
-        Affine.joined(*(affine(columns, sizes.dim, bias=columns == inner) for columns in (inner, width, width))),
-        affine(sizes.dim, inner),
+        *read,
         affine(inner, sizes.dim),
         affine(sizes.dim, inner, bias=False),
         affine(sizes.hidden, sizes.dim),
@@ -78,7 +97,7 @@ def layer(sizes: Sizes) -> LayerWeights:
     )
 
 
-def case(sizes: Sizes, norm_first: bool, activation: Activation) -> Case:
+def case(sizes: Sizes, form: Form) -> Case:
     torch.manual_seed(sum(sizes))
     lengths = torch.randint(0, sizes.keys + 1, (sizes.sentences,))
     lengths[0] = sizes.keys
@@ -91,9 +110,9 @@ def case(sizes: Sizes, norm_first: bool, activation: Activation) -> Case:
     layers = [(keys, values.masked_fill(behind, math.inf)) for keys, values in layers]
     return Case(
         sizes,
-        DecoderShape(sizes.heads, sizes.key_heads, sizes.head_dim, norm_first, activation),
-        [layer(sizes) for _ in range(sizes.layers)],
-        norm(sizes.dim) if norm_first else None,
+        DecoderShape(sizes.heads, sizes.key_heads, sizes.head_dim, *form),
+        [layer(sizes, form) for _ in range(sizes.layers)],
+        norm(sizes.dim) if form.norm_first else None,
         Source(layers, lengths),
     )
 
@@ -144,12 +163,19 @@ class Row:
     def read_target(self, x: Tensor, number: int, found: list[Tensor]) -> Tensor:
         heads, key_heads, dim = self.told.shape[:3]
         joined = mapped(x, self.told.layers[number].own)
+        if self.told.shape.recurrent:
+            written, gates = joined.chunk(2)
+            state = self.kept[number][-1] if self.kept[number] else torch.zeros_like(written)
+            self.kept[number].append(gates.sigmoid() * state + (-gates).sigmoid() * written)
+            return self.kept[number][-1].clamp(min=0.0)
         query, key, value = joined.split([heads * dim, key_heads * dim, key_heads * dim])
         self.kept[number].append(torch.stack([key, value]).unflatten(-1, (key_heads, dim)))
         keys, values = torch.stack(self.kept[number], 2)
         context, weights = attended(query, keys, values, heads)
         found.append(weights)
-        return mapped(context, self.told.layers[number].own_output)
+        output = self.told.layers[number].own_output
+        assert output is not None
+        return mapped(context, output)
 
     def read_source(self, x: Tensor, number: int, found: list[Tensor]) -> Tensor:
         (keys, values), length = self.told.source.layers[number], int(self.told.source.lengths[self.sentence])
@@ -196,27 +222,30 @@ def by_formula(told: Case, steps: list[tuple[Tensor, Tensor]], dtype: torch.dtyp
             rows = [Row(told, dtype, rows[parent].sentence, rows[parent].kept) for parent in parents.tolist()]
         results = [row.step(one) for row, one in zip(rows, x, strict=True)]
     features, own, seen = zip(*results, strict=True)
-    return [torch.stack(features), *(torch.stack([torch.stack(of_row) for of_row in each]) for each in (seen, own))]
+    weights = (seen,) if told.shape.recurrent else (seen, own)
+    return [torch.stack(features), *(torch.stack([torch.stack(of_row) for of_row in each]) for each in weights)]
 
 
-@pytest.mark.parametrize(("norm_first", "activation"), FORMS, ids=["post", "pre"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_features_and_weights(sizes, norm_first, activation, variant):
-    told = case(sizes, norm_first, activation)
+def test_features_and_weights(sizes, form, variant):
+    told = case(sizes, FORMS[form])
     steps = searched(told)
     result = natively(told, steps)
+    all_found = result.features, result.weights, result.self_weights
     assert result.weights is not None
-    assert result.self_weights is not None
+    assert (result.self_weights is None) == told.shape.recurrent
+    found = [one for one in all_found if one is not None]
     true, plain = (by_formula(told, steps, dtype) for dtype in (torch.float64, torch.float32))
-    for has, one, other in zip((result.features, result.weights, result.self_weights), true, plain, strict=True):
+    for has, one, other in zip(found, true, plain, strict=True):
         assert has.shape == one.shape
         budget = 5 * (other - one).abs().max() + 8 * torch.finfo(torch.float32).eps * one.abs().max().clamp(min=1.0)
         assert (has - one).abs().max() <= budget
 
 
-@pytest.mark.parametrize(("norm_first", "activation"), FORMS, ids=["post", "pre"])
-def test_steps_in_bytes_are_near(norm_first, activation, variant):
-    told = case(SIZES[2], norm_first, activation)
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_in_bytes_are_near(form, variant):
+    told = case(SIZES[2], FORMS[form])
     steps = searched(told)
     found, plain = natively(told, steps, in_bytes=True).features, natively(told, steps).features
     (true, *_) = by_formula(told, steps, torch.float64)
@@ -226,8 +255,9 @@ def test_steps_in_bytes_are_near(norm_first, activation, variant):
     assert (found - true).norm() >= 100 * (plain - true).norm()
 
 
-def test_a_row_does_not_depend_on_its_batch(variant):
-    told = case(SIZES[2], False, Activation.RECTIFIED)
+@pytest.mark.parametrize("form", ["post", "post, recurrent"])
+def test_a_row_does_not_depend_on_its_batch(form, variant):
+    told = case(SIZES[2], FORMS[form])
     steps = searched(told)[:1]
     together = natively(told, steps)
     part = slice(100, 110)
@@ -238,8 +268,9 @@ def test_a_row_does_not_depend_on_its_batch(variant):
     assert torch.equal(alone.features, together.features[part])
 
 
-def test_nan_stays_in_its_row(variant):
-    told = case(SIZES[1], False, Activation.RECTIFIED)
+@pytest.mark.parametrize("form", ["post", "post, recurrent"])
+def test_nan_stays_in_its_row(form, variant):
+    told = case(SIZES[1], FORMS[form])
     ((x, parents),) = searched(told)[:1]
     expected = natively(told, [(x, parents)]).features
     poisoned = x.index_fill(0, torch.tensor([4]), math.nan)
@@ -247,3 +278,32 @@ def test_nan_stays_in_its_row(variant):
     assert found[4].isnan().all()
     others = torch.arange(len(x)) != 4
     assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("form", ["post, recurrent", "pre, recurrent"])
+def test_a_recurrent_decoder_reads_the_last_step_alone(form, variant):
+    told = case(SIZES[2], FORMS[form])
+    steps = searched(told)
+    decoder = TransformerDecoder.pack_weights(told.shape, told.layers, told.last)
+    result = decoder.step(steps[0][0], [], torch.zeros(len(steps[0][0]), 0, dtype=torch.int32), told.source)
+    for x, parents in steps[1:]:
+        result = decoder.step(x, [result.own], parents[:, None].to(torch.int32), told.source)
+    assert torch.equal(result.features, natively(told, steps).features)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_state_that_is_no_number_stays_in_its_row(value, variant):
+    told = case(SIZES[1], FORMS["pre, recurrent"])
+    (first, _), (second, _) = searched(told)[:2]
+    rows = len(first)
+    decoder = TransformerDecoder.pack_weights(told.shape, told.layers, told.last)
+    kept = decoder.step(first, [], torch.zeros(rows, 0, dtype=torch.int32), told.source).own
+    table = torch.arange(rows, dtype=torch.int32)[:, None]
+    expected = decoder.step(second, [kept], table, told.source)
+    kept = kept.clone()
+    kept[0, 0, 4, 5] = value
+    found = decoder.step(second, [kept], table, told.source)
+    # Its gate is neither 0 nor 1: the state stays as it is, of either sign.
+    torch.testing.assert_close(found.own[0, 0, 4, 5], torch.tensor(value), equal_nan=True)
+    others = torch.arange(rows) != 4
+    assert torch.equal(found.features[others], expected.features[others])

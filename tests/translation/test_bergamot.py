@@ -30,8 +30,11 @@ from bergamot_folders import (
 from marian_folders import SENTENCES
 from test_native_marian import marian_tensors, transformers_model, write_npz
 
+from regard import native
 from regard.errors import CheckpointError, ConfigurationError
 from regard.models.transformer.marian_binary import read_binary
+from regard.models.transformer.native_decoder import NativeState
+from regard.models.transformer.transformer_state import TransformerState
 from regard.nn import SSRU
 from regard.testing import Expected, assert_close
 from regard.translation.taught_head import taught_model
@@ -284,11 +287,30 @@ def test_what_the_settings_say_of_a_short_list(folder):
             Translator.load(folder)
 
 
+@pytest.mark.skipif(not native.available(), reason=str(native.why_not()))
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("has_list", [True, False], ids=["short list", "all words"])
+def test_native_steps_say_what_modules_say(folder, beam, has_list, monkeypatch):
+    translator = Translator.load(folder)
+    if not has_list:
+        taught_model(translator.model).short_list = None
+    search = translator.search.model_copy(update={"beam": beam, "n_best": beam})
+    start, states = translator.model.start, []
+    monkeypatch.setattr(translator.model, "start", lambda memory: states.append(start(memory)) or states[-1])
+    natively = translator.translate(SENTENCES, search=search)
+    monkeypatch.setattr(native, "available", lambda: False)
+    by_modules = translator.translate(SENTENCES, search=search)
+    assert [type(state) for state in states] == [NativeState, TransformerState]
+    for mine, theirs in zip(natively, by_modules, strict=True):
+        assert [one.tokens for one in mine.candidates] == [one.tokens for one in theirs.candidates]
+        for one, other in zip(mine.candidates, theirs.candidates, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-4)
+            torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-4)
+
+
 def test_what_a_student_has_not(folder, tmp_path):
     translator = Translator.load(folder)
     assert sum(isinstance(module, SSRU) for module in taught_model(translator.model).modules()) == LAYERS
-    with pytest.raises(ConfigurationError, match="the decoder has an SSRU, a recurrent layer, of which there are no"):
-        translator.quantize()
     with pytest.raises(ConfigurationError, match="this translator came from transformers or Marian: copy its folder"):
         translator.to_huggingface(tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections import Counter
@@ -77,7 +78,7 @@ def other_language(line: str, expected: str) -> str | None:
     (None, None)
     """
     line = line[:_LONGEST]
-    scripts = Counter(_script(letter) for letter in line if letter.isalpha())
+    scripts = Counter(map(_script, filter(str.isalpha, line)))
     if not scripts:
         return None
     if scripts["HIRAGANA"]:  # Japanese has Chinese characters, and Chinese has none of its own letters
@@ -94,6 +95,7 @@ def other_language(line: str, expected: str) -> str | None:
     return best if best != expected and found[best] >= _ENOUGH * max(1, expected_words) else None
 
 
+@functools.lru_cache(maxsize=4096)
 def _script(letter: str) -> str:
     """The first word of a letter's name, which is that of its script."""
     return unicodedata.name(letter, "").split(" ")[0].split("-")[0]

@@ -32,6 +32,8 @@ def put_back(translation: str, parts: Sequence[KeptPart], weights: Tensor) -> st
     >>> put_back("la voiture rouge", tags, torch.tensor([[0.9, 0.1, 0.0], [0.1, 0.1, 0.8], [0.0, 0.9, 0.1]]))
     'la voiture <b>rouge</b>'
     """
+    if not parts:
+        return translation
     atoms = _atoms(translation)
     shares = weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     top = _Node(0, weights.shape[1], start=0, end=len(atoms), children=_nodes(parts, weights.shape[1]))

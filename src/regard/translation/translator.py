@@ -312,7 +312,7 @@ class Translator:
         A few translations change. It cannot be undone but by loading again. See `Transformer.quantize_decoder`.
 
         Raises:
-            ConfigurationError: the model is no Transformer, or has a recurrent layer in its decoder.
+            ConfigurationError: the model is no Transformer.
         """
         if not isinstance(self.model, Transformer):
             raise ConfigurationError(

@@ -185,6 +185,38 @@ static void attend_to_target(const struct transformer_step *problem, const struc
     }
 }
 
+/* Takes the state of each row one token on, and keeps it; what is above 0 of it is the output. */
+static void advance_states(const struct transformer_step *problem, const struct step_rows *state, int64_t layer) {
+    int64_t dim = problem->dim, last = problem->before - 1;
+    for (int64_t r = 0; r < state->count; r++) {
+        int64_t row = state->first + r;
+        const float *written = scratch_row(state->projected, r), *gates = written + dim, *earlier = 0;
+        float *kept = problem->own + (layer * problem->rows + row) * dim, *branch = scratch_row(state->branch, r);
+        if (last >= 0)
+            earlier = problem->past[last] +
+                      (layer * problem->past_rows[last] + problem->table[row * problem->before + last]) * dim;
+        for (int64_t a = 0; a < dim; a += LANES) {
+            lanes complement, share = sigmoid_lanes(load_partial(gates + a, dim - a) * LOG2_E, &complement);
+            lanes now = complement * load_partial(written + a, dim - a);
+            if (earlier) now += share * load_partial(earlier + a, dim - a);
+            store_partial(kept + a, now, dim - a);
+            store_partial(branch + a, max_lanes((lanes){0}, now), dim - a);
+        }
+    }
+}
+
+static void read_target(const struct transformer_step *problem, const struct step_rows *state, int64_t number) {
+    const struct step_layer *layer = problem->layers + number;
+    multiply(state, before_sublayer(problem, state, &layer->own_norm), &layer->own, state->projected, -1);
+    if (problem->recurrent) {
+        advance_states(problem, state, number);
+    } else {
+        attend_to_target(problem, state, number);
+        multiply(state, state->context, &layer->own_output, state->branch, -1);
+    }
+    after_sublayer(problem, state, &layer->own_norm);
+}
+
 static void attend_to_source(const struct transformer_step *problem, const struct step_rows *state, int64_t layer) {
     const struct step_source *source = problem->sources + layer;
     for (int64_t r = 0; r < state->count; r++) {
@@ -202,10 +234,7 @@ static void attend_to_source(const struct transformer_step *problem, const struc
 
 static void run_layer(const struct transformer_step *problem, const struct step_rows *state, int64_t number) {
     const struct step_layer *layer = problem->layers + number;
-    multiply(state, before_sublayer(problem, state, &layer->own_norm), &layer->own, state->projected, -1);
-    attend_to_target(problem, state, number);
-    multiply(state, state->context, &layer->own_output, state->branch, -1);
-    after_sublayer(problem, state, &layer->own_norm);
+    read_target(problem, state, number);
 
     multiply(state, before_sublayer(problem, state, &layer->norm), &layer->query, state->projected, -1);
     attend_to_source(problem, state, number);
@@ -236,7 +265,7 @@ static void run_rows(const struct transformer_step *problem, const struct step_r
 /* Runs one unit of rows after another while any is left; any number of threads may call it at once. */
 void EXPORTED(regard_transformer_step)(struct transformer_step *problem) {
     int64_t rows = problem->unit, dim = panel_columns(problem->dim), inner = problem->heads * problem->head_dim,
-            projected = inner + 2 * problem->key_heads * problem->head_dim, unit,
+            projected = inner + 2 * (problem->recurrent ? problem->dim : problem->key_heads * problem->head_dim), unit,
             keys = round_up_to_lanes(problem->keys > problem->before ? problem->keys : problem->before + 1),
             most = dim + inner + problem->hidden_dim; /* terms of a matrix, and more */
     int64_t floats = rows * (3 * dim + panel_columns(projected) + panel_columns(inner) +

@@ -58,7 +58,7 @@ class TransformerStepStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "unit")),
         *((name, c_int64) for name in ("rows", "dim", "hidden_dim", "layer_count", "heads", "key_heads", "head_dim")),
-        *((name, c_int64) for name in ("norm_first", "activation", "before", "keys", "shared")),
+        *((name, c_int64) for name in ("norm_first", "activation", "recurrent", "before", "keys", "shared")),
         *(("layers", c_void_p), ("sources", c_void_p), ("lengths", c_void_p)),
         *(("past", c_void_p), ("past_rows", c_void_p), ("table", c_void_p)),
         ("last_norm", StepNormStruct),
@@ -91,10 +91,13 @@ class LayerNormWeights(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """The weights of a layer: maps of its two attentions and its feed-forward network, and the norm of each."""
+    """The weights of a layer: maps of its two attentions and its feed-forward network, and the norm of each.
+
+    own: joined, those of queries, keys and values of the target, or of what a recurrent unit writes and of its gates.
+    """
 
     own: Affine
-    own_output: Affine
+    own_output: Affine | None  # a recurrent unit has none
     query: Affine
     output: Affine
     up: Affine
@@ -105,13 +108,22 @@ class LayerWeights(NamedTuple):
 
 
 class DecoderShape(NamedTuple):
-    """What all layers have in common; heads of the target's attention and of that to the source are alike."""
+    """What all layers have in common; heads of the target's attention and of that to the source are alike.
+
+    recurrent: whether an SSRU is in the place of the target's attention.
+    """
 
     heads: int
     key_heads: int
     head_dim: int
     norm_first: bool
     activation: Activation
+    recurrent: bool = False
+
+    @property
+    def key_width(self) -> int:
+        """Features of the keys of a token, all heads together."""
+        return self.key_heads * self.head_dim
 
 
 class Source(NamedTuple):
@@ -122,9 +134,10 @@ class Source(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Features (R, dim), keys and values (L, 2, R, key heads · head dim) of the token; weights of all heads, if asked.
+    """Features (R, dim) of the token, and what later steps read of it; weights of all heads, if asked.
 
-    weights (R, L, H, S), self_weights (R, L, H, tokens so far).
+    own: keys and values (L, 2, R, key heads · head dim), or states (L, 1, R, dim). weights (R, L, H, S), self_weights
+    (R, L, H, tokens so far), None of a recurrent decoder.
     """
 
     features: Tensor
@@ -169,15 +182,16 @@ class TransformerDecoder:
         """The next token of each row.
 
         inputs (R, dim); past: `own` of each earlier step, of as many rows as that had; table (R, len(past)) int32: the
-        row of each earlier step that each row continues. Of the source's sentences each is that of as many rows.
+        row of each earlier step that each row continues. Of a recurrent decoder only the last step is read, and both
+        may leave out those before. Of the source's sentences each is that of as many rows.
         """
         rows, shape, layers, before = len(inputs), self.shape, len(self.layers), len(past)
         inputs, table, keys = inputs.detach().contiguous(), table.contiguous(), source.layers[0][0].shape[2]
-        own = inputs.new_empty(layers, 2, rows, shape.key_heads * shape.head_dim)
+        own = inputs.new_empty(layers, *((1, rows, self.dim) if shape.recurrent else (2, rows, shape.key_width)))
         weights = self_weights = None
         if observe:
             weights = inputs.new_empty(rows, layers, shape.heads, keys)
-            self_weights = inputs.new_empty(rows, layers, shape.heads, before + 1)
+            self_weights = None if shape.recurrent else inputs.new_empty(rows, layers, shape.heads, before + 1)
         result = StepResult(torch.empty_like(inputs), own, weights, self_weights)
         sources = (StepSourceStruct * layers)(*(_source(*of_layer) for of_layer in source.layers))
         threads = thread_count(rows * layers * self.dim * (6 * self.dim + 2 * self.hidden_dim), LEAST_WORK)
@@ -185,7 +199,7 @@ class TransformerDecoder:
         addresses = (c_void_p * before)(*(one.data_ptr() for one in past))
         counts = (c_int64 * before)(*(one.shape[2] for one in past))
         work = TransformerStepStruct(
-            *(0, -(-rows // unit), 0, unit, rows, self.dim, self.hidden_dim, layers, *shape[:5], before, keys),
+            *(0, -(-rows // unit), 0, unit, rows, self.dim, self.hidden_dim, layers, *shape, before, keys),
             *(max(rows // max(len(source.lengths), 1), 1), ctypes.addressof(self.layers), ctypes.addressof(sources)),
             *(source.lengths.data_ptr(), ctypes.addressof(addresses), ctypes.addressof(counts), table.data_ptr()),
             self.last_norm,
@@ -196,9 +210,15 @@ class TransformerDecoder:
 
 
 def _layer(layer: LayerWeights, in_bytes: bool, kept: list[PackedMatrix | Tensor]) -> StepLayerStruct:
-    maps = [PackedMatrix.of(part.weight, part.bias, in_bytes=in_bytes) for part in layer[:6]]
-    kept += maps
-    return StepLayerStruct(*(one.struct() for one in maps), *(_norm(part, kept) for part in layer[6:]))
+    maps = (_map(part, in_bytes, kept) for part in layer[:6])
+    return StepLayerStruct(*maps, *(_norm(part, kept) for part in layer[6:]))
+
+
+def _map(part: Affine | None, in_bytes: bool, kept: list[PackedMatrix | Tensor]) -> PackedMatrixStruct:
+    if part is None:
+        return PackedMatrixStruct()
+    kept.append(packed := PackedMatrix.of(part.weight, part.bias, in_bytes=in_bytes))
+    return packed.struct()
 
 
 def _norm(norm: LayerNormWeights, kept: list[PackedMatrix | Tensor]) -> StepNormStruct:

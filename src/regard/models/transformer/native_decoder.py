@@ -26,15 +26,18 @@ from ...backends.cpu.transformer_step import (
 from ...masks.causal import Causal
 from ...masks.padding import Padding
 from ...nn import (
+    SSRU,
     Attention,
     FeedForward,
     Linear,
     PostNorm,
     PreNorm,
     Projections,
+    SSRUCache,
     TransformerBlock,
 )
 from ...nn.caches.base import check_rows
+from ...nn.transformer_block import SelfAttention
 from ..watched_modules import are_watched
 from .encoder_decoder import Decoder, TiedOutput
 from .short_list import ListedWords
@@ -54,9 +57,9 @@ class NativeDecoder:
     def of(cls, decoder: Decoder, output: nn.Linear | TiedOutput, *, in_bytes: bool = False) -> NativeDecoder | None:
         """The native steps of a decoder as it is now; None where its modules are to run.
 
-        Native code has softmax attention by scaled dot products under a causal mask, layer norms before or after each
-        sublayer, a feed-forward network with ReLU or SiLU, and float32 on a CPU; no gradients, and no modules with
-        hooks.
+        Native code has softmax attention by scaled dot products, to the target under a causal mask or an SSRU in its
+        place, layer norms before or after each sublayer, a feed-forward network with ReLU or SiLU, and float32 on a
+        CPU; no gradients, and no modules with hooks.
         """
         modules = *decoder.modules(), *output.modules()
         if torch.is_grad_enabled() or not native.available() or are_watched(modules):
@@ -90,20 +93,17 @@ class NativeDecoder:
 
 @dataclass(frozen=True, eq=False)
 class NativeState:
-    """The state between two native steps: keys and values stay where their token's step has written them.
+    """The state between two native steps: what a token's step has written stays where it is.
 
-    past: those of each token so far, (L, 2, rows of that step, key heads · head dim). table: the row of each earlier
-    step that each row continues, (R, tokens) int32. Nothing is copied when a search moves, repeats or drops rows.
+    length: the number of target tokens so far. past: keys and values of each, (L, 2, rows of that step, key heads ·
+    head dim), or of an SSRU the states after the last, (L, 1, rows of that step, dim). table: the row of each of these
+    steps that each row continues, (R, steps) int32. Nothing is copied when a search moves, repeats or drops rows.
     """
 
     decoder: NativeDecoder
+    length: int = 0
     past: tuple[Tensor, ...] = ()
     table: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        """The number of target tokens so far."""
-        return len(self.past)
 
     def reorder(self, rows: Tensor) -> NativeState:
         """The state for these rows of the batch, in this order; rows may repeat.
@@ -119,28 +119,33 @@ class NativeState:
     def step(self, x: Tensor, memory: TransformerMemory, *, observe: bool) -> NativeStep | None:
         """The step for the next tokens x (R, dim); None where modules are to run."""
         source = self.decoder.source(memory)
-        rows, table = len(x), self.table
+        rows, before = len(x), self.table
         if source is None or rows != len(memory.lengths) * memory.beams or not _is_plain(x):
             return None
         if torch.is_grad_enabled() or not native.available() or are_watched(self.decoder.modules):
             return None
-        if table is None:
-            table = torch.zeros(rows, 0, dtype=torch.int32)
-        if len(table) != rows:
+        if before is None:
+            before = torch.zeros(rows, 0, dtype=torch.int32)
+        if len(before) != rows:
             return None  # the modules say what is wrong
-        result = self.decoder.packed.step(x, self.past, table, source, observe=observe)
-        own = torch.arange(rows, dtype=torch.int32).unsqueeze(1)
-        after = replace(self, past=(*self.past, result.own), table=torch.cat([table, own], dim=1))
+        result = self.decoder.packed.step(x, self.past, before, source, observe=observe)
+        past, table = (result.own,), torch.arange(rows, dtype=torch.int32).unsqueeze(1)
+        if not self.decoder.packed.shape.recurrent:
+            past, table = (*self.past, *past), torch.cat([before, table], dim=1)
+        after = NativeState(self.decoder, self.length + 1, past, table)
         return NativeStep(result, after, memory.listed)
 
     def in_caches(self, decoder: Decoder) -> TransformerState:
         """The state as the decoder's modules have it: a cache of each layer."""
-        caches = decoder.make_caches()
+        caches, shape = decoder.make_caches(), self.decoder.packed.shape
         if self.table is not None:
             rows = [one[:, :, of_step] for one, of_step in zip(self.past, self.table.unbind(1), strict=True)]
-            heads = self.decoder.packed.shape.key_heads
-            written = torch.stack(rows, dim=3).unflatten(-1, (heads, -1)).transpose(3, 4)  # [L, 2, R, H, tokens, d]
-            caches = tuple(cache.append(*layer) for cache, layer in zip(caches, written, strict=True))
+            if shape.recurrent:
+                caches = tuple(SSRUCache(state, self.length) for (state,) in rows[0])
+            else:
+                heads = torch.stack(rows, dim=3).unflatten(-1, (shape.key_heads, -1))  # [L, 2, R, tokens, H, d]
+                written = zip(caches, heads.transpose(3, 4), strict=True)
+                caches = tuple(cache.append(*layer) for cache, layer in written)
         return TransformerState(caches, self.length)
 
 
@@ -167,8 +172,11 @@ class NativeStep:
 
     @property
     def self_weights(self) -> Tensor:
-        """The weights to the target so far, [B, L, H, T], likewise."""
-        return cast(Tensor, self.result.self_weights)
+        """The weights to the target so far, [B, L, H, T], likewise; of an SSRU those of no heads, H is 0."""
+        if self.result.self_weights is None:
+            features = self.result.features
+            return features.new_empty(len(features), len(self.result.own), 0, self.state.length)
+        return self.result.self_weights
 
     def best_tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The `count` largest logits of each row, or all, largest first, their tokens, and the log-sum-exp [B, 1].
@@ -194,25 +202,43 @@ def _block(block: nn.Module) -> _Block | None:
     if not isinstance(block, TransformerBlock) or type(block) is not TransformerBlock:
         return None
     own, cross, feed_forward = block.attention, block.cross_attention, block.feed_forward
-    if not isinstance(own, Attention) or cross is None or not isinstance(feed_forward, FeedForward):
+    if cross is None or not isinstance(feed_forward, FeedForward) or not _is_softmax(cross) or cross.mask is not None:
         return None
-    if not (_is_softmax(own) and _is_softmax(cross) and type(own.mask) is Causal and cross.mask is None):
+    read, theirs = _read_target(own, cross), cross.projections
+    if read is None:
         return None
     activation = _activation(feed_forward)
     residuals = block.attention_residual, block.cross_residual, block.feed_forward_residual
     norms = [_norm(residual.norm) for residual in residuals if isinstance(residual, PreNorm | PostNorm)]
-    kinds, alike = {type(residual) for residual in residuals}, _heads(own) == _heads(cross)
-    if activation is None or not alike or None in norms or kinds not in ({PreNorm}, {PostNorm}):
+    kinds = {type(residual) for residual in residuals}
+    if activation is None or None in norms or kinds not in ({PreNorm}, {PostNorm}):
         return None
-    mine, theirs = own.projections, cross.projections
-    of_token = mine.query, mine.key, mine.value_map()
-    maps = *of_token, mine.output, theirs.query, theirs.output, feed_forward.up, feed_forward.down
-    if any(type(one) not in (Linear, nn.Linear) for one in maps):
+    others = _maps(theirs.query, theirs.output, feed_forward.up, feed_forward.down)
+    if others is None:
         return None
-    query, key, value, *others = (Affine(one.weight, one.bias) for one in maps)
-    weights = LayerWeights(Affine.joined(query, key, value), *others, *norms)  # type: ignore[arg-type]
-    shape = DecoderShape(*_heads(own), kinds == {PreNorm}, activation)
-    return _Block(weights, shape, (mine.dim, feed_forward.hidden_dim))
+    weights = LayerWeights(*read, *others, *norms)  # type: ignore[arg-type]
+    shape = DecoderShape(*_heads(cross), kinds == {PreNorm}, activation, type(own) is SSRU)
+    return _Block(weights, shape, (theirs.dim, feed_forward.hidden_dim))
+
+
+def _read_target(own: SelfAttention, cross: Attention) -> tuple[Affine, Affine | None] | None:
+    """The maps of what reads the target so far, and of its output; None of what native code does not have."""
+    if type(own) is SSRU:
+        maps = _maps(own.value, own.forget)
+        return None if maps is None else (Affine.joined(*maps), None)
+    if not isinstance(own, Attention) or not _is_softmax(own) or type(own.mask) is not Causal:
+        return None
+    mine = own.projections
+    maps = _maps(mine.query, mine.key, mine.value_map(), mine.output)
+    if maps is None or _heads(own) != _heads(cross):
+        return None
+    return Affine.joined(*maps[:3]), maps[3]
+
+
+def _maps(*modules: nn.Module) -> list[Affine] | None:
+    """The weights of linear maps; None where one is of another kind."""
+    plain = [one for one in modules if isinstance(one, nn.Linear) and type(one) in (Linear, nn.Linear)]
+    return [Affine(one.weight, one.bias) for one in plain] if len(plain) == len(modules) else None
 
 
 def _is_softmax(attention: Attention) -> bool:

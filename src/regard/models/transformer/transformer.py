@@ -15,7 +15,7 @@ from ...backends.cpu.top_entries import top_entries
 from ...errors import ConfigurationError, ShapeError
 from ...lenses import Lens, Weights
 from ...masks import padding
-from ...nn import SSRU, BlockObservation
+from ...nn import BlockObservation
 from ..decoded_target import DecodedTarget, SourceHead
 from .encoder_decoder import Decoder, Embedding, Encoder, TiedOutput
 from .native_decoder import NativeDecoder, NativeState, NativeStep
@@ -231,15 +231,7 @@ class Transformer(nn.Module):
         inputs likewise, for each row, and multiply bytes, on processors that have instructions for it (AVX-512 VNNI):
         in less time and with other roundings than the modules, which have the rounded weights, too. A table of
         embeddings that is the output layer's is rounded for both.
-
-        Raises:
-            ConfigurationError: a layer of the decoder is an SSRU, which native steps do not have.
         """
-        if any(isinstance(module, SSRU) for module in self.decoder.modules()):
-            raise ConfigurationError(
-                "the decoder has an SSRU, a recurrent layer, of which there are no steps in int8: leave it in single "
-                "precision"
-            )
         for module in (self.output, *self.decoder.modules()):
             if isinstance(module, TiedOutput | nn.Linear):
                 module.weight.copy_(rounded_to_bytes(module.weight))
