@@ -9,6 +9,7 @@ import os
 import sys
 from importlib.util import find_spec
 
+from regard_command.library_loader import LibraryFinder
 from regard_command.missing_extra import naming_the_extra
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -23,6 +24,7 @@ def main() -> None:
     By default they spin. Where another process occupies a core, a thread that spins keeps the one that it waits for
     from running, and training or translating takes ten times as long. A user's own setting of one of `WAITING` wins.
     `regard bench` keeps the default: what it measures is used by processes that import regard, which have it too.
+    The garbage collector rests while torch is loaded: see `LibraryLoader`.
     """
     if sys.argv[1:2] == ["doctor"] and find_spec("regard_doctor"):
         from regard_doctor.command import main as diagnose
@@ -31,6 +33,7 @@ def main() -> None:
     command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     if command != "bench" and not any(name in os.environ for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    sys.meta_path.insert(0, LibraryFinder)
     try:
         with naming_the_extra():
             from regard_command.app import app

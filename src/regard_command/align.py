@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard_command.command_error import CommandError
-from regard_command.options import BatchSize, Device, Head, LanguageCodes, Layer, Which, languages_of
+from regard_command.options import (
+    BatchSize,
+    Device,
+    Head,
+    LanguageCodes,
+    Layer,
+    Which,
+    check_own_folder,
+    languages_of,
+    translator_folder,
+)
 from regard_command.stdio import emit
 
 if TYPE_CHECKING:
@@ -28,13 +38,18 @@ def align(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="A translator, of `regard train` or of transformers, whose attention links the words. [default: none; "
-            "links are learned from the text alone]",
+            parser=translator_folder,
+            help="A translator, of `regard train` or of transformers, or the name of one that regard comes with, as "
+            "english_french, whose attention links the words. [default: none; links are learned from the text alone]",
         ),
     ] = None,
     reverse: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A translator of the other direction; links are those of both, grown."),
+        typer.Option(
+            metavar="FOLDER",
+            parser=translator_folder,
+            help="A translator of the other direction; links are those of both, grown.",
+        ),
     ] = None,
     also: Annotated[
         tuple[Path, Path] | None,
@@ -85,6 +100,8 @@ def align(
     from regard.heads.word_alignment import format_pharaoh
 
     _check(checkpoint, also, choose, teach, reverse=reverse, layer=layer, head=head)
+    if choose and checkpoint is not None:
+        check_own_folder(checkpoint, "the choice")
     from regard.translation.taught_head import taught_model, write_taught
     from regard.translation.translator import Translator
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard_command.command_error import CommandError
-from regard_command.options import BatchSize, Checkpoint, Device, LanguageCodes, Overrides, Which, languages_of
+from regard_command.options import (
+    BatchSize,
+    Checkpoint,
+    Device,
+    LanguageCodes,
+    Overrides,
+    Which,
+    check_own_folder,
+    languages_of,
+)
 from regard_command.stdio import emit
 
 if TYPE_CHECKING:
@@ -74,6 +83,8 @@ def evaluate(
     from regard.utils.atomic_files import atomic_write
 
     check_tokenizer(tokenize)
+    if calibrate or output is None:
+        check_own_folder(checkpoint, "what --calibrate learns" if calibrate else "translations without --output FILE")
     translator = Translator.load(checkpoint, which, device, languages_of(languages))
     run = RunFolder(checkpoint)
     if not run.experiment.exists():  # a model of transformers, or of Marian

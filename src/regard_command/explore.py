@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 import typer
 
 from regard_command.command_error import CommandError
-from regard_command.options import LanguageCodes, Which, languages_of
+from regard_command.options import LanguageCodes, Which, languages_of, translator_folder
 from regard_command.stdio import arriving_lines, emit, standard_input
 
 if TYPE_CHECKING:
@@ -59,8 +59,9 @@ def explore(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Which translator: a run of `regard train`, or one of transformers. [default: English to French, as "
-            "installed]",
+            parser=translator_folder,
+            help="Which translator: a run of `regard train`, one of transformers, or the name of one that regard comes "
+            "with, as english_french_longer, that of `regard translate`. [default: english_french]",
         ),
     ] = None,
     languages: LanguageCodes = None,

@@ -14,13 +14,26 @@ from regard_command.command_error import CommandError
 if TYPE_CHECKING:
     from regard.explorer.static_page import StaticPage
 
+
+def translator_folder(name: str) -> Path:
+    """The folder of a translator, which may be named: the library, which knows the names, is asked for no folder."""
+    if os.path.isdir(name):
+        return Path(name)
+    from regard.translation import run_folder
+
+    return run_folder.translator_folder(name)
+
+
 Checkpoint = Annotated[
     Path,
     typer.Option(
         "--checkpoint",
         metavar="FOLDER",
+        parser=translator_folder,
         show_default=False,
-        help="Folder of a training run, as `regard train` made it, or of a translator of transformers.",
+        help="Folder of a training run, as `regard train` made it, or of a translator of transformers, or the name of "
+        "one that regard comes with: english_french, english_french_longer, korean_english/luong, "
+        "korean_english/bahdanau.",
     ),
 ]
 LanguageCodes = Annotated[
@@ -76,6 +89,22 @@ def languages_of(text: str | None) -> tuple[str | None, str | None]:
             f"--languages {text!r} needs a colon between source and target, as eng_Latn:fra_Latn, or :fr"
         )
     return source or None, target or None
+
+
+def check_own_folder(folder: Path, written: str) -> None:
+    """Refuse to write into the folder of a translator that regard comes with.
+
+    Raises:
+        CommandError: it is one.
+    """
+    from regard.translation.run_folder import INSTALLED
+
+    for name, installed in INSTALLED.items():
+        if folder == installed:
+            raise CommandError(
+                f"{name} comes with regard, and {written} would go into its folder: copy it first, with regard export "
+                f"--checkpoint {name} --to FOLDER"
+            )
 
 
 def check_page_file(page: Path, read: Collection[Path] = ()) -> None:

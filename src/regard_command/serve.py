@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from regard_command.command_error import CommandError
+from regard_command.options import translator_folder
 from regard_command.stdio import emit
 
 
@@ -15,7 +16,10 @@ def serve_model(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", help="A run of `regard train`, or a model that transformers saved, with its tokenizer."
+            metavar="FOLDER",
+            parser=translator_folder,
+            help="A run of `regard train`, a model that transformers saved, with its tokenizer, or the name of a "
+            "translator that regard comes with, as english_french.",
         ),
     ],
     host: Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from regard_command.command_error import CommandError
-from regard_command.options import LanguageCodes, Which, check_page_file, languages_of, save_page
+from regard_command.options import LanguageCodes, Which, check_page_file, languages_of, save_page, translator_folder
 from regard_command.stdio import emit
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def steps(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Another translator: a run of `regard train`, or a translator of transformers."
+            metavar="FOLDER",
+            parser=translator_folder,
+            help="Another translator: a run of `regard train`, one of transformers, or the name of one that regard "
+            "comes with, as english_french_longer.",
         ),
     ] = None,
     languages: LanguageCodes = None,

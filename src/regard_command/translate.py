@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard_command.command_error import CommandError
-from regard_command.options import BatchSize, Device, Head, LanguageCodes, Layer, Which, languages_of
+from regard_command.options import BatchSize, Device, Head, LanguageCodes, Layer, Which, languages_of, translator_folder
 from regard_command.stdio import arriving_lines, emit, standard_input
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ def translate(
         typer.Option(
             "--checkpoint",
             metavar="FOLDER",
-            help="Folder of a training run, as `regard train` made it, or of a translator of transformers. [default: "
-            "English to French, as installed]",
+            parser=translator_folder,
+            help="Folder of a training run, as `regard train` made it, or of a translator of transformers, or the name "
+            "of one that regard comes with: english_french, english_french_longer, korean_english/luong, "
+            "korean_english/bahdanau. [default: english_french_longer]",
         ),
     ] = None,
     n_best: Annotated[

@@ -15,13 +15,11 @@ LOADING = """
 import os, sys
 sys.argv = ["regard", "train", "missing.yaml"]
 import regard_command
-class Finder:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == "torch":
-            print(os.environ.get("OMP_WAIT_POLICY"))
-            raise SystemExit
-sys.meta_path.insert(0, Finder)
+def watch(event, arguments):
+    if event == "import" and arguments[0] == "torch":
+        print(os.environ.get("OMP_WAIT_POLICY"))
+        raise SystemExit
+sys.addaudithook(watch)
 regard_command.main()
 """
 
@@ -41,6 +39,37 @@ def test_threads_sleep_while_they_wait_from_before_torch_is_loaded():
 @pytest.mark.parametrize(("name", "value"), [("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "1000")])
 def test_a_setting_of_the_user_wins(name, value):
     assert printed(LOADING, **{name: value}) == (value if name == "OMP_WAIT_POLICY" else "None")
+
+
+@pytest.mark.parametrize("first", ["regard", "torch", "regard.errors"])
+def test_no_garbage_is_searched_while_torch_is_loaded_and_what_comes_later_is(first):
+    program = f"""
+import gc, sys
+import regard_command
+sys.meta_path.insert(0, regard_command.LibraryFinder)
+loading = []
+gc.callbacks.append(lambda phase, info: loading.append("torch._C" in sys.modules))
+import {first}
+print(any(loading), gc.isenabled(), gc.get_freeze_count() > 100_000)
+class Knot:
+    pass
+knot = Knot()
+knot.itself = knot
+del knot
+print(gc.collect() > 0)
+"""
+    assert printed(program) == "False True True\nTrue"
+
+
+def test_the_command_loads_torch_so():
+    program = """
+import atexit, gc, sys
+import regard_command
+atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() > 100_000))
+sys.argv = ["regard", "advise", "--tokens", "1024"]
+regard_command.main()
+"""
+    assert printed(program).endswith("True True")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,18 @@ def test_a_command_names_the_distribution_of_the_translators(
     ) in result.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [["translate", "Hello."], ["steps", "Hello."], ["explore", "--translate", "Hello."]]
+)
+def test_a_name_of_a_translator_that_is_not_installed_names_the_distribution(
+    without_models, regard, monkeypatch, tmp_path, command
+):
+    monkeypatch.setitem(run_folder.INSTALLED, "english_french", tmp_path / "regard_models" / "english_french")
+    result = regard(*command, "--checkpoint", "english_french")
+    assert result.exit_code == 2
+    assert "pip install regard-models brings it" in result.stderr
+
+
 def test_another_folder_that_is_not_there_is_none_of_its_translators(without_models, regard, tmp_path):
     result = regard("translate", "--checkpoint", tmp_path / "run", "Hello.")
     assert "it needs to be the folder of a run of `regard train`" in result.stderr

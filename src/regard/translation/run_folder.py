@@ -170,7 +170,10 @@ class RunFolder:
                     f"this needs the translator {self.path.relative_to(MODELS).as_posix()!r} of the package "
                     "'regard-models', which is not installed; pip install regard-models brings it"
                 )
-            raise CheckpointError(f"there is no folder {self.path}; {_NEEDED}")
+            raise CheckpointError(
+                f"there is no folder {self.path}; {_NEEDED}, or the name of a translator that regard comes with; "
+                f"{nearest(self.path.as_posix(), INSTALLED)}"
+            )
         weights = getattr(self, which)
         missing = self.missing_for(weights)
         if missing == [weights.name]:
@@ -208,8 +211,28 @@ KOREAN_ENGLISH = {
 """Recurrent translators of short sentences, by their scores, exported from `recipes/tatoeba-korean-english-*.yaml`:
 folders for `Translator.load`. The README.md beside them tells how good they are."""
 
+INSTALLED = {
+    "english_french": ENGLISH_FRENCH,
+    "english_french_longer": ENGLISH_FRENCH_LONGER,
+    "korean_english/luong": KOREAN_ENGLISH["dot"],
+    "korean_english/bahdanau": KOREAN_ENGLISH["additive"],
+}
+"""Folders of the translators that regard comes with, by the names that commands and `Translator.load` take."""
+
 LANGUAGES = ("English", "French")
 """From and to."""
+
+
+def translator_folder(name: str | Path) -> Path:
+    """The folder of a translator: one of `INSTALLED` by its name, or the path as it is.
+
+    A file or folder that is there comes first.
+
+    >>> translator_folder("english_french") == ENGLISH_FRENCH, translator_folder("runs/mine").as_posix()
+    (True, 'runs/mine')
+    """
+    path = Path(name)
+    return path if path.exists() else INSTALLED.get(path.as_posix(), path)
 
 
 Precision = Literal["bfloat16", "float16", "float32"]

@@ -38,7 +38,7 @@ from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages, PretrainedTranslator
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
-from regard.translation.run_folder import RunFolder, Which
+from regard.translation.run_folder import RunFolder, Which, translator_folder
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
@@ -166,7 +166,8 @@ class Translator:
         """Load the translator of a run folder, or of an exported one; it computes in single precision.
 
         The folder may also be one that transformers saved, which may need `languages`, or Marian itself: see
-        `from_huggingface` and `from_marian`.
+        `from_huggingface` and `from_marian`. Translators that regard comes with have names: "english_french",
+        "english_french_longer", "korean_english/luong" and "korean_english/bahdanau".
 
         Raises:
             CheckpointError: the folder or one of its files is missing, or the weights are truncated or of another
@@ -175,6 +176,7 @@ class Translator:
             ConfigurationError: `which` is neither, languages are named of a run, or the experiment.yaml was damaged.
             VocabularyError: a vocabulary was damaged.
         """
+        folder = translator_folder(folder)
         if is_pretrained(folder):
             if which != "best":
                 raise ConfigurationError(f"{folder} has one set of weights, that of transformers: leave {which!r} out")
@@ -183,7 +185,7 @@ class Translator:
             return cls.from_marian(folder, languages, device=device)
         if languages != UNCHOSEN:
             raise ConfigurationError(f"{folder} is a run of regard, which translates between two languages: name none")
-        run = RunFolder(Path(folder))
+        run = RunFolder(folder)
         weights = run.weights(which)
         experiment = Experiment.load(run.experiment)
         source, target = run.vocabularies()
