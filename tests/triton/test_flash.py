@@ -16,6 +16,7 @@ from regard.core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from regard.core.dropout import Dropout
 from regard.core.problem import Problem
 from regard.kernels import make_problem
+from regard.kernels.custom_op import add_sinks
 from regard.kernels.flash import FlashKernel
 from regard.testing import Case, Expected, assert_agrees, assert_close, suite
 
@@ -353,6 +354,69 @@ def test_nan_and_infinity_reach_what_attends_to_them_alone(mask, heads, dtype):
     for has, wanted in zip(found[2:], expected[2:], strict=True):
         assert wanted.isfinite().all()
         torch.testing.assert_close(has, wanted, rtol=0, atol=8 * torch.finfo(has.dtype).eps * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "sign"),
+    [(None, -1.0), (masks.causal(), 1.0), (masks.strided(2), -1.0)],
+    ids=["no mask", "spans", "bits"],
+)
+def test_a_key_that_infinity_gives_a_score_of_minus_infinity(allowed, sign):
+    """It has weight 0 in a row, whose gradients are those without that pair; rows that score it +inf have none."""
+    query, key, value = drawn()
+    bias = biases.clipped(torch.randn(2, 12), before=7, after=4)
+    bad = key.clone()
+    bad[:, :, 110, 3], bad[:, :, 125, 2] = sign * INF, -INF
+    problem = problem_of((query, bad, value), mask=allowed, bias=bias)
+    keep = problem.keep()
+    keep = torch.ones(1, 2, QUERIES, KEYS, dtype=torch.bool) if keep is None else keep.expand(1, 2, -1, -1).clone()
+    scores = query @ bad.mT
+    rows = (keep & (scores == INF)).any(-1)
+    keep &= scores.isfinite()
+    above, above_lse = torch.randn(1, 2, QUERIES, 16), torch.randn(1, 2, QUERIES)
+    found = computed(problem, above, above_lse)
+    assert torch.equal(found[0].isfinite().all(-1), ~rows)
+    assert rows.any()
+    assert not rows.all()
+    clean = problem_of((query, key, value), mask=masks.where(keep=keep), bias=bias)
+    above, above_lse = above.masked_fill(rows.unsqueeze(-1), 0.0), above_lse.masked_fill(rows, 0.0)
+    expected = computed(clean, above, above_lse)
+    for has, wanted in zip([each[~rows] for each in found[:2]], [each[~rows] for each in expected[:2]], strict=True):
+        torch.testing.assert_close(has, wanted, rtol=0, atol=2e-6)
+    for has, wanted in zip(found[2:], expected[2:], strict=True):
+        torch.testing.assert_close(has, wanted, rtol=0, atol=8 * 2.0**-23 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("infinite", ["query", "key"])
+def test_a_row_whose_scores_are_all_minus_infinity_has_its_sink(infinite):
+    """The whole weight is that of the sink: output and gradients of the row are 0."""
+    query, key, value = (each.abs() for each in drawn(keys=5))
+    (query if infinite == "query" else key)[:, :, :, 1] = -INF
+    if infinite == "query":
+        query[:, :, 1:, 1] = 1.0
+    rows = torch.arange(QUERIES) < (1 if infinite == "query" else QUERIES)
+    problem = problem_of((query, key, value), sinks=torch.tensor([0.5, -1.0]))
+    sinks = torch.tensor([0.5, -1.0])[:, None]
+    flash = TRITON.flash
+    assert flash is not None
+    batched = BatchedProblem.from_problem(problem)
+    output, lse = add_sinks(*flash.forward(batched), sinks.squeeze(1))
+    assert (output[:, :, rows] == 0).all()
+    assert torch.equal(lse[0, :, rows], sinks.expand(2, int(rows.sum())))
+    above = torch.randn(1, 2, QUERIES, 16)
+    found = flash.backward(batched, Saved(output, lse, above, torch.zeros_like(lse)))
+    query[:, :, rows] = 0.0
+    left = problem_of((query, key.nan_to_num(0.0, 0.0, 0.0), value), sinks=problem.sinks)
+    unseen = above.masked_fill(rows[:, None], 0.0)
+    expected = flash.backward(
+        BatchedProblem.from_problem(left),
+        Saved(output, lse.masked_fill(rows, INF), unseen, torch.zeros_like(lse)),
+    )
+    for has, wanted in zip(
+        (found.query, found.key, found.value), (expected.query, expected.key, expected.value), strict=True
+    ):
+        torch.testing.assert_close(has, wanted, rtol=0, atol=1e-6)
+    assert (found.query[:, :, rows] == 0).all()
 
 
 def test_weights_beside_large_scores():

@@ -2,9 +2,10 @@
 
 A weight is computed again, exp2(score - log-sum-exp), from what `row_terms` computes of each row. One rule holds where
 NaN or infinity is met: a number of the output that is not finite gets gradient 0, and a row whose log-sum-exp is not
-finite takes no part. ANY says whether there is such a number. Then the launches with REPAIR compute all programs, with
-0 for what is not finite; else those alone whose FLAGS say that 0 · NaN of a pair that does not exist came in. The other
-launches return at once, so that the gradient of a bias is added once, and nothing is read by the host.
+finite takes no part; nor does a pair whose score infinity makes -inf, which has weight 0. ANY says whether there is
+such a number of the output. Then the launches with REPAIR compute all programs, with 0 for what is not finite; else
+those alone whose FLAGS say that 0 · NaN came in. The other launches return at once, so that the gradient of a bias is
+added once, and nothing is read by the host.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton.language as tl
 from . import score_tile
 from .row_terms import load_terms, upstream
 from .score_gradients import add_to_bias, score_gradient
+from .score_tile import INF
 
 
 @triton.jit
@@ -57,13 +59,16 @@ def _query_tile(
 ):
     """The running gradient of queries after a tile, and the sums of its rows; adds the tile's gradient of the bias."""
     m, n = (m0 + tl.arange(0, BM))[:, None], (n0 + tl.arange(0, BN))[None, :]
-    k = score_tile.only_finite(score_tile.load_rows(keys, n0, N, K.row, D, BD, BN), REPAIR)
-    v = score_tile.only_finite(score_tile.load_rows(values, n0, N, V.row, DV, BDV, BN), REPAIR)
-    raw = score_tile.product(q, tl.trans(k), None, PRECISION)
-    grad_weight = score_tile.product(above, tl.trans(v), None, PRECISION)
+    k = score_tile.load_rows(keys, n0, N, K.row, D, BD, BN)
     keep = n < N
     if CUT:
         keep = score_tile.kept(MASK, s, m, n, n0, begin, end, M, N, BN)
+    if REPAIR:
+        keep = keep & score_tile.finite_rows(k)[None, :]
+    k = score_tile.only_finite(k, REPAIR)
+    v = score_tile.only_finite(score_tile.load_rows(values, n0, N, V.row, DV, BDV, BN), REPAIR)
+    raw = score_tile.product(q, tl.trans(k), None, PRECISION)
+    grad_weight = score_tile.product(above, tl.trans(v), None, PRECISION)
     column_hash = score_tile.column_hashes(DROPOUT, b, n, N)
     _, gradient, slope = score_gradient(
         *(raw, grad_weight, high, rest, delta, row_hash, column_hash, SCORE, BIAS, DROPOUT, b, h, m, n, keep, M, N),
@@ -126,10 +131,13 @@ def query_gradient(
     b, h = head // heads, head % heads
     s, m0 = score_tile.mask_set(MASK, b, h), tile * BM
     m = (m0 + tl.arange(0, BM))[:, None]
-    q = score_tile.only_finite(score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM), REPAIR)
+    q = score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM)
     above = upstream(GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV, BDV, BM, REPAIR)
     keys, values = score_tile.head_rows(K, b, h // group), score_tile.head_rows(V, b, h // group)
     high, rest, delta = load_terms(TERMS + head * M, plane, m, M)
+    if REPAIR:
+        high = tl.where(score_tile.finite_rows(q)[:, None], high, INF)
+    q = score_tile.only_finite(q, REPAIR)
     begin, end = score_tile.row_spans(MASK, s, m, M)
     row_hash = score_tile.row_hashes(DROPOUT, b, h, heads, m, M)
     acc, total = tl.zeros([BM, BD], tl.float32), tl.zeros([BM], tl.float32)
@@ -192,11 +200,14 @@ def _key_tile(
 ):
     """The running gradients of keys and values after a tile, whose scores stand transposed: (BN, BM)."""
     m, n = (m0 + tl.arange(0, BM))[None, :], (n0 + tl.arange(0, BN))[:, None]
-    q = score_tile.only_finite(score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM), REPAIR)
+    q = score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM)
+    high, rest, delta = load_terms(TERMS + (b * heads + h) * M, plane, m, M)
+    if REPAIR:
+        high = tl.where(score_tile.finite_rows(q)[None, :], high, INF)
+    q = score_tile.only_finite(q, REPAIR)
     above = upstream(GRAD_OUTPUT, OUTPUT, b, h, m0, M, DV, BDV, BM, REPAIR)
     raw = score_tile.product(k, tl.trans(q), None, PRECISION)
     grad_weight = score_tile.product(v, tl.trans(above), None, PRECISION)
-    high, rest, delta = load_terms(TERMS + (b * heads + h) * M, plane, m, M)
     keep = n < N
     if CUT:
         begin, end = score_tile.row_spans(MASK, s, m, M)
@@ -258,9 +269,10 @@ def key_gradient(
     b, key_head = head // key_heads, head % key_heads
     n0 = tile * BN
     n = (n0 + tl.arange(0, BN))[:, None]
-    k = score_tile.only_finite(
-        score_tile.load_rows(score_tile.head_rows(K, b, key_head), n0, N, K.row, D, BD, BN), REPAIR
-    )
+    k = score_tile.load_rows(score_tile.head_rows(K, b, key_head), n0, N, K.row, D, BD, BN)
+    if REPAIR:
+        read = score_tile.finite_rows(k)[:, None]
+    k = score_tile.only_finite(k, REPAIR)
     v = score_tile.only_finite(
         score_tile.load_rows(score_tile.head_rows(V, b, key_head), n0, N, V.row, DV, BDV, BN), REPAIR
     )
@@ -282,7 +294,9 @@ def key_gradient(
                 *(grad_key, grad_value, k, v, Q, GRAD_OUTPUT, OUTPUT, TERMS, SCORE, MASK, BIAS, DROPOUT, b, h, s),
                 *(heads, m0, n0, column_hash, plane, M, N, D, DV, BD, BDV, BM, BN, True, REPAIR, PRECISION),
             )
-    if not REPAIR:
+    if REPAIR:
+        grad_key, grad_value = tl.where(read, grad_key, 0.0), tl.where(read, grad_value, 0.0)
+    else:
         score_tile.note_not_finite(FLAGS + program, tl.where(n < N, grad_key, 0.0))
         score_tile.note_not_finite(FLAGS + program, tl.where(n < N, grad_value, 0.0))
     at, value_at = tl.arange(0, BD)[None, :], tl.arange(0, BDV)[None, :]

@@ -65,10 +65,19 @@ def not_finite(x):
 
 @triton.jit
 def only_finite(x, REPAIR: tl.constexpr):
-    """x; in a repair with 0 for what is not finite: no row that takes part attends to it."""
+    """x; in a repair with 0 for what is not finite: no pair that takes part reads it, see `finite_rows`."""
     if REPAIR:
         x = tl.where(not_finite(x), 0.0, x).to(x.dtype)
     return x
+
+
+@triton.jit
+def finite_rows(x):
+    """Which rows of a tile (B, BD) have finite numbers alone: (B,).
+
+    Of a pair whose query or key has others, the score is -inf and the weight 0, if its row has a finite output.
+    """
+    return tl.max(not_finite(x).to(tl.int32), 1) == 0
 
 
 @triton.jit
