@@ -129,6 +129,36 @@ def test_they_are_kept_with_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "text", "parts"),
+    [
+        ("he said the quark lives", "he said the ① lives", ["quark"]),
+        ("the quark, the “boson” and the quark's dog.", "the ①, the “②” and the ①'s dog.", ["quark", "boson"]),
+        ("Quark is a dog-lover, said the baker-dog", "① is a ②, said the baker-dog", ["Quark", "dog-lover"]),
+        ("<b>quark</b> <i x=y> {quark} %s $quark is", "<b>quark</b> <i x=y> {quark} %s $quark is", []),
+        ("I'm at the dog's, isn't he", "I'm at the dog's, isn't he", []),
+        ("QUARK AND DOG", "① AND DOG", ["QUARK"]),
+    ],
+)
+def test_unknown_words_are_copied_where_a_model_has_learned_it(line, text, parts):
+    every = replace(KNOWN, unknown_words=True)
+    placed = every.take_out(line)
+    assert (placed.text, list(placed.parts)) == (text, parts)
+    assert placed.put_back(placed.text) == line
+    assert not any(part[0].islower() for part in KNOWN.take_out(line.replace("“boson”", "")).parts)
+
+
+def test_what_is_copied_is_kept_with_a_model(tmp_path):
+    for kept in (KNOWN, replace(KNOWN, unknown_words=True)):
+        kept.save(tmp_path)
+        assert Placeholders.load(tmp_path) == kept
+    (tmp_path / "placeholders.json").write_text('{"words": "a b"}')  # as it was before there was a choice
+    assert Placeholders.load(tmp_path) == Placeholders(frozenset("ab"))
+    (tmp_path / "placeholders.json").write_text('{"words": "a b", "unknown_words": "yes"}')
+    with pytest.raises(CheckpointError, match=r"unknown_words is 'yes', and needs to be true or false.*regard prepare"):
+        Placeholders.load(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("line", "text", "said"),
     [
         ("HELLO! IT IS THE DOG.", "Hello! It is the dog.", "① BONJOUR !"),

@@ -44,6 +44,9 @@ _NAME = r"(?<![\w'’])(?:[A-Z]['’](?=[A-Z]))?[^\W\d_]+(?:-[^\W\d_]+)*"
 _FOUND = re.compile(rf"(?P<copied>{_SIGNS}|{_ADDRESS}|{_NUMBER}|{_CODE})|(?P<word>{_NAME})")
 _QUOTED = re.compile(r"""(?<!\w)(?:"[^"\s]+(?: [^"\s]+){0,2}"|“[^“”\s]+(?: [^“”\s]+){0,2}”|'[^'\s]+')(?!\w)""")
 _SENTENCE_MARKS = ".,;!?…"
+_IN_PROSE = re.compile(  # and in no tag, variable or contraction
+    r"""(?<![^\s(\["“«—–-])[^\W\d_]+(?:-[^\W\d_]+)*(?:['’]s)?(?=$|[\s)\]"”».,;:!?…—–-]|['’](?!\w))"""
+)
 _PART_OF_QUOTE = re.compile(r"""[^\s"“”']+""")
 
 
@@ -93,7 +96,7 @@ class Placeholders:
     """Replaces the parts of a line that a translation copies: numbers, addresses, quoted words and unknown names.
 
     words: those that the model translates, or can spell. A capitalised word that is none of them is a name. most: how
-    many of the signs are used.
+    many of the signs are used. unknown_words: whether other words that are none of them are copied as names are.
 
     Numbers are digits with what joins them (1,299.99, 3:45, 2024-05-06) and codes (A4, COVID-19); addresses are URLs,
     e-mail addresses, domain names and files, @names and #tags; quoted are one to three words in quotation marks without
@@ -111,6 +114,7 @@ class Placeholders:
 
     words: frozenset[str]
     most: int = len(SIGNS)
+    unknown_words: bool = False
 
     def known_by(self, vocabulary: LineVocabulary) -> Placeholders:
         """The same with no more signs than a vocabulary knows."""
@@ -188,10 +192,14 @@ class Placeholders:
             at = end
 
     def _is_name(self, line: str, found: re.Match[str], titled: bool) -> bool:
-        """Whether a word is a name: capitalised and unknown, or, within a sentence, unknown in this spelling."""
+        """Whether a word is a name: capitalised and unknown, or, within a sentence, unknown in this spelling.
+
+        With `unknown_words` others are too that are unknown, or have an unknown part between hyphens.
+        """
         word = found[0]
         if not word[0].isupper():
-            return False
+            unknown = self.unknown_words and any(part not in self.words for part in word.split("-"))
+            return unknown and _IN_PROSE.match(line, found.start()) is not None
         before = line[: found.start()].rstrip(", ")[-1:]
         return word.lower() not in self.words or (not titled and word[1:].islower() and before.islower())
 
@@ -240,7 +248,8 @@ class Placeholders:
             CheckpointError: it cannot be written.
         """
         with atomic_write(folder / FILE) as partial:
-            partial.write_text(json.dumps({"words": " ".join(sorted(self.words))}, ensure_ascii=False), "utf-8")
+            kept = {"words": " ".join(sorted(self.words)), "unknown_words": self.unknown_words}
+            partial.write_text(json.dumps(kept, ensure_ascii=False), "utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Placeholders:
@@ -269,7 +278,10 @@ class Placeholders:
     def _of_fields(cls, fields: dict[str, Any]) -> Placeholders:
         if not isinstance(fields["words"], str):
             raise TypeError(f"its words are {type(fields['words']).__name__}, and need to be one text")
-        return cls(frozenset(fields["words"].split()))
+        unknown_words = fields.get("unknown_words", False)
+        if not isinstance(unknown_words, bool):
+            raise TypeError(f"its unknown_words is {unknown_words!r}, and needs to be true or false")
+        return cls(frozenset(fields["words"].split()), unknown_words=unknown_words)
 
 
 def signs_of(text: str) -> Counter[str]:

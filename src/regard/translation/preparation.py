@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -79,6 +79,9 @@ class Preparation(YAMLExperiment):
     """Words of numbers and their translations, for which `varied_copies` has digits."""
     placeholders: bool = True
     """Whether numbers, addresses, quoted words and names that both sides have are replaced by placeholders."""
+    unknown_words: bool = False
+    """Whether a translator copies every word that is not in the text, as it does names; its text then needs some words
+    that are placeholders and no names."""
 
 
 @dataclass
@@ -125,8 +128,9 @@ class PreparedText:
         counts["mixed"] = len(mixed)
         validation = _pairs([one for _, one, _ in texts if one is not None])
         test = _pairs([one for _, _, one in texts if one is not None])
-        placeholders = variations.placeholders if settings.placeholders else None
-        if placeholders is not None:
+        placeholders = None
+        if settings.placeholders:
+            placeholders = replace(variations.placeholders, unknown_words=settings.unknown_words)
             firsts = (0 if draw.random() < 0.75 else draw.randrange(1, FIRST_SIGNS) for _ in mixed)
             placed = [placeholders.pair(*pair, first) for pair, first in zip(mixed, firsts, strict=True)]
             counts["with placeholders"] = sum(a != b for a, b in zip(placed, mixed, strict=True))
