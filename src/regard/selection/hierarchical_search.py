@@ -37,11 +37,11 @@ def hierarchical_blocks(query: Tensor, key: Tensor, *, size: int, count: int) ->
     >>> import torch, regard
     >>> from regard import masks
     >>> key = torch.randn(1, 1, 64, 8, generator=torch.Generator().manual_seed(0))
-    >>> key[..., 20:24, :] = 4.0   # what every query looks for
+    >>> key[..., 16:24, :] = 4.0   # what every query looks for, blocks 4 and 5
     >>> query = torch.ones(1, 1, 64, 8)
     >>> found = regard.selection.hierarchical_blocks(query, key, size=4, count=4)
-    >>> found[0, 0, -1, 0].item()
-    5
+    >>> {4, 5} <= set(found[0, 0, -1].tolist())
+    True
     >>> output = regard.attention(query, key, key, mask=masks.causal() & masks.blocks(found, 4))
     """
     check_fits("hierarchical_blocks", query, key)
@@ -50,7 +50,7 @@ def hierarchical_blocks(query: Tensor, key: Tensor, *, size: int, count: int) ->
         checked_number("hierarchical_blocks", "count", count),
     )
     with torch.no_grad():
-        search = _Search(at_least_float32(query), at_least_float32(key), size, count)
+        search = _HalvingSearch(at_least_float32(query), at_least_float32(key), size, count)
         rows = -(-query.shape[-2] // size)
         per_row = query.shape[:-2].numel() * 2 * count * max(size, query.shape[-1])
         height = max(SCORES_AT_ONCE // max(per_row, 1), 1)
@@ -60,7 +60,7 @@ def hierarchical_blocks(query: Tensor, key: Tensor, *, size: int, count: int) ->
     return torch.cat(found, -2)
 
 
-class _Search:
+class _HalvingSearch:
     """The chunks of some blocks of queries, and the scores of the keys in their middle."""
 
     def __init__(self, query: Tensor, key: Tensor, size: int, count: int) -> None:

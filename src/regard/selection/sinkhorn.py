@@ -46,8 +46,8 @@ def sinkhorn_attention(
 
     Shapes: query (..., heads, N, D), key (..., key heads, N, D), value (..., key heads, N, Dv), where `size` divides N;
     sorting (..., key heads or 1, N / size, N / size), as `sinkhorn` makes it of scores of the blocks, for example of
-    the sum of a block's tokens by a learned (dim, N / size) matrix. All is differentiable. The output is (..., heads, N,
-    Dv).
+    the sum of a block's tokens by a learned (dim, N / size) matrix. The output is (..., heads, N, Dv). All is
+    differentiable.
 
     Args:
         query: of the tokens.
@@ -75,7 +75,8 @@ def sinkhorn_attention(
     if query.shape[-2] != length or length % size or value.shape[:-1] != key.shape[:-1]:
         raise ShapeError(
             f"sinkhorn_attention has query {tuple(query.shape)}, key {tuple(key.shape)} and value "
-            f"{tuple(value.shape)}; it needs as many queries, keys and values, a multiple of size={size}: choose a size that divides them"
+            f"{tuple(value.shape)}; it needs as many queries, keys and values, a multiple of size={size}: choose a "
+            "size that divides them"
         )
     blocks = length // size
     if sorting.ndim < 3 or sorting.shape[-2:] != (blocks, blocks) or sorting.shape[-3] not in (1, key.shape[-3]):
