@@ -19,6 +19,7 @@ from torch import Tensor
 import regard
 from regard import biases, masks, normalizers
 from regard.approximations import nystrom_attention
+from regard.selection import hierarchical_blocks, sinkhorn, sinkhorn_attention
 
 SIZES, HEADS, DIM, ROUNDS = (16, 128, 1024, 4096), 2, 64, 5
 Attend = Callable[..., Tensor]
@@ -98,10 +99,53 @@ def three_softmaxes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return left @ (inverse @ ((small_query @ key.mT / 8).softmax(-1) @ value))
 
 
+def blocks_of(n: int) -> int:
+    return min(64, n // 4)
+
+
+def sorting(n: int) -> list[Tensor]:
+    return [torch.randn(HEADS, n // blocks_of(n), n // blocks_of(n))]
+
+
+def sorted_blocks(query: Tensor, key: Tensor, value: Tensor, scores: Tensor) -> Tensor:
+    return sinkhorn_attention(query, key, value, sinkhorn(scores), size=blocks_of(query.shape[-2]))
+
+
+def by_products(query: Tensor, key: Tensor, value: Tensor, scores: Tensor) -> Tensor:
+    n, size = query.shape[-2], blocks_of(query.shape[-2])
+    matrix = scores.exp()
+    for _ in range(8):
+        matrix = matrix / matrix.sum(-1, keepdim=True)
+        matrix = matrix / matrix.sum(-2, keepdim=True)
+    mixing = torch.kron(matrix[0], torch.eye(size)), torch.kron(matrix[1], torch.eye(size))
+    there = torch.stack(mixing)
+    own = torch.arange(n) // size
+    keep = (own[:, None] == own).repeat(1, 2)
+    keys, values = torch.cat([there @ key, key], -2), torch.cat([there @ value, value], -2)
+    return (query @ keys.mT / 8).masked_fill(~keep, float("-inf")).softmax(-1) @ values
+
+
+def found_blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    size = blocks_of(query.shape[-2])
+    found = hierarchical_blocks(query, key, size=size, count=4)
+    return regard.attention(query, key, value, mask=masks.causal() & masks.blocks(found, size))
+
+
+def all_scores(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The weights of all pairs, of which those of other blocks are hidden."""
+    n, size = query.shape[-2], blocks_of(query.shape[-2])
+    found = hierarchical_blocks(query, key, size=size, count=4)
+    chosen = (found.unsqueeze(-1) == torch.arange(n // size)).any(-2)
+    keep = chosen.repeat_interleave(size, -1).repeat_interleave(size, -2)
+    return hidden(query @ key.mT / 8).masked_fill(~keep, float("-inf")).softmax(-1) @ value
+
+
 CASES = {
     "adaptive span, up to n/4": FormulaCase(spans, within_spans, masked_softly),
     "linear chain, all pairs": FormulaCase(coupling, chain, forward_backward),
     "Nyström, n/4 landmarks, at most 64": FormulaCase(no_tensors, through_landmarks, three_softmaxes),
+    "Sinkhorn, blocks of n/4, at most 64": FormulaCase(sorting, sorted_blocks, by_products),
+    "HiP, 4 blocks of n/4, at most 64": FormulaCase(no_tensors, found_blocks, all_scores),
 }
 
 
