@@ -128,7 +128,7 @@ def few_tokens(length: int, rounds: int) -> list[str]:
     inputs = [tensor.requires_grad_() for tensor in torch.randn(3, 1, HEADS, length, DIM).unbind()]
 
     def formula() -> tuple[Tensor, ...]:
-        return gradients(by_landmarks(*inputs, 16), inputs)
+        return gradients(by_landmarks(*inputs, size=16), inputs)
 
     def ours(bias: Bias | None) -> tuple[Tensor, ...]:
         return gradients(regard.attention(*inputs, mask=CAUSAL, bias=bias), inputs)
