@@ -541,7 +541,7 @@ def of_slots(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return (softmax((keys @ query.unsqueeze(-1)).mT) @ values).squeeze(-2)
 
 
-def fading(rows: Tensor, keep: Tensor) -> Tensor:
+def held_in_slots(rows: Tensor, keep: Tensor) -> Tensor:
     """diag(α_t) R_{t-1} + (1 - α_t) r_tᵀ for each token, rows (..., N, D) and α (..., N, M) to (..., N, M, D)."""
     written = outer(1 - keep, rows)
     memory, memories = torch.zeros_like(written[:, :, 0]), []
@@ -597,3 +597,13 @@ def standardized(rows: Tensor) -> Tensor:
     """Rows less their mean, over their deviation."""
     rows = rows - rows.mean(-1, keepdim=True)
     return rows / (rows.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def state_space(query: Tensor, key: Tensor, value: Tensor, step: Tensor, rates: Tensor, skip: Tensor) -> Tensor:
+    """h_i = e^(Δ_i A) h_{i-1} + Δ_i x_i B_i and C_i · h_i + D x_i for each channel of x (batch, length, channels)."""
+    state, rows = torch.zeros_like(rates), []
+    for i in range(value.shape[1]):
+        size = step[:, i, :, None]
+        state = (size * rates).exp() * state + size * outer(value[:, i], key[:, i])
+        rows.append((state * query[:, i, None]).sum(-1) + skip * value[:, i])
+    return torch.stack(rows, 1)

@@ -53,7 +53,8 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"hidden": (drawn(8), drawn(8), drawn(HEADS, 8), drawn(HEADS))}
     names |= {"slot_logits": drawn(BATCH, HEADS, LENGTH, 5), "slot_gates": drawn(BATCH, HEADS, LENGTH, 5).sigmoid()}
     names |= {"levels": drawn(BATCH, HEADS, LENGTH, 7), "turning": drawn(BATCH, HEADS, LENGTH, 5)}
-    names |= {"step": drawn(BATCH, HEADS, LENGTH).exp()}
+    names |= {"step": drawn(BATCH, HEADS, LENGTH).exp(), "channel_steps": drawn(BATCH, LENGTH, WIDTH).exp() / 4}
+    names |= {"rates": -drawn(WIDTH, DIM).exp(), "skips": drawn(WIDTH)}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
             module.to(dtype)

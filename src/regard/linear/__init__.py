@@ -1,5 +1,7 @@
 """Linear attention: time and memory linear in the length, by feature maps of queries and keys."""
 
+from .channel_states import selective_scan as selective_scan
+from .channel_states import selective_scan_with_state as selective_scan_with_state
 from .decays import Decay as Decay
 from .decays import FeatureDecay as FeatureDecay
 from .decays import FixedDecay as FixedDecay
@@ -64,6 +66,8 @@ __all__ = [
     "log_linear_attention",
     "observe_linear_attention",
     "running_softmax",
+    "selective_scan",
+    "selective_scan_with_state",
     "slot_attention",
     "trapezoidal_attention",
 ]

@@ -239,15 +239,15 @@ def checked_decay(decay: Tensor | None, axes: BatchAxes, key: Tensor, keep: Tens
     return decay
 
 
-def check_logarithms(decay: Tensor) -> None:
-    """Check that a decay is at most 0.
+def check_logarithms(decay: Tensor, name: str = "decay") -> None:
+    """Check that a decay, or what one is a multiple of, is at most 0.
 
     Raises:
         ConfigurationError: it is not.
     """
     if has_values(decay) and float(decay.detach().amax()) > 0:
         raise ConfigurationError(
-            f"decay has values up to {float(decay.max()):.4g}; it is the logarithm of a factor of at most 1, so it "
+            f"{name} has values up to {float(decay.max()):.4g}; it is the logarithm of a factor of at most 1, so it "
             "needs values of at most 0: pass the logarithm of a gate, such as functional.logsigmoid(x)"
         )
 
