@@ -1,4 +1,4 @@
-"""Coverage: the sum of earlier weights enters the additive score, step by step."""
+"""Coverage: what earlier weights have left, their sum or a GRU's vectors, enters the additive score, step by step."""
 
 import dataclasses
 from typing import Any
@@ -17,6 +17,7 @@ from regard.models.recurrent import (
     LuongDecoder,
     MonotonicWindow,
     PredictiveWindow,
+    RecurrentCoverage,
     RecurrentTranslator,
 )
 from regard.models.recurrent.decoders import TanhReadout
@@ -33,21 +34,27 @@ WINDOWS = {
 }
 
 
-def bahdanau(score="additive", cell="gru"):
-    made: Any = SCORES[score](HIDDEN, 2 * ENCODER, WIDTH)
-    return BahdanauDecoder(
-        EMBEDDING, 2 * ENCODER, HIDDEN, score=made, cell=cell, readout_dim=17, coverage=Covered(made)
-    )
+KEPT = 4
+COVERAGES = {
+    "sum": Covered,
+    "fertility": lambda score: Covered(score, Fertility(2 * ENCODER, 3.0)),
+    "gru": lambda score: RecurrentCoverage(score, HIDDEN, 2 * ENCODER, KEPT),
+}
 
 
-def luong(score="additive", feeding=False, window="global", fertility=False, **options):
+def bahdanau(score="additive", cell="gru", coverage="sum"):
     made: Any = SCORES[score](HIDDEN, 2 * ENCODER, WIDTH)
-    expected = Fertility(2 * ENCODER, 3.0) if fertility else None
+    kept = COVERAGES[coverage](made)
+    return BahdanauDecoder(EMBEDDING, 2 * ENCODER, HIDDEN, score=made, cell=cell, readout_dim=17, coverage=kept)
+
+
+def luong(score="additive", feeding=False, window="global", coverage="sum", **options):
+    made: Any = SCORES[score](HIDDEN, 2 * ENCODER, WIDTH)
     return LuongDecoder(
         EMBEDDING,
         2 * ENCODER,
         HIDDEN,
-        attend=SourceAttention(made, WINDOWS[window](), coverage=Covered(made, expected)),
+        attend=SourceAttention(made, WINDOWS[window](), coverage=COVERAGES[coverage](made)),
         readout=TanhReadout(2 * ENCODER, HIDDEN),
         input_feeding=feeding,
         **options,
@@ -57,7 +64,9 @@ def luong(score="additive", feeding=False, window="global", fertility=False, **o
 def translator(decoder) -> Any:
     encoder = BidirectionalEncoder(EMBEDDING, ENCODER)
     model: Any = RecurrentTranslator(19, 23, embedding_dim=EMBEDDING, encoder=encoder, decoder=decoder).eval()
-    torch.nn.init.normal_(model.decoder.attend.coverage.weight, std=3.0)  # so that it matters
+    coverage = model.decoder.attend.coverage
+    weight = coverage.weight if isinstance(coverage, Covered) else coverage.project.weight
+    torch.nn.init.normal_(weight, std=3.0)  # so that it matters
     return model
 
 
@@ -71,24 +80,27 @@ DECODERS = {
     "bahdanau-lstm": lambda: bahdanau(cell="lstm"),
     **{f"luong-{score}": lambda score=score: luong(score) for score in SCORES},
     "luong-feeding": lambda: luong(feeding=True),
-    "luong-fertility": lambda: luong(fertility=True),
+    "luong-fertility": lambda: luong(coverage="fertility"),
+    "bahdanau-gru": lambda: bahdanau(coverage="gru"),
+    "luong-gru": lambda: luong(coverage="gru"),
+    "luong-gru-feeding": lambda: luong("concat", feeding=True, coverage="gru"),
     "luong-lstm-2-feeding": lambda: luong(feeding=True, cell="lstm", layers=2),
     **{f"luong-{window}": lambda window=window: luong(window=window) for window in WINDOWS},
     **{f"luong-{window}-feeding": lambda window=window: luong(window=window, feeding=True) for window in WINDOWS},
 }
 
 
-@pytest.mark.parametrize("fertility", [False, True])
+@pytest.mark.parametrize("coverage", ["sum", "fertility"])
 @pytest.mark.parametrize("score", SCORES)
-def test_the_weights_are_those_of_the_formula_in_float64(score, fertility):
-    model, (source, lengths, target) = translator(luong(score, fertility=fertility)).double(), batch()
+def test_the_weights_are_those_of_the_formula_in_float64(score, coverage):
+    model, (source, lengths, target) = translator(luong(score, coverage=coverage)).double(), batch()
     attend = model.decoder.attend
     memory = model.encode(source, lengths)
     queries = model.decoder.unroll(model.target_embedding(target), memory).queries
     contexts, weights = attend.with_weights(queries, memory)
     covered, there = torch.zeros(BATCH, SOURCE, dtype=torch.float64), torch.arange(SOURCE) < LENGTHS[:, None]
     phi = torch.ones(())
-    if fertility:
+    if coverage == "fertility":
         phi = 3.0 * torch.sigmoid(memory.values @ attend.coverage.fertility.project.weight[0])
     for step in range(TARGET):
         hidden = attend.score.project_query(queries[:, step, None]) + memory.keys
@@ -97,6 +109,30 @@ def test_the_weights_are_those_of_the_formula_in_float64(score, fertility):
         torch.testing.assert_close(weights[:, step], expected, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(contexts[:, step], (expected[:, None] @ memory.values)[:, 0], rtol=1e-12, atol=1e-14)
         covered = covered + expected
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_gru_keeps_a_vector_of_each_source_word(score):
+    """Tu et al. 2016, section 3.1.2, with the gates of a GRU written out, one source position after the other."""
+    model, (source, lengths, target) = translator(luong(score, coverage="gru")).double(), batch()
+    attend, memory = model.decoder.attend, model.encode(source, lengths)
+    queries = model.decoder.unroll(model.target_embedding(target), memory).queries
+    contexts, weights = attend.with_weights(queries, memory)
+    cell = attend.coverage.cell
+    for row, length in enumerate(LENGTHS.tolist()):
+        kept = torch.zeros(length, KEPT, dtype=torch.float64)
+        for step in range(TARGET):
+            hidden = attend.score.project_query(queries[row, step]) + memory.keys[row, :length]
+            scores = torch.tanh(hidden + kept @ attend.coverage.project.weight.T) @ attend.score.weight
+            expected = scores.softmax(-1)
+            torch.testing.assert_close(weights[row, step, :length], expected, rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(contexts[row, step], expected @ memory.values[row, :length])
+            for j in range(length):
+                inputs = torch.cat([expected[j : j + 1], memory.values[row, j], queries[row, step]])
+                of_inputs = (cell.weight_ih @ inputs + cell.bias_ih).chunk(3)
+                of_kept = (cell.weight_hh @ kept[j] + cell.bias_hh).chunk(3)
+                reset, update = ((a + b).sigmoid() for a, b in zip(of_inputs[:2], of_kept[:2], strict=True))
+                kept[j] = (1 - update) * torch.tanh(of_inputs[2] + reset * of_kept[2]) + update * kept[j]
 
 
 def test_the_bias_is_what_coverage_adds_to_the_score():
@@ -123,7 +159,8 @@ def test_a_step_at_a_time_is_all_steps_at_once(decoder):
         weights.append(step.weights)
     torch.testing.assert_close(torch.stack(logits, 1), model(source, lengths, target))
     torch.testing.assert_close(torch.stack(weights, 1), model.attention_weights(source, lengths, target))
-    torch.testing.assert_close(state.coverage, torch.stack(weights).sum(0))
+    if isinstance(model.decoder.attend.coverage, Covered):
+        torch.testing.assert_close(state.coverage, torch.stack(weights).sum(0))
 
 
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())
@@ -163,8 +200,9 @@ def test_the_first_step_is_that_without_coverage():
     assert (weights[0, 1:] - plain[0, 1:]).abs().max() > 1e-3
 
 
-def test_a_sentence_does_not_see_its_batch_and_state_can_be_reordered():
-    model, (source, lengths, target) = translator(bahdanau()), batch()
+@pytest.mark.parametrize("coverage", ["sum", "gru"])
+def test_a_sentence_does_not_see_its_batch_and_state_can_be_reordered(coverage):
+    model, (source, lengths, target) = translator(bahdanau(coverage=coverage)), batch()
     together = model(source, lengths, target)
     for row, length in enumerate(lengths.tolist()):
         alone = source[row : row + 1, :length], lengths[row : row + 1], target[row : row + 1]
@@ -177,7 +215,7 @@ def test_a_sentence_does_not_see_its_batch_and_state_can_be_reordered():
 
 
 def test_what_is_behind_the_end_of_a_source_reaches_nothing():
-    for decoder in (bahdanau(), luong(), luong(fertility=True)):
+    for decoder in (bahdanau(), luong(), luong(coverage="fertility"), luong(coverage="gru")):
         model, (source, lengths, target) = translator(decoder), batch()
         memory, embedded = model.encode(source, lengths), model.target_embedding(target)
         behind = (torch.arange(SOURCE) >= lengths[:, None]).unsqueeze(-1)
@@ -207,6 +245,10 @@ def test_a_score_without_a_hidden_layer_is_refused():
         ConfigurationError, match="read by the hidden layer of a score, and Dot has none: take Additive"
     ):
         Covered(Dot())
+    with pytest.raises(ConfigurationError, match="Dot has none"):
+        RecurrentCoverage(Dot(), HIDDEN, 2 * ENCODER)
+    with pytest.raises(ConfigurationError, match="dim is 0; it needs at least 1"):
+        RecurrentCoverage(Additive(HIDDEN, 2 * ENCODER, WIDTH), HIDDEN, 2 * ENCODER, 0)
 
 
 def test_a_fertility_of_nothing_is_refused():

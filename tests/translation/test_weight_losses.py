@@ -25,6 +25,7 @@ SMALL: dict[str, Any] = {"embedding_dim": 4, "hidden_dim": 6, "dropout": 0.0}
 RECURRENT = {
     "bahdanau": {},
     "covered": {"decoder": {"kind": "bahdanau", "coverage": "sum"}},
+    "gru": {"decoder": {"kind": "bahdanau", "coverage": {"kind": "gru", "dim": 3}}},
     "fertility": {"decoder": {"kind": "bahdanau", "coverage": {"kind": "fertility", "most": 3.0}}},
     "pointer": {"pointer": True},
     "luong, all": {"pointer": True, "decoder": {"kind": "luong", "score": "concat", "coverage": "sum"}},

@@ -71,7 +71,7 @@ SHORT_NAMES: dict[str, dict[str, ShortName]] = {
         "score": ShortName("model.decoder.score", ("dot", "scaled_dot", "general", "additive", "concat", "location")),
         "mechanism": ShortName("model.decoder", ("bahdanau", "luong")),
         "window": ShortName("model.decoder.window", ("global", "local-m", "local-p")),
-        "coverage": ShortName("model.decoder.coverage", ("none", "sum", "fertility")),
+        "coverage": ShortName("model.decoder.coverage", ("none", "sum", "fertility", "gru")),
     },
     TRANSFORMER: {
         "heads": ShortName("model.num_heads", (1, 2, 4, 8)),

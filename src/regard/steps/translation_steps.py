@@ -13,7 +13,7 @@ from ..core.score_forms import AdditivePairs
 from ..errors import ConfigurationError, CorpusError, nearest
 from ..kernels.hooks import AttentionSubstitute, active_substitute
 from ..models import RecurrentTranslator, Transformer
-from ..models.recurrent import BahdanauDecoder, RecurrentMemory, RecurrentState
+from ..models.recurrent import BahdanauDecoder, Covered, RecurrentMemory, RecurrentState
 from ..models.recurrent.decoders import TanhReadout
 from ..models.recurrent.source_attention import SourceAttention
 from ..nn import SSRU
@@ -259,8 +259,8 @@ def _recurrent_steps(
 def _covered(
     attend: SourceAttention, state: RecurrentState, memory: RecurrentMemory, number: int, source: Sequence[str]
 ) -> Iterator[StepTable]:
-    """The coverage before a step, and the fertility, where the score reads them."""
-    if state.coverage is None or attend.coverage is None:
+    """The coverage before a step, and the fertility, where the score reads them as sums of weights."""
+    if state.coverage is None or not isinstance(attend.coverage, Covered):
         return
     yield make_table("coverage", state.coverage[0], [f"c{number}"], source)
     if attend.coverage.fertility is not None:

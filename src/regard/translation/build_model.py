@@ -226,7 +226,7 @@ def _build_decoder(
 ) -> recurrent.BahdanauDecoder | recurrent.LuongDecoder:
     decoder = settings.decoder
     score = _build_score(decoder.score, settings, annotation_dim)
-    coverage = _build_coverage(decoder.coverage, score, annotation_dim)
+    coverage = _build_coverage(decoder.coverage, score, settings.hidden_dim, annotation_dim)
     if isinstance(decoder, sections.BahdanauSettings):
         return recurrent.BahdanauDecoder(
             settings.embedding_dim,
@@ -256,8 +256,10 @@ def _build_decoder(
 
 
 def _build_coverage(
-    coverage: sections.PlainCoverageSettings | sections.FertilitySettings, score: Score, annotation_dim: int
-) -> recurrent.Covered | None:
+    coverage: sections.CoverageSettings, score: Score, query_dim: int, annotation_dim: int
+) -> recurrent.SourceCoverage | None:
+    if isinstance(coverage, sections.RecurrentCoverageSettings):
+        return recurrent.RecurrentCoverage(score, query_dim, annotation_dim, coverage.dim)
     if isinstance(coverage, sections.FertilitySettings):
         return recurrent.Covered(score, recurrent.Fertility(annotation_dim, coverage.most))
     return None if coverage.kind == "none" else recurrent.Covered(score)

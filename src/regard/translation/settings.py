@@ -127,7 +127,18 @@ class FertilitySettings(Section):
     """The largest fertility: target words that a source position is expected to give weight to."""
 
 
-CoverageSettings = Annotated[PlainCoverageSettings | FertilitySettings, Discriminator("kind"), Shorthand]
+class RecurrentCoverageSettings(Section):
+    """A vector of each source position, which a GRU keeps from step to step (Tu et al. 2016)."""
+
+    kind: Literal["gru"]
+    """A vector that a GRU keeps."""
+    dim: Count = 10
+    """Numbers of a vector."""
+
+
+CoverageSettings = Annotated[
+    PlainCoverageSettings | FertilitySettings | RecurrentCoverageSettings, Discriminator("kind"), Shorthand
+]
 
 
 class BahdanauSettings(Section):

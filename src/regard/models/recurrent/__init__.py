@@ -15,6 +15,8 @@ from .source_attention import Fertility as Fertility
 from .source_attention import GlobalWindow as GlobalWindow
 from .source_attention import MonotonicWindow as MonotonicWindow
 from .source_attention import PredictiveWindow as PredictiveWindow
+from .source_attention import RecurrentCoverage as RecurrentCoverage
+from .source_attention import SourceCoverage as SourceCoverage
 
 __all__ = [
     "BahdanauDecoder",
@@ -28,8 +30,10 @@ __all__ = [
     "ObservedRecurrentStep",
     "PointerGenerator",
     "PredictiveWindow",
+    "RecurrentCoverage",
     "RecurrentMemory",
     "RecurrentState",
     "RecurrentStep",
     "RecurrentTranslator",
+    "SourceCoverage",
 ]

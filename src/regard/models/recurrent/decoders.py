@@ -14,8 +14,8 @@ from ...core.normalizer import Normalizer
 from ...scores import Score
 from .encoder import Bridge, make_cell, run
 from .native_steps import native_decoder, packed_weights, run_steps
-from .recurrent_state import Encoded, RecurrentMemory, RecurrentState, Unrolled, add_weights, join_steps
-from .source_attention import Covered, SourceAttention
+from .recurrent_state import Encoded, RecurrentMemory, RecurrentState, Unrolled, join_steps
+from .source_attention import SourceAttention, SourceCoverage
 
 
 class BahdanauDecoder(nn.Module):
@@ -38,7 +38,7 @@ class BahdanauDecoder(nn.Module):
         score: Score,
         cell: str,
         readout_dim: int,
-        coverage: Covered | None = None,
+        coverage: SourceCoverage | None = None,
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
@@ -70,7 +70,8 @@ class BahdanauDecoder(nn.Module):
         for word in embedded.split(1, 1):
             queries.append(_query(state))
             context, row = self.attend.look(queries[-1], memory, state)
-            output, state = self._advance(word, state, context, row)
+            covered = self.attend.covered(state.coverage, row, queries[-1], memory)
+            output, state = self._advance(word, state, context, covered)
             contexts.append(context)
             outputs.append(output)
             weights.append(row)
@@ -84,7 +85,7 @@ class BahdanauDecoder(nn.Module):
         before = query.squeeze(1)
         native = native_decoder(self.cell, self.attend, memory, word.squeeze(1), before, attends_after=False)
         if native is None:
-            return self._read(word, state, query, *self.attend.look(query, memory, state))
+            return self._read(word, state, memory, query, *self.attend.look(query, memory, state))
         output, context = run_steps(native, memory.packed, word, before)
         seen = Unrolled(query, context, output, self._features(output, word, context))
         return seen, RecurrentState((output,), step=state.step + 1)
@@ -95,21 +96,28 @@ class BahdanauDecoder(nn.Module):
         """`step`, and the attention weights [B, 1, S]."""
         query = _query(state)
         context, weights = self.attend.with_weights(query, memory, first=state.step, coverage=state.coverage)
-        return *self._read(word, state, query, context, weights), weights
+        return *self._read(word, state, memory, query, context, weights), weights
 
     def _read(
-        self, word: Tensor, state: RecurrentState, query: Tensor, context: Tensor, weights: Tensor | None
+        self,
+        word: Tensor,
+        state: RecurrentState,
+        memory: RecurrentMemory,
+        query: Tensor,
+        context: Tensor,
+        weights: Tensor | None,
     ) -> tuple[Unrolled, RecurrentState]:
         """One step from `state`, of a query with its context, and the state after it."""
-        output, after = self._advance(word, state, context, weights)
+        covered = self.attend.covered(state.coverage, weights, query, memory)
+        output, after = self._advance(word, state, context, covered)
         return Unrolled(query, context, output, self._features(output, word, context), weights), after
 
     def _advance(
-        self, word: Tensor, state: RecurrentState, context: Tensor, weights: Tensor | None
+        self, word: Tensor, state: RecurrentState, context: Tensor, coverage: Tensor | None
     ) -> tuple[Tensor, RecurrentState]:
         """Run the cell for one word and its context, [B, 1, ·]: s_t [B, 1, H], and the state after it."""
         output, hidden = run(self.cell, torch.cat([word, context], dim=-1), state.hidden)
-        return output, RecurrentState(hidden, step=state.step + 1, coverage=add_weights(state.coverage, weights))
+        return output, RecurrentState(hidden, step=state.step + 1, coverage=coverage)
 
     def _features(self, output: Tensor, embedded: Tensor, context: Tensor) -> Tensor:
         """Maxout (Goodfellow et al. 2013) over pairs: [B, T, 2F] to [B, T, F]."""
@@ -202,7 +210,7 @@ class LuongDecoder(nn.Module):
         steps = []
         for word in embedded.split(1, 1):
             query, hidden = self._advance(word, state)
-            seen, state = self._read(query, hidden, state, *self.attend.look(query, memory, state))
+            seen, state = self._read(query, hidden, state, memory, *self.attend.look(query, memory, state))
             steps.append(seen)
         queries, contexts, features = (
             torch.cat(parts, 1)
@@ -216,9 +224,9 @@ class LuongDecoder(nn.Module):
         native = native_decoder(self.cell, self.attend, memory, inputs.squeeze(1), before, attends_after=True)
         if native is not None:
             query, context = run_steps(native, memory.packed, inputs, before)
-            return self._read(query, (query,), state, context)
+            return self._read(query, (query,), state, memory, context)
         query, hidden = run(self.cell, inputs, state.hidden)
-        return self._read(query, hidden, state, *self.attend.look(query, memory, state))
+        return self._read(query, hidden, state, memory, *self.attend.look(query, memory, state))
 
     def observe_step(
         self, word: Tensor, state: RecurrentState, memory: RecurrentMemory
@@ -226,20 +234,22 @@ class LuongDecoder(nn.Module):
         """`step`, and the attention weights [B, 1, S]."""
         query, hidden = self._advance(word, state)
         context, weights = self.attend.with_weights(query, memory, first=state.step, coverage=state.coverage)
-        return *self._read(query, hidden, state, context, weights), weights
+        return *self._read(query, hidden, state, memory, context, weights), weights
 
     def _read(
         self,
         query: Tensor,
         hidden: tuple[Tensor, ...],
         state: RecurrentState,
+        memory: RecurrentMemory,
         context: Tensor,
         weights: Tensor | None = None,
     ) -> tuple[Unrolled, RecurrentState]:
         """One step from `state`, from h_t and its context, both [B, 1, ·], and the state after it."""
         features = self.readout(context, query)
         attentional = features.squeeze(1) if self.input_feeding else None
-        after = RecurrentState(hidden, attentional, state.step + 1, add_weights(state.coverage, weights))
+        covered = self.attend.covered(state.coverage, weights, query, memory)
+        after = RecurrentState(hidden, attentional, state.step + 1, covered)
         return Unrolled(query, context, query, features, weights), after
 
     def _advance(self, word: Tensor, state: RecurrentState) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -87,7 +87,8 @@ class RecurrentState:
 
     `hidden` is the recurrent state, batch first: (h,) of a GRU, (h, c) of an LSTM, each [B, layers, H]. `attentional`
     is the attentional vector [B, F] of input feeding, which the next step reads. `step` counts the target words so far.
-    `coverage` is the sum of the attention weights [B, S] of all steps so far, where the score reads it.
+    `coverage` is what the score reads of the attention weights of all steps so far: their sum [B, S], or the vectors
+    [B, S, ·] of a GRU.
     """
 
     hidden: tuple[Tensor, ...]
@@ -145,8 +146,3 @@ def join_steps(parts: Sequence[Tensor | None]) -> Tensor | None:
     """The tensors [B, 1, ...] of T steps as one, [B, T, ...]; None if there is none at the first."""
     present = [part for part in parts if part is not None]
     return torch.cat(present, 1) if present else None
-
-
-def add_weights(coverage: Tensor | None, weights: Tensor | None) -> Tensor | None:
-    """The coverage [B, S] with the weights [B, 1, S] of one more step; None where no score reads it."""
-    return None if coverage is None or weights is None else coverage + weights.squeeze(1)

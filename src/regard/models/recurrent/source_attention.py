@@ -1,11 +1,12 @@
 """Attention of a recurrent decoder to the source: global, local in a window, with or without coverage.
 
 Source: Luong et al. 2015 (arXiv 1508.04025), section 3.2, local attention. Windows are closed intervals
-[centre - radius, centre + radius] of source positions, counted from 0. For coverage see `Covered`.
+[centre - radius, centre + radius] of source positions, counted from 0. For coverage see `SourceCoverage`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from ...lenses import Weights
 from ...masks import Mask, where
 from ...nn.layer_arguments import NormalizerModule
 from ...scores import Additive, Concat, Score
+from ...utils.numbers import whole_number
 from .recurrent_state import Encoded, RecurrentMemory, RecurrentState
 
 
@@ -108,16 +110,51 @@ class Fertility(nn.Module):
         return f"most={self.most}"
 
 
-class Covered(nn.Module):
-    """An additive score that reads how much weight each source position has had: vᵀ tanh(W s_t + U h_j + u c_tj).
+class SourceCoverage(nn.Module, ABC):
+    """What a score reads of the attention of earlier steps: a term u_tj of its tanh for each source position.
 
-    c_tj = Σ_{t' < t} a_t'j is the coverage, the sum of the attention weights of all steps before t, 0 at the first; u
-    has the width of the tanh. With a fertility the score reads c_tj / Φ_j. It is computed as what coverage adds to the
-    score without it,
+    It is computed as what the term adds to the score without it,
 
-        b_tj = vᵀ tanh(W s_t + U h_j + u c_tj) - vᵀ tanh(W s_t + U h_j),
+        b_tj = vᵀ tanh(W s_t + U h_j + u_tj) - vᵀ tanh(W s_t + U h_j),
 
     a bias of the attention: so records and lenses have one set of keys for all steps, and show what coverage did.
+
+    Raises:
+        ConfigurationError: the score is not additive.
+    """
+
+    def __init__(self, score: Score) -> None:
+        super().__init__()
+        if not isinstance(score, Additive | Concat):
+            raise ConfigurationError(
+                f"coverage is read by the hidden layer of a score, and {type(score).__name__} has none: take Additive "
+                "or Concat"
+            )
+
+    @abstractmethod
+    def start(self, memory: RecurrentMemory) -> Tensor:
+        """The coverage before the first step, [B, S, ...]; its term is 0."""
+
+    @abstractmethod
+    def term(self, coverage: Tensor, memory: RecurrentMemory) -> Tensor:
+        """The term u_t [B, S, F] of the tanh."""
+
+    @abstractmethod
+    def after(self, coverage: Tensor, weights: Tensor, query: Tensor, memory: RecurrentMemory) -> Tensor:
+        """The coverage after a step with these weights [B, 1, S] of a query [B, 1, H]."""
+
+    def forward(self, score: Score, query: Tensor, memory: RecurrentMemory, coverage: Tensor) -> Tensor:
+        """The bias b [B, 1, S] of one query [B, 1, H] over a source, for a coverage."""
+        projected, keys = score.project_query(query), memory.present_keys
+        covered = keys + self.term(coverage, memory).to(keys.dtype)
+        return score.form(projected, covered).scores() - score.form(projected, keys).scores()
+
+
+class Covered(SourceCoverage):
+    """An additive score that reads how much weight each source position has had: vᵀ tanh(W s_t + U h_j + u c_tj).
+
+    c_tj = Σ_{t' < t} a_t'j is the coverage [B, S], the sum of the attention weights of all steps before t; u has the
+    width of the tanh. With a fertility the score reads c_tj / Φ_j.
 
     Raises:
         ConfigurationError: the score is not additive.
@@ -127,23 +164,59 @@ class Covered(nn.Module):
     """
 
     def __init__(self, score: Score, fertility: Fertility | None = None) -> None:
-        super().__init__()
-        if not isinstance(score, Additive | Concat):
-            raise ConfigurationError(
-                f"coverage is read by the hidden layer of a score, and {type(score).__name__} has none: take Additive "
-                "or Concat"
-            )
-        self.weight = nn.Parameter(torch.empty(score.hidden_dim))
-        nn.init.normal_(self.weight, std=max(score.hidden_dim, 1) ** -0.5)
+        super().__init__(score)
+        width: int = score.hidden_dim  # type: ignore[attr-defined]  # checked above
+        self.weight = nn.Parameter(torch.empty(width))
+        nn.init.normal_(self.weight, std=max(width, 1) ** -0.5)
         self.fertility = fertility
 
-    def forward(self, score: Score, query: Tensor, memory: RecurrentMemory, coverage: Tensor) -> Tensor:
-        """The bias b [B, 1, S] of one query [B, 1, H] over a source, for the coverage [B, S]."""
-        projected, keys = score.project_query(query), memory.present_keys
+    def start(self, memory: RecurrentMemory) -> Tensor:
+        return memory.values.new_zeros(memory.values.shape[:2])
+
+    def term(self, coverage: Tensor, memory: RecurrentMemory) -> Tensor:
         if self.fertility is not None:
             coverage = coverage / self.fertility(memory.present_values)
-        covered = keys + (coverage.unsqueeze(-1) * self.weight).to(keys.dtype)
-        return score.form(projected, covered).scores() - score.form(projected, keys).scores()
+        return coverage.unsqueeze(-1) * self.weight
+
+    def after(self, coverage: Tensor, weights: Tensor, query: Tensor, memory: RecurrentMemory) -> Tensor:
+        return coverage + weights.squeeze(1)
+
+
+class RecurrentCoverage(SourceCoverage):
+    """An additive score that reads a vector c_tj of each source position, which a GRU keeps from step to step.
+
+    The score is vᵀ tanh(W s_t + U h_j + V c_tj), and c_t+1,j = GRU([a_tj; h_j; s_t], c_tj) with the weight a_tj, the
+    annotation h_j and the query s_t, [B, S, dim], 0 before the first step. All positions share the GRU.
+
+    Args:
+        score: the additive score that reads it.
+        query_dim: H.
+        annotation_dim: A.
+        dim: of a vector; 10 in the paper.
+
+    Raises:
+        ConfigurationError: the score is not additive; a dim below 1.
+
+    Source: Tu et al. 2016 (arXiv 1601.04811), section 3.1.2, neural network based coverage by a GRU.
+    """
+
+    def __init__(self, score: Score, query_dim: int, annotation_dim: int, dim: int = 10) -> None:
+        super().__init__(score)
+        self.cell = nn.GRUCell(1 + annotation_dim + query_dim, whole_number("dim", dim))
+        width: int = score.hidden_dim  # type: ignore[attr-defined]  # checked above
+        self.project = nn.Linear(dim, width, bias=False)
+
+    def start(self, memory: RecurrentMemory) -> Tensor:
+        return memory.values.new_zeros(*memory.values.shape[:2], self.cell.hidden_size)
+
+    def term(self, coverage: Tensor, memory: RecurrentMemory) -> Tensor:
+        return self.project(coverage)
+
+    def after(self, coverage: Tensor, weights: Tensor, query: Tensor, memory: RecurrentMemory) -> Tensor:
+        annotations = memory.present_values
+        queries = query.expand(-1, annotations.shape[1], -1)
+        inputs = torch.cat([weights.mT.to(annotations.dtype), annotations, queries.to(annotations.dtype)], -1)
+        return self.cell(inputs.flatten(0, 1), coverage.flatten(0, 1)).view_as(coverage)
 
 
 class SourceAttention(nn.Module):
@@ -152,7 +225,8 @@ class SourceAttention(nn.Module):
     Args:
         score: of a query and an annotation.
         window: the part of the source that a query attends to; without one, all of it.
-        coverage: the term of earlier weights, `Covered(score)`; steps then wait for one another.
+        coverage: the term of earlier weights, `Covered(score)` or `RecurrentCoverage(score, ...)`; steps then wait for
+            one another.
         normalizer: what takes the place of softmax, from `regard.normalizers`; its `nn.Parameter`s are parameters here.
     """
 
@@ -161,7 +235,7 @@ class SourceAttention(nn.Module):
         score: Score,
         window: nn.Module | None = None,
         *,
-        coverage: Covered | None = None,
+        coverage: SourceCoverage | None = None,
         normalizer: Normalizer | None = None,
     ) -> None:
         super().__init__()
@@ -175,8 +249,16 @@ class SourceAttention(nn.Module):
         return RecurrentMemory(encoded, self.score.project_key(encoded.annotations))
 
     def start(self, memory: RecurrentMemory) -> Tensor | None:
-        """The coverage before the first step, zeros [B, S]; None where the score does not read it."""
-        return None if self.coverage is None else memory.values.new_zeros(memory.values.shape[:2])
+        """The coverage before the first step; None where the score does not read it."""
+        return None if self.coverage is None else self.coverage.start(memory)
+
+    def covered(
+        self, coverage: Tensor | None, weights: Tensor | None, query: Tensor, memory: RecurrentMemory
+    ) -> Tensor | None:
+        """The coverage after a step with these weights of a query; None where no score reads it."""
+        if self.coverage is None or coverage is None or weights is None:
+            return None
+        return self.coverage.after(coverage, weights, query, memory)
 
     def look(self, query: Tensor, memory: RecurrentMemory, state: RecurrentState) -> tuple[Tensor, Tensor | None]:
         """The contexts of the next queries after a state, and their weights where the steps after them read these."""
@@ -196,17 +278,17 @@ class SourceAttention(nn.Module):
     def with_weights(
         self, query: Tensor, memory: RecurrentMemory, *, first: int = 0, coverage: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The contexts, and the attention weights [B, T, S]; `coverage` [B, S] is that before the first query."""
+        """The contexts, and the attention weights [B, T, S]; `coverage` is that before the first query."""
         if self.coverage is None:
             return self._observe(query, memory, self._options(query, memory, first))
-        covered = memory.values.new_zeros(memory.values.shape[:2]) if coverage is None else coverage
+        covered = self.coverage.start(memory) if coverage is None else coverage
         contexts, weights = [], []
         for step, one in enumerate(query.split(1, 1), start=first):
             options = self._options(one, memory, step)
             term = self.coverage(self.score, one, memory, covered)
             options["bias"] = term if options["bias"] is None else options["bias"] + term
             context, row = self._observe(one, memory, options)
-            covered = covered + row.squeeze(1)
+            covered = self.coverage.after(covered, row, one, memory)
             contexts.append(context)
             weights.append(row)
         return torch.cat(contexts, 1), torch.cat(weights, 1)
