@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -46,12 +47,12 @@ from .transformer_state import TransformerMemory, TransformerState
 
 @dataclass(frozen=True, eq=False)
 class NativeDecoder:
-    """A decoder and its output layer, packed for native steps, and their modules, which may be watched."""
+    """A decoder, packed for native steps, its output layer, and the modules of both, which may be watched."""
 
     packed: TransformerDecoder
-    output: PackedMatrix
     output_module: nn.Linear | TiedOutput
     modules: tuple[nn.Module, ...]
+    in_bytes: bool
 
     @classmethod
     def of(cls, decoder: Decoder, output: nn.Linear | TiedOutput, *, in_bytes: bool = False) -> NativeDecoder | None:
@@ -77,7 +78,13 @@ class NativeDecoder:
         if not all(map(_is_plain, (*decoder.parameters(), *output.parameters()))):
             return None
         packed = TransformerDecoder.pack_weights(layers[0].shape, weights, last, in_bytes=in_bytes)
-        return cls(packed, PackedMatrix.of(output.weight, output.bias, in_bytes=in_bytes), output, modules)
+        return cls(packed, output, modules, in_bytes)
+
+    @cached_property
+    def output(self) -> PackedMatrix:
+        """The output layer, packed when the first token is sought among all words: not where there is a short list."""
+        output = self.output_module
+        return PackedMatrix.of(output.weight, output.bias, in_bytes=self.in_bytes)
 
     def source(self, memory: TransformerMemory) -> Source | None:
         """The keys and values of a memory as C reads them; None of one that it does not read."""
