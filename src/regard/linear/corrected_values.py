@@ -67,13 +67,13 @@ def delta_former(
         )
     beta = query.new_ones(query.shape[:-1]) if beta is None else beta
     beta = check_token_numbers("beta", beta, query, most=LARGEST_BETA)
-    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
+    factor = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     if query.ndim > 3 and key.shape[-3]:
         key, value = (each.repeat_interleave(query.shape[-3] // key.shape[-3], -3) for each in (key, value))
-    rows, keys, values, beta = (at_least_float32(each) for each in (reader * scale, key, value, beta.unsqueeze(-1)))
+    rows, keys, values, beta = (at_least_float32(each) for each in (reader * factor, key, value, beta.unsqueeze(-1)))
     with without_autocast(query.device.type):
         corrected = _corrected(rows, keys, values, beta, _totals(rows, keys)) if rows.numel() else values
-    return attention(query, key, corrected.to(value.dtype), mask=causal(), scale=scale)
+    return attention(query, key, corrected.to(value.dtype), mask=causal(), scale=factor)
 
 
 def _totals(rows: Tensor, keys: Tensor) -> Tensor:

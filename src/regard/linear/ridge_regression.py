@@ -13,13 +13,17 @@ from ..core.torch_modes import without_autocast
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
 from ..utils.other_types import needs_tensor
+from .chunks import SMALLEST_DECAY
 from .feature_maps import Identity
-from .linear_arguments import has_values
+from .linear_arguments import check_logarithms, has_values
 from .linear_plans import choose_plan
 from .linear_problem import make_linear_problem
 from .token_numbers import check_token_numbers
 
 Solve = Callable[[Tensor], Tensor]
+
+SHORT = 64
+"""Positions up to which all matrices are in memory, and solved one by one."""
 
 
 def mesa_attention(
@@ -38,7 +42,8 @@ def mesa_attention(
 
     All N systems are solved at once by conjugate gradients, which need the products H_t p_t alone: each is linear
     attention of p with the keys as values. Memory is linear in N, and time that of `regard.linear_attention` once for
-    each iteration; the backward pass solves once more, and keeps no iteration.
+    each iteration; the backward pass solves once more, and keeps no iteration. Up to 64 positions each system is solved
+    by itself.
 
     Shapes:
         query (..., heads, N, D), key (..., heads, N, D), value (..., heads, N, Dv); the output is (..., heads, N, Dv).
@@ -77,6 +82,9 @@ def mesa_attention(
     ridge = _checked_ridge(ridge, query)
     beta = query.new_ones(query.shape[:-1]) if beta is None else beta
     beta = check_token_numbers("beta", beta, query, most=float("inf")).unsqueeze(-1)
+    if decay is not None:
+        decay = check_token_numbers("decay", decay, query)
+        check_logarithms(decay)
     q, k, v, ridge, beta = (at_least_float32(each) for each in (query, key, value, ridge, beta))
 
     def read(rows: Tensor, values: Tensor) -> Tensor:
@@ -93,11 +101,24 @@ def mesa_attention(
             return _conjugate_gradients(times_matrix, right, iterations or 2 * right.shape[-1])
 
     with without_autocast(query.device.type):
+        if query.shape[-2] <= SHORT:
+            return read(_solve_each(q, k, beta, decay, ridge), v).to(value.dtype)
         solved = solve(q)
         if torch.is_grad_enabled():
             # The residual is 0 up to rounding, and has the derivatives of the system.
             solved = solved + _Inverse.apply(q - times_matrix(solved), solve)
         return read(solved, v).to(value.dtype)
+
+
+def _solve_each(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor | None, ridge: Tensor) -> Tensor:
+    """(H_t + diag(λ))⁻¹ q_t of a short sequence, with all its matrices H in memory: iterations would take longer."""
+    weights = beta.mT.expand(*beta.shape[:-1], beta.shape[-2])
+    if decay is not None:
+        ends = decay.clamp(min=SMALLEST_DECAY).double().cumsum(-1)
+        weights = weights * (ends.unsqueeze(-1) - ends.unsqueeze(-2)).clamp(max=0).exp().to(key.dtype)
+    squares = (key.unsqueeze(-1) * key.unsqueeze(-2)).flatten(-2)  # (..., N, D²)
+    matrices = (weights.tril() @ squares).unflatten(-1, (key.shape[-1], key.shape[-1]))
+    return torch.linalg.solve(matrices + torch.diag_embed(ridge), query)
 
 
 class _Inverse(torch.autograd.Function):
