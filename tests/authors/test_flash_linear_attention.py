@@ -38,7 +38,7 @@ def drawn() -> Named:
     named |= {"sinks": torch.randn(HEADS).double(), "bonus": torch.randn(HEADS, DIM).double()}
     named |= {"K2": normalize(of(HEADS, LENGTH, 2, DIM), dim=-1), "V2": of(HEADS, LENGTH, 2, WIDTH)}
     named |= {"slot_gates": of(HEADS, LENGTH, 9).sigmoid(), "slot_logits": of(HEADS, LENGTH, 9)}
-    named |= {"levels": of(HEADS, LENGTH, 8).sigmoid()}
+    named |= {"levels": of(HEADS, LENGTH, 8).sigmoid(), "ridge": torch.rand(HEADS, DIM) + 0.25}
     return {name: each.float().double() for name, each in named.items()} | {"beta2": of(HEADS, LENGTH, 2).sigmoid()}
 
 
@@ -233,6 +233,18 @@ CASES: dict[str, Case] = {
         "naive_log_linear_attn",
         lambda f, n: f(*swapped(n["q"], n["K"], n["V"]), n["gate"].mT, n["levels"].transpose(1, 2)).transpose(1, 2),
         lambda n: linear.log_linear_attention(n["q"], n["K"], n["V"], levels=n["levels"], decay=n["gate"], scale=1.0),
+    ),
+    "MesaNet": (
+        "mesa_net",
+        "naive_mesa_net_exact",
+        lambda f, n: first(f(*swapped(n["q"], n["K"], n["q"]), n["gate"].mT, n["ridge"], n["beta"].mT)).transpose(1, 2),
+        lambda n: linear.mesa_attention(n["q"], n["K"], n["q"], ridge=n["ridge"], beta=n["beta"], decay=n["gate"]),
+    ),
+    "DeltaFormer": (
+        "deltaformer",
+        "naive_deltaformer_attn",
+        lambda f, n: f(*swapped(n["q"], n["K"], n["q"]), n["beta"].mT).transpose(1, 2),
+        lambda n: linear.delta_former(n["q"], n["K"], n["q"], beta=n["beta"]),
     ),
     "linear attention": (
         "linear_attn",

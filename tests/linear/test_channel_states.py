@@ -11,7 +11,7 @@ from regard.linear import channel_states, selective_scan, selective_scan_with_st
 CHANNELS, STATES = 7, 5
 
 
-def inputs(length=37, batch=(2,)):
+def inputs(length=37, batch=(2,)) -> dict[str, Any]:
     def drawn(*shape):
         return torch.randn(*shape, dtype=torch.float64)
 
@@ -72,7 +72,7 @@ def test_a_second_derivative_and_transforms():
     over_batch = torch.func.vmap(of)(*(torch.stack([tensor, tensor]) for tensor in plain))
     torch.testing.assert_close(over_batch[1], of(*plain))
     tangents = tuple(torch.randn_like(tensor) for tensor in plain)
-    _, forward = torch.func.jvp(of, plain, tangents)
+    forward = torch.func.jvp(of, plain, tangents)[1]
     upstream = torch.randn_like(forward)
     backward = torch.autograd.grad(of(*leaves), leaves, upstream)
     along = torch.stack([(one * other).sum() for one, other in zip(backward, tangents, strict=True)]).sum()
@@ -95,7 +95,8 @@ def test_a_state_continues_and_leading_axes_broadcast():
 
 
 def test_no_tokens_and_half_precision():
-    rows, state = selective_scan_with_state(**(given := inputs(0)))
+    given = inputs(0)
+    rows, state = selective_scan_with_state(**given)
     assert rows.shape == (2, 0, CHANNELS)
     assert torch.equal(state, given["state"])
     low = {name: each.bfloat16() for name, each in inputs().items()}

@@ -607,3 +607,21 @@ def state_space(query: Tensor, key: Tensor, value: Tensor, step: Tensor, rates: 
         state = (size * rates).exp() * state + size * outer(value[:, i], key[:, i])
         rows.append((state * query[:, i, None]).sum(-1) + skip * value[:, i])
     return torch.stack(rows, 1)
+
+
+def regression(query: Tensor, key: Tensor, value: Tensor, ridge: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+    """What the ridge regression of the values on the keys up to i, weighed by β e^g, predicts for q_i."""
+    ends, rows = decay.cumsum(-1), []
+    for i in range(query.shape[2]):
+        weights = (beta[..., : i + 1] * (ends[..., i : i + 1] - ends[..., : i + 1]).exp()).unsqueeze(-1)
+        keys = key[:, :, : i + 1]
+        products = keys.mT @ (weights * keys) + torch.diag_embed(ridge)
+        rows.append(query[:, :, i, None] @ torch.linalg.inv(products) @ keys.mT @ (weights * value[:, :, : i + 1]))
+    return torch.cat(rows, 2)
+
+
+def corrected(query: Tensor, key: Tensor, value: Tensor, beta: Tensor) -> Tensor:
+    """(I + β W)⁻¹ v, with the weights W of the keys before each query."""
+    before = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).tril(-1)
+    weights = softmax(hide(query @ key.mT / query.shape[-1] ** 0.5, before)).nan_to_num()
+    return torch.linalg.inv(torch.eye(query.shape[2], dtype=query.dtype) + beta.unsqueeze(-1) * weights) @ value

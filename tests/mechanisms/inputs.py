@@ -55,6 +55,7 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"levels": drawn(BATCH, HEADS, LENGTH, 7), "turning": drawn(BATCH, HEADS, LENGTH, 5)}
     names |= {"step": drawn(BATCH, HEADS, LENGTH).exp(), "channel_steps": drawn(BATCH, LENGTH, WIDTH).exp() / 4}
     names |= {"rates": -drawn(WIDTH, DIM).exp(), "skips": drawn(WIDTH)}
+    names |= {"ridge": drawn(HEADS, DIM).sigmoid() + 0.25}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
             module.to(dtype)

@@ -2,6 +2,7 @@
 
 from .channel_states import selective_scan as selective_scan
 from .channel_states import selective_scan_with_state as selective_scan_with_state
+from .corrected_values import delta_former as delta_former
 from .decays import Decay as Decay
 from .decays import FeatureDecay as FeatureDecay
 from .decays import FixedDecay as FixedDecay
@@ -25,6 +26,7 @@ from .linear_attention import linear_attention_with_state as linear_attention_wi
 from .linear_state import LinearState as LinearState
 from .linear_weights import linear_attention_weights as linear_attention_weights
 from .linear_weights import observe_linear_attention as observe_linear_attention
+from .ridge_regression import mesa_attention as mesa_attention
 from .slot_memory import running_softmax as running_softmax
 from .slot_memory import slot_attention as slot_attention
 from .trapezoidal_rule import trapezoidal_attention as trapezoidal_attention
@@ -58,12 +60,14 @@ __all__ = [
     "SumRule",
     "UnitNorm",
     "UpdateRule",
+    "delta_former",
     "delta_product",
     "delta_product_with_state",
     "linear_attention",
     "linear_attention_weights",
     "linear_attention_with_state",
     "log_linear_attention",
+    "mesa_attention",
     "observe_linear_attention",
     "running_softmax",
     "selective_scan",

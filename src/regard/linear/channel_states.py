@@ -109,16 +109,18 @@ def selective_scan_with_state(
     ):
         _check_shape(name, tensor, needs, value)
     check_logarithms(rates, "rates")
-    sequences = [at_least_float32(each.expand(*batch, *each.shape[-2:])) for each in (query, key, value, step)]
-    rates = rates.to(sequences[2].dtype)
+    query, key, x, step = (
+        at_least_float32(each.expand(*batch, *each.shape[-2:])) for each in (query, key, value, step)
+    )
+    rates = rates.to(x.dtype)
     first = rates.new_zeros(*batch, *rates.shape) if state is None else state.to(rates.dtype)
     with without_autocast(value.device.type):
         if torch.compiler.is_compiling() or functorch_active() or under_forward_mode() or under_dispatch_mode():
-            rows, final = _as_linear_attention(*sequences, rates, first)
+            rows, final = _as_linear_attention(query, key, x, step, rates, first)
         else:
-            rows, final = _in_segments(*sequences, rates, first)
+            rows, final = _in_segments(query, key, x, step, rates, first)
         if skip is not None:
-            rows = rows + skip.to(rows.dtype) * sequences[2]
+            rows = rows + skip.to(rows.dtype) * x
     return rows.to(value.dtype), final
 
 
@@ -136,11 +138,12 @@ def _in_segments(
         return value.new_zeros(value.shape), state
     parts = []
     for start in range(0, length, size):
-        segment = [tensor[start : start + size] for tensor in inputs]
+        query, key, value, step = (tensor[start : start + size] for tensor in inputs)
         if differentiated and length > size:
-            rows, state = checkpoint(_segment, *segment, rates, state, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
+            segment = (query, key, value, step, rates, state)
+            rows, state = checkpoint(_segment, *segment, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
         else:
-            rows, state = _segment(*segment, rates, state)
+            rows, state = _segment(query, key, value, step, rates, state)
         parts.append(rows)
     return torch.cat(parts).movedim(0, -2), state
 

@@ -18,6 +18,9 @@ from torch import Tensor
 from .chunks import CHUNK, SMALLEST_DECAY, in_chunks
 from .linear_arguments import check_logarithms
 
+FEW = 16
+"""Positions whose pairs are computed at once: as many numbers for each value dim as there are pairs."""
+
 
 def read_decaying_values(query: Tensor, key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
     """o_t = S_tᵀ q_t of all positions, (B, H, N, Dv), by differentiable operations in memory linear in N.
@@ -35,11 +38,12 @@ def read_decaying_values(query: Tensor, key: Tensor, value: Tensor, decay: Tenso
     q = in_chunks(query, size).unflatten(1, (key_heads, -1))  # (B, Hk, r, m, C, D)
     k, v = in_chunks(key, size), in_chunks(value, size)  # (B, Hk, m, C, ·)
     sums = in_chunks(decay.clamp(min=SMALLEST_DECAY).double(), size).cumsum(-2)  # (B, Hk, m, C, Dv)
-    added = k.mT @ (v * (sums[..., -1:, :] - sums).exp().to(v.dtype))  # (B, Hk, m, D, Dv)
-    states = _states(sums[..., -1:, :].exp().to(v.dtype), added)
-    earlier = (q @ states.unsqueeze(2)) * sums.exp().to(v.dtype).unsqueeze(2)
-    within = _decayed_sums((q @ k.mT.unsqueeze(2)), v.unsqueeze(2), sums.unsqueeze(2))
-    return (earlier + within).flatten(3, 4).flatten(1, 2)[:, :, :length]
+    rows = _decayed_sums((q @ k.mT.unsqueeze(2)), v.unsqueeze(2), sums.unsqueeze(2))
+    if k.shape[2] > 1:
+        added = k.mT @ (v * (sums[..., -1:, :] - sums).exp().to(v.dtype))  # (B, Hk, m, D, Dv)
+        states = _states(sums[..., -1:, :].exp().to(v.dtype), added)
+        rows = rows + (q @ states.unsqueeze(2)) * sums.exp().to(v.dtype).unsqueeze(2)
+    return rows.flatten(3, 4).flatten(1, 2)[:, :, :length]
 
 
 def _states(factor: Tensor, added: Tensor) -> Tensor:
@@ -59,6 +63,9 @@ def _decayed_sums(weights: Tensor, values: Tensor, sums: Tensor) -> Tensor:
     Shapes: weights (..., C, C), values and sums (..., C, Dv) that broadcast to it, C a power of 2; (..., C, Dv).
     """
     size = weights.shape[-1]
+    if size <= FEW:  # all pairs of positions, in fewer operators
+        factors = (sums.unsqueeze(-2) - sums.unsqueeze(-3)).to(values.dtype).clamp(max=0).exp()  # (..., C, C, Dv)
+        return (weights.tril().unsqueeze(-1) * factors * values.unsqueeze(-3)).sum(-2)
     rows = weights.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * values
     half = 1
     while half < size:
