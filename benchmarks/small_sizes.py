@@ -28,7 +28,7 @@ from regard import biases, linear, masks, nn, normalizers, positions, scores, se
 
 HEADS, DIM, WIDTH, BLOCK = 8, 64, 512, 16
 SIZES = 16, 64, 256, 1024
-LEAST, MOST_ROUNDS = 0.25, 41
+LEAST, MOST_ROUNDS = 0.1, 21
 """Seconds that each side of a cell runs for, if that takes no more than so many rounds; never less than five."""
 CAUSAL, PLAIN = masks.causal(), {"feature_map": linear.Identity(), "normalize": False, "causal": True}
 WINDOWED, STREAMING = CAUSAL & masks.window(before=8), CAUSAL & (masks.window(before=8) | masks.prefix(4))
@@ -93,7 +93,7 @@ class Inputs:
         lists = torch.rand(1, HEADS, n, n).masked_fill(~self.tril, -1.0).topk(self.chosen, -1)
         self.lists, self.few = lists.indices.masked_fill(lists.values < 0, 0), torch.rand(1, HEADS, count, count)
         self.few = torch.rand(1, HEADS, n // self.block, n // self.block).topk(2, -1).indices
-        self.padded = [n - n // 4]
+        self.padding = masks.padding([n - n // 4])
         self._tables(place)
         self._layers()
 
@@ -470,7 +470,7 @@ POSITIONS = (
 
 PAIRS = (
     Case("Causal", lambda t: attend(t, mask=CAUSAL), lambda t: softmax(t.s, t.tril) @ t.v),
-    Case("Padding", lambda t: attend(t, mask=masks.padding(t.padded)), lambda t: softmax(t.s, t.unpadded) @ t.v),
+    Case("Padding", lambda t: attend(t, mask=t.padding), lambda t: softmax(t.s, t.unpadded) @ t.v),
     Case("Documents", lambda t: attend(t, mask=t.documents), lambda t: softmax(t.s, t.packed) @ t.v),
     Case("Prefix", lambda t: attend(t, mask=CAUSAL | masks.prefix(9)), lambda t: softmax(t.s, t.prefixed) @ t.v),
     Case("Window", lambda t: attend(t, mask=WINDOWED), lambda t: softmax(t.s, t.windowed) @ t.v),
