@@ -36,7 +36,7 @@ STRIDED = CAUSAL & (masks.window(before=7) | masks.strided(8))
 LONGFORMER = masks.window(before=4, after=4) | masks.global_tokens([0, 11])
 DILATED, BY_TILE = masks.dilated(before=4, step=3), masks.from_mod(lambda b, h, i, j: i // 8 >= j // 8)
 SANDWICH = biases.from_mod(lambda score, b, h, i, j: score - torch.log1p(abs(i - j) / 2))
-ALIBI = biases.alibi(HEADS)
+ALIBI, GAUSSIAN = biases.alibi(HEADS), biases.gaussian(11.0, 4.0)
 SLOPES = (2.0 ** -torch.arange(1.0, HEADS + 1))[:, None, None]
 LEARNED = ("q", "k", "v")
 
@@ -367,7 +367,7 @@ POSITIONS = (
     ),
     Case(
         "Gaussian around a place",
-        lambda t: attend(t, bias=biases.gaussian(11.0, 4.0)),
+        lambda t: attend(t, bias=GAUSSIAN),
         lambda t: softmax(t.s + t.bell) @ t.v,
     ),
     Case(
