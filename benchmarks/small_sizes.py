@@ -624,12 +624,9 @@ MEMORIES = (
     Case(
         "Merged parts",
         lambda t: regard.merge(
-            [
-                regard.attention_with_lse(t.q, t.k[:, :, part], t.v[:, :, part])
-                for part in (slice(0, t.n // 2), slice(t.n // 2, t.n))
-            ]
+            [regard.attention_with_lse(t.q, *part) for part in zip(t.k.chunk(2, 2), t.v.chunk(2, 2), strict=True)]
         )[0],
-        lambda t: softmax(t.s) @ t.v,
+        lambda t: naive.merged(t.q, t.k.chunk(2, 2), t.v.chunk(2, 2)),
     ),
 )
 SECTIONS = {
