@@ -62,3 +62,17 @@ def test_attention_with_gradients_takes_them(normalizer, monkeypatch):
     assert taken == [1]
     for own, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(own.double(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_derivatives_of_other_kinds_are_left_to_torch():
+    scores = torch.randn(2, 5, 7)
+
+    def output(shift):
+        return normalizers.Monotonic().normalize(scores + shift)[0].square().sum()
+
+    (expected,) = torch.autograd.grad(output(leaf := torch.zeros((), requires_grad=True)), leaf)
+    forward = torch.func.jvp(output, (torch.zeros(()),), (torch.ones(()),))[1]
+    torch.testing.assert_close(forward, expected)
+    torch.testing.assert_close(torch.func.grad(output)(torch.zeros(())), expected)
+    for row in torch.vmap(output)(torch.zeros(3)):
+        torch.testing.assert_close(row, output(torch.zeros(())))

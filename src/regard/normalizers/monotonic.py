@@ -66,7 +66,7 @@ class Monotonic(OrderedNormalizer):
         """The probabilities of stopping at a key, w, of getting to it, q, and of stopping where one is, p."""
         stop = torch.sigmoid(scores + over_heads(self.bias, scores))
         start = pad(torch.ones_like(scores[..., 0, :1]), (0, scores.shape[-1] - 1)) if before is None else before
-        if (code := _code_for(stop)) is not None:
+        if (code := _code_for(stop, start)) is not None:
             return *code.forward(stop, start), stop
         going_on = pad(1.0 - stop, (1, 0))[..., :-1]  # 0 before the first key
         rows, reached = [], []
@@ -161,7 +161,7 @@ class MoChA(Monotonic):
 class MonotonicRows(Protocol):
     """A backend's code for rows of which each follows from the one before, (..., M, N), from `before` (..., N)."""
 
-    def takes(self, stop: Tensor) -> bool:
+    def takes(self, *rows: Tensor) -> bool:
         """Whether it computes rows of this dtype and device."""
         ...
 
@@ -182,13 +182,13 @@ def register_rows(code: MonotonicRows) -> None:
     _codes.append(code)
 
 
-def _code_for(stop: Tensor) -> MonotonicRows | None:
-    return next((code for code in _codes if code.takes(stop)), None)
+def _code_for(*rows: Tensor) -> MonotonicRows | None:
+    return next((code for code in _codes if code.takes(*rows)), None)
 
 
 def _row_gradients(stop: Tensor, reached: Tensor, of_alignments: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients in p, and in the w of the row before the first."""
-    if (code := _code_for(stop)) is not None:
+    if (code := _code_for(stop, reached, of_alignments, later)) is not None:
         return code.backward(stop, reached, of_alignments, later)
     of_stop = torch.empty_like(stop)
     for row in range(stop.shape[-2] - 1, -1, -1):

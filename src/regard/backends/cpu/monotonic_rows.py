@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.torch_modes import under_transform
+from ...core.torch_modes import mapped_by_autograd, no_mode_active
 from ...normalizers.monotonic import register_rows
 from . import library
 
@@ -13,13 +13,19 @@ from . import library
 class MonotonicRowsInC:
     """Rows of float32 on the CPU."""
 
-    def takes(self, stop: Tensor) -> bool:
-        """Whether nothing of torch's watches what becomes of these numbers."""
+    def takes(self, *rows: Tensor) -> bool:
+        """Whether they have numbers to read, and nothing of torch's watches what becomes of them."""
         return (
-            stop.dtype is torch.float32
-            and stop.is_cpu
-            and type(stop) is Tensor
-            and not (stop.requires_grad or under_transform())
+            not torch.compiler.is_compiling()
+            and no_mode_active()
+            and all(
+                tensor.dtype is torch.float32
+                and tensor.is_cpu
+                and type(tensor) is Tensor
+                and not tensor.requires_grad
+                and not mapped_by_autograd(tensor)
+                for tensor in rows
+            )
             and library.available()
         )
 
