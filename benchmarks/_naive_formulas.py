@@ -235,6 +235,13 @@ def native_sparse(t: Any, sizes: dict[str, int]) -> Tensor:
     return (t.three_gates.movedim(-1, 0).unsqueeze(-1) * torch.stack(outputs)).sum(0)
 
 
+def merged(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """A softmax over each part of the keys, and one over their log-sum-exps."""
+    scores = [query @ key.mT / 8 for key in keys]
+    outputs = torch.stack([part.softmax(-1) @ value for part, value in zip(scores, values, strict=True)])
+    return (torch.stack([part.logsumexp(-1, keepdim=True) for part in scores]).softmax(0) * outputs).sum(0)
+
+
 def repeated(key_heads: Tensor, like: Tensor) -> Tensor:
     return key_heads.repeat_interleave(like.shape[1] // key_heads.shape[1], 1)
 

@@ -28,7 +28,7 @@ from regard import biases, linear, masks, nn, normalizers, positions, scores, se
 
 HEADS, DIM, WIDTH, BLOCK = 8, 64, 512, 16
 SIZES = 16, 64, 256, 1024
-LEAST, MOST_ROUNDS = 0.25, 41
+LEAST, MOST_ROUNDS = 0.1, 21
 """Seconds that each side of a cell runs for, if that takes no more than so many rounds; never less than five."""
 CAUSAL, PLAIN = masks.causal(), {"feature_map": linear.Identity(), "normalize": False, "causal": True}
 WINDOWED, STREAMING = CAUSAL & masks.window(before=8), CAUSAL & (masks.window(before=8) | masks.prefix(4))
@@ -36,7 +36,7 @@ STRIDED = CAUSAL & (masks.window(before=7) | masks.strided(8))
 LONGFORMER = masks.window(before=4, after=4) | masks.global_tokens([0, 11])
 DILATED, BY_TILE = masks.dilated(before=4, step=3), masks.from_mod(lambda b, h, i, j: i // 8 >= j // 8)
 SANDWICH = biases.from_mod(lambda score, b, h, i, j: score - torch.log1p(abs(i - j) / 2))
-ALIBI = biases.alibi(HEADS)
+ALIBI, GAUSSIAN = biases.alibi(HEADS), biases.gaussian(11.0, 4.0)
 SLOPES = (2.0 ** -torch.arange(1.0, HEADS + 1))[:, None, None]
 LEARNED = ("q", "k", "v")
 
@@ -93,7 +93,7 @@ class Inputs:
         lists = torch.rand(1, HEADS, n, n).masked_fill(~self.tril, -1.0).topk(self.chosen, -1)
         self.lists, self.few = lists.indices.masked_fill(lists.values < 0, 0), torch.rand(1, HEADS, count, count)
         self.few = torch.rand(1, HEADS, n // self.block, n // self.block).topk(2, -1).indices
-        self.padded = [n - n // 4]
+        self.padding = masks.padding([n - n // 4])
         self._tables(place)
         self._layers()
 
@@ -367,7 +367,7 @@ POSITIONS = (
     ),
     Case(
         "Gaussian around a place",
-        lambda t: attend(t, bias=biases.gaussian(11.0, 4.0)),
+        lambda t: attend(t, bias=GAUSSIAN),
         lambda t: softmax(t.s + t.bell) @ t.v,
     ),
     Case(
@@ -470,7 +470,7 @@ POSITIONS = (
 
 PAIRS = (
     Case("Causal", lambda t: attend(t, mask=CAUSAL), lambda t: softmax(t.s, t.tril) @ t.v),
-    Case("Padding", lambda t: attend(t, mask=masks.padding(t.padded)), lambda t: softmax(t.s, t.unpadded) @ t.v),
+    Case("Padding", lambda t: attend(t, mask=t.padding), lambda t: softmax(t.s, t.unpadded) @ t.v),
     Case("Documents", lambda t: attend(t, mask=t.documents), lambda t: softmax(t.s, t.packed) @ t.v),
     Case("Prefix", lambda t: attend(t, mask=CAUSAL | masks.prefix(9)), lambda t: softmax(t.s, t.prefixed) @ t.v),
     Case("Window", lambda t: attend(t, mask=WINDOWED), lambda t: softmax(t.s, t.windowed) @ t.v),
@@ -624,12 +624,9 @@ MEMORIES = (
     Case(
         "Merged parts",
         lambda t: regard.merge(
-            [
-                regard.attention_with_lse(t.q, t.k[:, :, part], t.v[:, :, part])
-                for part in (slice(0, t.n // 2), slice(t.n // 2, t.n))
-            ]
+            [regard.attention_with_lse(t.q, *part) for part in zip(t.k.chunk(2, 2), t.v.chunk(2, 2), strict=True)]
         )[0],
-        lambda t: softmax(t.s) @ t.v,
+        lambda t: naive.merged(t.q, t.k.chunk(2, 2), t.v.chunk(2, 2)),
     ),
 )
 SECTIONS = {

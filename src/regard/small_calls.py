@@ -24,6 +24,7 @@ from torch.nn import Parameter
 
 from . import native
 from .backends.base import PreparedStep
+from .biases import Bias
 from .core.normalizer import Normalizer
 from .core.problem import Problem
 from .core.state import is_constant
@@ -35,11 +36,11 @@ from .kernels.planning.choice import DECODE, SHORT, choose
 from .kernels.short import PreparedCall
 from .kernels.validation import drops_nothing, make_problem
 from .masks import Mask
-from .tiles.memo import memo_of
+from .tiles.memo import memo_of, memo_of_bias
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
-QUICK = ("mask", "scale", "normalizer")
+QUICK = ("mask", "scale", "normalizer", "bias")
 """The options of calls that are remembered."""
 LONGEST = 512
 """The most queries and keys of a small call: of longer ones the steps of Python are a small part."""
@@ -90,6 +91,7 @@ def attend_repeatedly(
     mask: Mask | Tensor | None = None,
     scale: float | None = None,
     normalizer: Normalizer | None = None,
+    bias: Bias | Tensor | None = None,
     **_: object,
 ) -> Tensor | None:
     """The output of a call whose like was computed before by the kernel `short`, or `decode`; None for any other call.
@@ -120,7 +122,7 @@ def attend_repeatedly(
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     constant = mask is None or is_constant(mask)
-    step = queries == 1 <= keys and not learned and constant and normalizer is None
+    step = queries == 1 <= keys and not learned and constant and normalizer is None and bias is None
     if step and key_shape[2] != keys:
         return None
     calls, of_mask = _calls, mask
@@ -128,15 +130,12 @@ def attend_repeatedly(
         if (memo := memo_of(mask)).state is None:
             return None
         calls, of_mask = memo.calls, None
-    settings = (
-        of_mask,
-        scale,
-        of_normalizer,
-        learned,
-        torch.get_num_threads(),
-        native.variant_in_use(),
-        rates.times_saved,
-    )
+    if bias is not None:
+        if not constant or (of_bias := memo_of_bias(bias)) is None:
+            return None
+        calls = of_bias.calls
+    in_use = torch.get_num_threads(), native.variant_in_use(), rates.times_saved
+    settings = of_mask, scale, of_normalizer, learned, *in_use
     if step:
         known = *settings, *_described(query), *_described_growing(key), *_described_growing(value)
     else:  # `_described` without its calls, which take a microsecond
@@ -151,12 +150,12 @@ def attend_repeatedly(
     except TypeError:  # a scale without a hash is no number, which the long way refuses
         return None
     except KeyError:
-        problem = make_problem(query, key, value, mask=mask, scale=scale, normalizer=normalizer)
+        problem = make_problem(query, key, value, mask=mask, scale=scale, normalizer=normalizer, bias=bias)
         call = _remember(calls, known, _as_given(problem, normalizer), step)
     if call is None:
         return None
     if type(call) is PreparedCall:
-        return call.run(query, key, value, mask, learned=learned)
+        return call.run(query, key, value, mask, cast("Bias | None", bias), learned=learned)
     return cast(PreparedStep, call).run(query, key, value)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .attention import merge, run_problem
 from .biases.base import is_floating
+from .core.broadcasting import broadcast_shapes
 from .core.grid import Grid
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
@@ -191,7 +192,7 @@ def _with_near_vectors(problem: Problem, sides: _Sides, vectors: Tensor, kernel:
     """Output and log-sum-exp of the near keys, each value with the vector of its distance, (..., near, Dv)."""
     part, grid, dim = _part(problem, sides.near_mask()), problem.grid(), problem.value.shape[-1]
     value, marks = problem.value, sides.marks(grid, problem.value)
-    leading = torch.broadcast_shapes(value.shape[:-1], marks.shape[:-1])
+    leading = broadcast_shapes(value.shape[:-1], marks.shape[:-1])
     marked = torch.cat([each.expand(*leading, -1) for each in (value, marks)], -1)
     output, lse = _run(replace(part, value=marked), kernel)
     return output[..., :dim] + sides.by_distance(grid, output[..., dim:]) @ vectors.to(output.dtype), lse

@@ -1,5 +1,6 @@
 """KERPLE and FIRE against their formulas in float64, with the gradients of their parameters."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -114,3 +115,14 @@ def test_a_power_of_one_is_alibi():
 def test_arguments_that_do_not_fit_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_hidden_features_of_fire_in_parts_are_those_together(monkeypatch):
+    torch.manual_seed(0)
+    shapes = ((8,), (8,), (3, 8), (3,), (), ())
+    parameters = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    bias = biases.fire(*parameters[:4], rate=parameters[4], threshold=parameters[5])
+    grid = Grid.from_lengths(37, 53)
+    together = bias.values(grid)
+    monkeypatch.setattr(sys.modules["regard.biases.fire"], "MOST_HIDDEN", 3 * 37 * 53)  # its name is a function, too
+    torch.testing.assert_close(bias.values(grid), together, rtol=1e-12, atol=1e-12)

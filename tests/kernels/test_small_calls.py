@@ -1,6 +1,8 @@
 """Repeated small calls: what is memoized for one call never decides another that differs in anything that counts."""
 
+import copy
 import gc
+import pickle
 import re
 import weakref
 from functools import partial
@@ -10,12 +12,12 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import masks, native, normalizers, small_calls
+from regard import biases, masks, native, normalizers, small_calls
 from regard.errors import ConfigurationError, ShapeError
 from regard.kernels.hooks import attention_hook
 from regard.kernels.planning.rates import ZEN_4
 from regard.masks.padding import Padding
-from regard.tiles.memo import memo_of
+from regard.tiles.memo import memo_of, memo_of_bias
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="without native code no call is small")
 
@@ -296,3 +298,63 @@ def test_errors_are_those_of_attention():
         with pytest.raises(ConfigurationError, match="needs a finite number"):
             regard.attention(query, key, value, scale=float("nan"))
     assert known() == []
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.causal() | masks.prefix(4), masks.strided(3)])
+def test_a_bias_that_is_kept_is_evaluated_once(mask, monkeypatch):
+    bias, evaluated = biases.alibi(3), []
+    of = type(bias).values_at
+    monkeypatch.setattr(type(bias), "values_at", lambda *given: (evaluated.append(given), of(*given))[1])
+    tensors = inputs(2, 3, 37, 5)
+    for _ in range(3):
+        regard.attention(*tensors, mask=mask, bias=bias)
+    before = len(evaluated)
+    found = regard.attention(*tensors, mask=mask, bias=bias)
+    assert len(evaluated) == before
+    expected = regard.attention(*(each.double() for each in tensors), mask=mask, bias=bias, kernel="reference")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_with_a_bias_that_is_kept():
+    bias, mask = biases.from_mod(lambda score, b, h, q, k: score - 0.1 * (q - k) ** 2), masks.causal() | masks.prefix(3)
+    tensors = [tensor.requires_grad_() for tensor in inputs(2, 3, 13, 5)]
+    expected = torch.autograd.grad(
+        regard.attention(*tensors, mask=mask, bias=bias, kernel="reference").square().sum(), tensors
+    )
+    for _ in range(4):
+        found = torch.autograd.grad(regard.attention(*tensors, mask=mask, bias=bias).square().sum(), tensors)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_known_of_a_bias_is_of_these_numbers():
+    slopes, tensors = torch.rand(2), inputs(2, 2, 16, 8)
+    bias = biases.alibi(slopes)
+    for _ in range(3):
+        agrees(tensors, bias=bias)
+        slopes.mul_(-2)
+    slopes.requires_grad_()
+    (found,) = torch.autograd.grad(regard.attention(*tensors, bias=bias).square().sum(), slopes)
+    (expected,) = torch.autograd.grad(regard.attention(*tensors, bias=bias, kernel="reference").square().sum(), slopes)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_that_content_decides_is_of_each_call():
+    vectors = torch.randn(2, 6, 8)
+    bias, wide = (biases.shaw(each, before=3, after=2) for each in (vectors, vectors.double()))
+    for _ in range(4):
+        tensors = inputs(1, 2, 16, 8)
+        expected = regard.attention(*(tensor.double() for tensor in tensors), bias=wide, kernel="reference")
+        torch.testing.assert_close(regard.attention(*tensors, bias=bias).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_known_of_a_bias_goes_with_it_and_into_no_copy():
+    bias = biases.alibi(2)
+    agrees(inputs(2, 2, 16, 8), bias=bias)
+    memo = memo_of_bias(bias)
+    assert memo is not None
+    assert len(memo.calls) == 1
+    assert vars(copy.deepcopy(bias)).keys() == vars(pickle.loads(pickle.dumps(bias))).keys() == {"slopes"}
+    gone = weakref.ref(bias)
+    del bias, memo
+    gc.collect()
+    assert gone() is None

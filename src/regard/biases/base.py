@@ -114,6 +114,13 @@ class Bias(ABC):
                 values = self.with_parameters(parameters).values(grid)
             add_gradients(values, summed_to(upstream, values.shape), parameters, into)
 
+    def __getstate__(self) -> object:
+        """What copies and files get: the fields, without what is remembered of the bias."""
+        state = super().__getstate__()
+        if isinstance(state, dict):
+            return {name: value for name, value in state.items() if not name.startswith("_memo")}
+        return state
+
     def _tensor_fields(self) -> list[str]:
         if not is_dataclass(self):
             raise ConfigurationError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.score_forms import at_least_float32
@@ -164,13 +165,13 @@ def _only(found: Tensor) -> int | None:
 
 def _gather(rows: Tensor, found: Tensor) -> Tensor:
     """rows[..., i, found[..., i, j]], (..., m, n), for rows (..., m, columns) and found (..., m, n)."""
-    leading = torch.broadcast_shapes(rows.shape[:-1], found.shape[:-1])
+    leading = broadcast_shapes(rows.shape[:-1], found.shape[:-1])
     return rows.expand(*leading, -1).gather(-1, found.expand(*leading, -1))
 
 
 def _scatter_add(target: Tensor, found: Tensor, upstream: Tensor) -> None:
     """Add the gradient of `_gather` to that of its rows, (..., m, columns), in place."""
-    leading = torch.broadcast_shapes(target.shape[:-2], found.shape[:-2])
+    leading = broadcast_shapes(target.shape[:-2], found.shape[:-2])
     upstream = at_least_float32(upstream)
     upstream = upstream.sum_to_size(*leading[max(len(leading) - upstream.ndim + 2, 0) :], *upstream.shape[-2:])
     if (column := _only(found)) is not None:

@@ -14,6 +14,8 @@ from .base import Bias, describe_tensor, is_floating
 
 SMALLEST_LOG = 1e-6
 """Added to the logarithm that is divided by: 0 where query position and threshold are 0."""
+MOST_HIDDEN = 2**22
+"""The most numbers of hidden features, over all pairs of a tile, that are in memory at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,11 +36,15 @@ class Fire(Bias):
         away = torch.log1p(rate.abs() * (grid.key - grid.query).abs())  # [m, n] or [*batch, 1, m, n]
         most = torch.log1p(rate.abs() * torch.maximum(grid.query.to(rate.dtype), threshold.abs()))
         share = away / (most + SMALLEST_LOG)
-        # A hidden feature at a time: all of them for all pairs would take as many times the memory.
-        values = output_bias[:, None, None]
-        share = share if share.ndim == 2 or grid.heads else share.unsqueeze(-3)
-        for weight, bias, column in zip(hidden_weight, hidden_bias, output_weight.mT, strict=True):
-            values = values + column[:, None, None] * torch.relu(weight * share + bias)
+        share = share.squeeze(-3) if share.ndim > 2 and grid.heads else share  # [..., m, n]
+        values = output_bias
+        # Some hidden features at a time: all of them for many pairs would take as many times the memory.
+        together = max(MOST_HIDDEN // max(share.numel(), 1), 1)
+        for first in range(0, len(hidden_weight), together):
+            some = slice(first, first + together)
+            hidden = torch.relu(torch.addcmul(hidden_bias[some], share.unsqueeze(-1), hidden_weight[some]))
+            values = values + hidden @ output_weight[:, some].mT  # [..., m, n, H]
+        values = values.movedim(-1, -3)
         return values if grid.heads or values.shape[-3] != 1 else values.squeeze(-3)
 
     def __repr__(self) -> str:

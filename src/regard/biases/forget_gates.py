@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.problem import Problem
@@ -148,7 +149,7 @@ def _at_queries(problem: Problem, sums: Tensor) -> Tensor:
         return sums[..., first : first + queries]
     grid = problem.grid()
     at, has = grid.query_positions.long(), grid.key_positions.long()
-    batch = torch.broadcast_shapes(at.shape[:-1], has.shape[:-1])
+    batch = broadcast_shapes(at.shape[:-1], has.shape[:-1])
     has, order = has.expand(*batch, -1).sort(-1)
     at = at.expand(*batch, -1).contiguous()
     found = torch.searchsorted(has, at).clamp(max=max(keys - 1, 0))
@@ -157,7 +158,7 @@ def _at_queries(problem: Problem, sums: Tensor) -> Tensor:
     numbers = order.gather(-1, found)  # [*batch, M]
     if problem.heads and batch:
         numbers = numbers.unsqueeze(-2)
-    leading = torch.broadcast_shapes(sums.shape[:-1], numbers.shape[:-1])
+    leading = broadcast_shapes(sums.shape[:-1], numbers.shape[:-1])
     return sums.expand(*leading, -1).gather(-1, numbers.expand(*leading, -1))
 
 

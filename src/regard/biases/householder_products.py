@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.problem import Problem
@@ -248,7 +249,7 @@ def carried_keys(before: Tensor, keys: Tensor, vectors: Tensor, beta: Tensor) ->
 
 def _solved(system: Tensor, products: Tensor, *, upper: bool) -> Tensor:
     """X with X (I + system) = products, for a system that is strictly triangular."""
-    leading = torch.broadcast_shapes(system.shape[:-2], products.shape[:-2])
+    leading = broadcast_shapes(system.shape[:-2], products.shape[:-2])
     system, products = (each.expand(*leading, *each.shape[-2:]) for each in (system, products))
     return torch.linalg.solve_triangular(system, products, upper=upper, left=False, unitriangular=True)
 
@@ -266,7 +267,7 @@ def _places(grid: Grid) -> Tensor:
     has = grid.key_positions.long()
 
     def place(positions: Tensor) -> Tensor:
-        batch = torch.broadcast_shapes(positions.shape[:-1], has.shape[:-1])
+        batch = broadcast_shapes(positions.shape[:-1], has.shape[:-1])
         keys, queries = (each.expand(*batch, -1).contiguous() for each in (has, positions))
         return torch.searchsorted(keys, queries, right=True) - 1
 

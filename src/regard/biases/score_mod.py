@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.finite import all_finite, waits
 from ..core.grid import Grid
 from ..core.mixed_devices import refuse_mixed_devices
@@ -132,7 +133,7 @@ class ScoreModBias(Bias):
 
     def _evaluated(self, score: Tensor, indices: tuple[Tensor, ...]) -> Tensor:
         """The function of one score and many pairs, whose indices broadcast: (..., M|1, N|1)."""
-        shape = torch.broadcast_shapes(*(index.shape for index in indices))
+        shape = broadcast_shapes(*(index.shape for index in indices))
         if not shape.numel():
             return score.expand(shape)
         try:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .broadcasting import broadcast_shapes
+
 
 def extremes(table: Tensor, before: Sequence[Tensor | int], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the greatest entry in low..high of the last axis, for indices `before` into the axes before it.
@@ -217,7 +219,7 @@ class Interval(_TorchLike):
     @property
     def shape(self) -> torch.Size:
         """The shape of both ends, broadcast."""
-        return torch.broadcast_shapes(self.low.shape, self.high.shape)
+        return broadcast_shapes(self.low.shape, self.high.shape)
 
     def __add__(self, other: Number) -> Interval:
         other = Interval.convert(other)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .broadcasting import broadcast_shapes
 from .large_results import LARGE_BYTES, new_large
 from .onednn import batched_linear, transposed_product, uses_onednn
 from .torch_modes import under_transform
@@ -25,7 +26,7 @@ def large_product(left: Tensor, right: Tensor) -> Tensor:
     >>> large_product(torch.ones(2, 3), torch.ones(4, 3)).shape
     torch.Size([2, 4])
     """
-    leading = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    leading = broadcast_shapes(left.shape[:-2], right.shape[:-2])
     large = math.prod((*leading, left.shape[-2], right.shape[-2])) * left.element_size() >= LARGE_BYTES
     if under_transform() or not left.is_cpu or not large or left.dtype != right.dtype:
         return left @ right.mT
@@ -38,7 +39,7 @@ class _LargeProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
         ctx.save_for_backward(left, right)
-        leading = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        leading = broadcast_shapes(left.shape[:-2], right.shape[:-2])
         result = new_large(left, *leading, left.shape[-2], right.shape[-2])
         if not uses_onednn(_first(left)[:ROWS_AT_ONCE], _first(right)):
             return torch.matmul(left, right.mT, out=result)

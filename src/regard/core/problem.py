@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DeviceError, MaskError, ShapeError
+from .broadcasting import broadcast_shapes
 from .dropout import Dropout
 from .grid import WHOLE, Grid
 from .normalizer import SOFTMAX, Normalizer, OrderedNormalizer, RatioNormalizer
@@ -68,7 +69,7 @@ class Problem:
         last = -3 if query.ndim >= 4 else -2
         batches = query.shape[:last], self.pairs.key.shape[:last], self.value.shape[:last]
         alike = batches[0] == batches[1] == batches[2]  # the usual case, and much the faster to see
-        batch = batches[0] if alike else torch.broadcast_shapes(*batches)
+        batch = batches[0] if alike else broadcast_shapes(*batches)
         return torch.Size((*batch, *query.shape[last:-1], self.keys))
 
     @property

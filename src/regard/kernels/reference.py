@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..backends.torch.dense_block import LONG_ROW
+from ..core.normalizer import OrderedNormalizer
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs
 from ..tiles.mask_tiles import distinct_matrices
@@ -33,6 +34,8 @@ from .planning.unit_costs import (
 from .planning.unit_prices import price
 
 BACKWARD_STORED = price("reference.backward_stored")
+ROW_CALLS = 30.0
+"""The calls of torch's operators for each row of a normalizer that takes them one after another."""
 
 
 LONG_ROW_WIDENED = price("reference.long_row_widened")
@@ -56,6 +59,7 @@ class ReferenceKernel:
         steps = (masks > 0) + (biases > 0) + 3 * (problem.softcap is not None) + 3 * (problem.dropout is not None)
         evaluations = problem.queries * problem.keys * (MASK * masks + bias_passes(problem) * biases)
         width = problem.value.shape[-1] + features * (not additive)
+        ordered = isinstance(problem.normalizer, OrderedNormalizer)
         rows = heads_per_key(problem) * problem.queries
         flops, streamed = product_work(pairs, rows, width)
         return Cost(
@@ -73,7 +77,7 @@ class ReferenceKernel:
             + evaluated(problem, evaluations, times=1, backward=BACKWARD_STORED)
             + WIDEN * widened_numbers(problem) * (LONG_ROW_WIDENED if _is_long_row(problem) else 1.0),
             moved=bytes_read(problem),
-            calls=40.0 + 20.0 * bool(masks) + 10.0 * steps,
+            calls=40.0 + 20.0 * bool(masks) + 10.0 * steps + ROW_CALLS * ordered * problem.queries,
             note="it computes all pairs, and keeps them in memory",
         )
 

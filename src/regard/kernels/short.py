@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from ..backends.base import ShortPass, ShortRows
 from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..backends.torch.row_loop import RowAttention
 from ..backends.torch.tile_loop import TiledAttention
-from ..biases import RelativeBias
-from ..biases.base import TensorBias
+from ..biases import Bias, RelativeBias
+from ..biases.base import TensorBias, summed_to
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import CheckedGradients
 from ..core.normalizer import Normalizer
@@ -24,7 +24,7 @@ from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
 from ..masks import Mask
 from ..masks.tensor_mask import TensorMask
-from ..tiles.dense_mask import dense_mask
+from ..tiles.dense_mask import MAX_MEMO_PAIRS, dense_mask
 from ..tiles.diagonals import bias_along, distances
 from ..tiles.landmark_blocks import LandmarkBlocks
 from ..tiles.mask_tiles import distinct_matrices
@@ -44,6 +44,8 @@ TERM = price("short.term")
 TERM_CALLS = price("short.term_calls")
 LAID_OUT = price("short.laid_out")
 AS_THEY_ARE = price("short.as_they_are")
+MAX_PAIRS_OF_BIAS = 2**16
+"""Up to so many pairs a bias with a gradient is evaluated once, and what autograd needs of it is kept."""
 ROWS_AT_ONCE = 8
 """For so many rows at once, all that one of them reads is computed."""
 
@@ -141,6 +143,8 @@ class ShortKernel:
         prepared = _maker(value)[1].prepare(pairs.scale, spans, query, key, value, problem.normalizer)
         if prepared.copies:
             return apply_kernel(problem, self)
+        if problem.bias_requires_grad():
+            problem = _with_bias_of_pairs(problem)
         terms = None
         if has_terms(problem) and (terms := _pair_terms(BatchedProblem.from_problem(problem))) is None:
             return apply_kernel(problem, self)
@@ -153,11 +157,18 @@ class ShortKernel:
     def prepare_call(self, problem: Problem) -> PreparedCall | None:
         """What computes a problem and all of its kind, where they are one call; None where nothing is known of it."""
         pairs, value = problem.pairs, problem.value
-        if not isinstance(pairs, DotPairs) or not has_short_tensors(problem) or has_terms(problem):
+        if not isinstance(pairs, DotPairs) or not has_short_tensors(problem):
             return None
-        spans = key_spans(problem)
+        spans, terms = key_spans(problem), None
+        if has_terms(problem):
+            if problem.queries * problem.keys > MAX_MEMO_PAIRS:
+                return None
+            with torch.inference_mode(False):  # an inference tensor would be of no use to a call with gradients
+                terms = _pair_terms(BatchedProblem.from_problem(problem))
+            if terms is None:
+                return None
         prepared = _maker(value)[1].prepare(pairs.scale, spans, pairs.query, pairs.key, value, problem.normalizer)
-        return None if prepared.copies else PreparedCall(pairs.scale, spans, prepared, problem.normalizer)
+        return None if prepared.copies else PreparedCall(pairs.scale, spans, prepared, problem.normalizer, terms)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
@@ -185,23 +196,30 @@ class ShortKernel:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PreparedCall:
-    """What is known of calls with the same shapes, strides, dtype, mask and scale, which have no terms of pairs."""
+    """What is known of calls with the same shapes, strides, dtype, mask, bias and scale.
+
+    terms: of a mask and a bias that hold the same numbers in each of these calls.
+    """
 
     scale: float
     spans: Tensor | None
     prepared: ShortPass
     normalizer: Normalizer | None
+    terms: PairTerms | None
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, *, learned: bool) -> Tensor | None:
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, *, learned: bool
+    ) -> Tensor | None:
         """The output of such a call, differentiable if `learned`; None as `attend_without_gradient`."""
         if learned:
             return attend_with_gradient(
-                Problem(DotPairs(query, key, self.scale), value, mask, normalizer=self.normalizer),
+                Problem(DotPairs(query, key, self.scale), value, mask, bias, normalizer=self.normalizer),
                 self.prepared,
                 self.spans,
+                self.terms,
             )
         masked = mask is not None or self.normalizer is not None
-        return attend_without_gradient(self.prepared, self.spans, query, key, value, masked=masked)
+        return attend_without_gradient(self.prepared, self.spans, query, key, value, self.terms, masked=masked)
 
 
 def _maker(value: Tensor) -> tuple[str, ShortRows]:
@@ -317,6 +335,9 @@ def _bias_gradients(problem: Problem, of_bias: Tensor | None, needed: Sequence[b
     """The gradients of the bias's parameters where they are needed."""
     if problem.bias is None or of_bias is None:
         return [None] * len(needed)
+    if isinstance(problem.bias, TensorBias) and problem.heads:
+        pairs = problem.bias.pairs
+        return [summed_to(of_bias, pairs.shape).to(pairs.dtype)]
     parameters = problem.bias.parameters()
     into = [
         torch.zeros_like(at_least_float32(each)) if need else None
@@ -346,6 +367,18 @@ _apply_short = super(torch.autograd.Function, _AttendShort).apply  # pyright: ig
 def has_terms(problem: Problem) -> bool:
     """Whether scores have more than products and spans: a bias, or a mask whose rows are no spans."""
     return problem.bias is not None or (problem.mask is not None and not has_spans(problem.mask, problem))
+
+
+def _with_bias_of_pairs(problem: Problem) -> Problem:
+    """The problem with its bias as numbers over the pairs, which autograd differentiates, where these are few.
+
+    To evaluate it again in the backward pass would take longer. Not of one by distance, which has few numbers.
+    """
+    by_distance = isinstance(problem.bias, RelativeBias) and problem.shift is not None
+    if by_distance or isinstance(problem.bias, TensorBias) or problem.queries * problem.keys > MAX_PAIRS_OF_BIAS:
+        return problem
+    values = problem.bias_values()
+    return problem if values is None else replace(problem, bias=TensorBias(values))
 
 
 def _pair_terms(batched: BatchedProblem) -> PairTerms | None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..biases import Bias, as_bias
+from ..core.broadcasting import broadcast_shapes
 from ..core.dropout import Dropout
 from ..core.finite import all_finite, waits
 from ..core.normalizer import Normalizer
@@ -204,7 +205,7 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     batches = query.shape[:batch], key.shape[:batch], value.shape[:batch]
     if not batches[0] == batches[1] == batches[2]:
         try:
-            torch.broadcast_shapes(*batches)
+            broadcast_shapes(*batches)
         except RuntimeError:
             hint = " Three-dimensional input is (batch, length, dim); heads need a fourth." if query.ndim == 3 else ""
             raise ShapeError(

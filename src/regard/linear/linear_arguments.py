@@ -12,6 +12,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.grid import Grid
 from ..errors import ConfigurationError, DtypeError, MaskError, ShapeError
 from ..kernels.validation import check_device
@@ -54,9 +55,7 @@ class BatchAxes:
         """Those of query, key and value."""
         has_heads = tensors[0].ndim > 3
         first, *others = (tensor.shape[: -3 if has_heads else -2] for tensor in tensors)
-        return cls(
-            first if all(other == first for other in others) else torch.broadcast_shapes(first, *others), has_heads
-        )
+        return cls(first if all(other == first for other in others) else broadcast_shapes(first, *others), has_heads)
 
     def as_4d(self, tensor: Tensor, trailing: int = 2) -> Tensor:
         """(B, heads, ...) with `trailing` more axes: a view wherever possible."""
@@ -86,7 +85,7 @@ def kept_keys(mask: LinearMask, axes: BatchAxes, key: Tensor) -> Tensor | None:
         return None
     needs = (*axes.batch, key.shape[1], length) if axes.has_heads else (*axes.batch, length)
     try:
-        keep = keep.expand(torch.broadcast_shapes(keep.shape, (1,) * len(needs)))
+        keep = keep.expand(broadcast_shapes(keep.shape, (1,) * len(needs)))
         keep.expand(needs)
     except RuntimeError:
         raise MaskError(
@@ -344,7 +343,7 @@ def _gate(name: str, gate: Tensor, axes: BatchAxes, key: Tensor) -> Tensor:
     always = name in ("removal", "bonus")
     shape = per_head if not always and gate.ndim == len(per_head) else (*per_head, features)
     try:
-        fits = gate.ndim == len(shape) and torch.broadcast_shapes(gate.shape, shape) == torch.Size(shape)
+        fits = gate.ndim == len(shape) and broadcast_shapes(gate.shape, shape) == torch.Size(shape)
     except RuntimeError:
         fits = False
     if not fits:

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeGuard, overload
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.grid import Blocks, Grid, broadcast_together
 from ..core.intervals import FULL, PARTIAL, Ternary, evaluate_tiles
 from ..core.mixed_devices import refuse_mixed_devices
@@ -234,7 +235,7 @@ class Mask(ABC):
         verdicts = self.verdicts(blocks)
         if (verdicts == PARTIAL).any():  # tiles that nothing is known of lack the leading axes of their pairs
             one = self.evaluate(grid.tile(slice(0, 1), slice(0, 1)))
-            verdicts = verdicts.expand(*torch.broadcast_shapes(one.shape[:-2], verdicts.shape[:-2]), *blocks.shape)
+            verdicts = verdicts.expand(*broadcast_shapes(one.shape[:-2], verdicts.shape[:-2]), *blocks.shape)
         leading = verdicts.shape[:-2]
         kept = int(((verdicts == FULL) * blocks.areas).sum())
         for row, column in (verdicts == PARTIAL).unsqueeze(0).flatten(0, -3).any(0).nonzero().tolist():

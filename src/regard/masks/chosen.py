@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.grid import WHOLE, Blocks, Grid
 from ..core.intervals import Ternary, Undecided
 from ..core.torch_modes import under_transform
@@ -249,7 +250,7 @@ def _found(chosen: Tensor, blocks: Tensor) -> Tensor:
     """Which keys, in blocks (..., 1, n), are in one of the chosen blocks (..., m or 1, K) of each row."""
     if torch.compiler.is_compiling():  # graphs that are exported have no operator for a search
         return (chosen.unsqueeze(-1) == blocks.unsqueeze(-2)).any(-2) & (blocks >= 0)
-    leading = torch.broadcast_shapes(chosen.shape[:-1], blocks.shape[:-1])
+    leading = broadcast_shapes(chosen.shape[:-1], blocks.shape[:-1])
     chosen = chosen.sort(-1).values.expand(*leading, -1).contiguous()
     blocks = blocks.expand(*leading, -1).contiguous()
     at = torch.searchsorted(chosen, blocks).clamp(max=chosen.shape[-1] - 1)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.tensor_memo import copy_on
 from ..errors import MaskError
 from .base import Kept, Mask, Pairs
@@ -158,7 +159,7 @@ def _ids_at(mask: Mask, ids: Tensor, positions: Tensor, mend: str) -> Tensor:
     if ids.ndim > 2 and positions.ndim > 1:
         positions = positions.unsqueeze(-2)
     try:
-        leading = torch.broadcast_shapes(ids.shape[:-1], positions.shape[:-1])
+        leading = broadcast_shapes(ids.shape[:-1], positions.shape[:-1])
     except RuntimeError:
         has, sits = ids.shape[:-1], positions.shape[:-1]
         of_heads = " and heads" if ids.ndim > 2 else ""

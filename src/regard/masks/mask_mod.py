@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.broadcasting import broadcast_shapes
 from ..core.grid import Blocks
 from ..core.intervals import Ternary, Undecided
 from ..core.mixed_devices import refuse_mixed_devices
@@ -75,7 +76,7 @@ class MaskModMask(Mask):
         """The function evaluated for one pair at a time, mapped over all pairs by torch."""
         from torch.nn.attention.flex_attention import create_mask  # imports torch's compiler, which few functions need
 
-        leading = torch.broadcast_shapes(*(index.shape[:-2] for index in (batch, head, query, key)))
+        leading = broadcast_shapes(*(index.shape[:-2] for index in (batch, head, query, key)))
         rows, columns = query.shape[-2], key.shape[-1]
         if not leading.numel() * rows * columns:
             return torch.zeros(*leading, rows, columns, dtype=torch.bool, device=query.device)

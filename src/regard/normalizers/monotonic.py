@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import reduce
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -64,8 +65,10 @@ class Monotonic(OrderedNormalizer):
     def alignments(self, scores: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The probabilities of stopping at a key, w, of getting to it, q, and of stopping where one is, p."""
         stop = torch.sigmoid(scores + over_heads(self.bias, scores))
-        going_on = pad(1.0 - stop, (1, 0))[..., :-1]  # 0 before the first key
         start = pad(torch.ones_like(scores[..., 0, :1]), (0, scores.shape[-1] - 1)) if before is None else before
+        if (code := _code_for(stop, start)) is not None:
+            return *code.forward(stop, start), stop
+        going_on = pad(1.0 - stop, (1, 0))[..., :-1]  # 0 before the first key
         rows, reached = [], []
         for row in range(scores.shape[-2]):
             reached.append(_running_sum(start, going_on[..., row, :]))
@@ -82,13 +85,8 @@ class Monotonic(OrderedNormalizer):
         """
         alignments, reached, stop = self.alignments(scores, before)
         of_alignments, of_scores = self._of_weights(alignments, scores, upstream)
-        of_stop, later = torch.empty_like(stop), torch.zeros_like(stop[..., 0, :])
-        if upstream_after is not None:
-            later = later + upstream_after
-        for row in range(scores.shape[-2] - 1, -1, -1):
-            own, above = stop[..., row, :], of_alignments[..., row, :] + later
-            later = _running_sum((own * above).flip(-1), (1.0 - own).flip(-1)).flip(-1)
-            of_stop[..., row, :] = reached[..., row, :] * (above - pad(later, (0, 1))[..., 1:])
+        later = torch.zeros_like(stop[..., 0, :]) if upstream_after is None else upstream_after.to(stop.dtype)
+        of_stop, later = _row_gradients(stop, reached, of_alignments, later)
         slopes = stop * torch.sigmoid(-(scores + over_heads(self.bias, scores)))  # never p (1 - p), 0 where p is near 1
         by_scores = of_stop * slopes
         parameters = (sum_over_heads(self.bias, by_scores),) if isinstance(self.bias, Tensor) else ()
@@ -138,15 +136,18 @@ class MoChA(Monotonic):
 
     def from_alignments(self, alignments: Tensor, scores: Tensor) -> Tensor:
         """The probabilities of stopping, each divided among the keys of its chunk."""
-        keys = scores.shape[-1]
-        chunks = pad(scores, (self.width - 1, 0), value=-INFINITY).unfold(-1, self.width, 1)  # [..., M, N, width]
+        keys, padded = scores.shape[-1], pad(scores, (self.width - 1, 0), value=-INFINITY)
+        chunks = [padded[..., place : place + keys] for place in range(self.width)]  # by the last key of each chunk
         # By chunk: shifted by the maximum of the row, a chunk far below it would be 0 / 0.
-        exists = (chunks > -INFINITY).any(-1, keepdim=True)
-        within = torch.where(exists, chunks, 0.0).softmax(-1) * alignments.unsqueeze(-1)
-        weights = torch.zeros_like(scores)
-        for place in range(self.width):  # of the key at `width - 1 - place` positions before the end of its chunk
+        peak = reduce(torch.maximum, chunks).detach()
+        peak = peak.masked_fill(peak == -INFINITY, 0.0)
+        exponentials = [(chunk - peak).exp() for chunk in chunks]
+        total = sum(exponentials[1:], exponentials[0])
+        share = alignments / total.masked_fill(total == 0, 1.0)
+        weights = exponentials[-1] * share
+        for place, own in enumerate(exponentials[:-1]):  # of the key at `width - 1 - place` positions before the end
             ahead = min(self.width - 1 - place, keys)
-            weights = weights + pad(within[..., ahead:, place], (0, ahead))
+            weights = weights + pad((own * share)[..., ahead:], (0, ahead))
         return weights
 
     def _of_weights(self, alignments: Tensor, scores: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -155,6 +156,46 @@ class MoChA(Monotonic):
             weights = self.from_alignments(leaves[0], leaves[1])
         of_alignments, of_scores = torch.autograd.grad(weights, leaves, upstream)
         return of_alignments, of_scores.masked_fill_(scores == -INFINITY, 0.0)
+
+
+class MonotonicRows(Protocol):
+    """A backend's code for rows of which each follows from the one before, (..., M, N), from `before` (..., N)."""
+
+    def takes(self, *rows: Tensor) -> bool:
+        """Whether it computes rows of this dtype and device."""
+        ...
+
+    def forward(self, stop: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """The w and q of `Monotonic.alignments`."""
+        ...
+
+    def backward(self, stop: Tensor, reached: Tensor, of_alignments: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
+        """The p̄ of `Monotonic.backward_after`, and q̄ of the first row."""
+        ...
+
+
+_codes: list[MonotonicRows] = []
+
+
+def register_rows(code: MonotonicRows) -> None:
+    """Have a backend compute the rows that it takes."""
+    _codes.append(code)
+
+
+def _code_for(*rows: Tensor) -> MonotonicRows | None:
+    return next((code for code in _codes if code.takes(*rows)), None)
+
+
+def _row_gradients(stop: Tensor, reached: Tensor, of_alignments: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients in p, and in the w of the row before the first."""
+    if (code := _code_for(stop, reached, of_alignments, later)) is not None:
+        return code.backward(stop, reached, of_alignments, later)
+    of_stop = torch.empty_like(stop)
+    for row in range(stop.shape[-2] - 1, -1, -1):
+        own, above = stop[..., row, :], of_alignments[..., row, :] + later
+        later = _running_sum((own * above).flip(-1), (1.0 - own).flip(-1)).flip(-1)
+        of_stop[..., row, :] = reached[..., row, :] * (above - pad(later, (0, 1))[..., 1:])
+    return of_stop, later
 
 
 def _running_sum(added: Tensor, kept: Tensor) -> Tensor:

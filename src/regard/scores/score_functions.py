@@ -259,7 +259,7 @@ class Concat(Score):
 class Location(Score):
     """score(q, key j) = (W q)_j, with W of (max length, query dim): a score per key index, from the query alone.
 
-    As a pair form it is the dot product of W q with the one-hot vector of j, the index of the key in the call, from 0.
+    As a pair form it is the dot product of q with row j of W, j the index of the key in the call, from 0.
 
     Raises:
         ShapeError: more keys than `max_length`.
@@ -280,7 +280,7 @@ class Location(Score):
 
     def project_query(self, query: Tensor) -> Tensor:
         check_dim(self, "query", query, self.query_dim)
-        return functional.linear(query, self.weight)
+        return query
 
     def project_key(self, key: Tensor) -> Tensor:
         length = key.shape[-2]
@@ -289,8 +289,7 @@ class Location(Score):
                 f"key has {length} positions, but {self} was made for at most max_length={self.max_length}: "
                 "shorten the sequence or create the score with a larger max_length"
             )
-        one_hot = torch.eye(length, self.max_length, dtype=self.weight.dtype, device=key.device)
-        return one_hot.expand(*key.shape[:-2], length, self.max_length)
+        return self.weight[:length].expand(*key.shape[:-2], length, self.query_dim)
 
     def form(self, query: Tensor, key: Tensor) -> DotPairs:
         return DotPairs(query, key.to(query.dtype), 1.0)

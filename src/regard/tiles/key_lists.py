@@ -13,6 +13,7 @@ from torch import Tensor
 from ..biases import RelativeBias
 from ..biases.base import add_gradients, leaves
 from ..core.batched_problem import BatchedProblem
+from ..core.broadcasting import broadcast_shapes
 from ..core.grid import WHOLE, Grid
 from ..core.problem import Problem
 from ..masks import Mask
@@ -211,7 +212,7 @@ def _at_listed(batched: BatchedProblem, numbers: Tensor, evaluate: Callable[[Gri
     for start in range(0, queries, height):
         rows = slice(start, min(start + height, queries))
         values, here = evaluate(batched.grid.tile(rows, WHOLE)), at[:, :, rows]
-        leading = torch.broadcast_shapes(values.shape[:2], here.shape[:2])
+        leading = broadcast_shapes(values.shape[:2], here.shape[:2])
         values = values.expand(*leading, here.shape[2], keys)
         found.append(values.gather(-1, here.expand(*leading, -1, -1)))
     return found[0] if len(found) == 1 else torch.cat(found, 2)

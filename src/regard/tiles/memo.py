@@ -1,4 +1,4 @@
-"""What is remembered of a mask: values that follow from it, and small calls.
+"""What is remembered of a mask: values that follow from it, and small calls; of a bias small calls.
 
 It lives as long as the mask, or an equal one that reads the same, and holds until something has changed that the mask
 reads: a tensor, or what a function of the user's reads. Where that cannot be known, it holds while a kernel is chosen.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from ..biases import Bias
@@ -59,6 +60,7 @@ class Memo:
 
 _numbers = itertools.count()
 _ANCHOR = "_memo"  # the attribute of a mask that holds its memo: a cycle from one to the other is collected with both
+_SEEN = "_memo_wanted"  # that of a bias that was given before
 _memos: weakref.WeakKeyDictionary[Mask, weakref.ref[Memo]] = weakref.WeakKeyDictionary()
 _recent_masks: deque[Mask] = deque(maxlen=MAX_MASKS)
 _without_mask = Memo(State())
@@ -97,6 +99,35 @@ def _new_memo(mask: Mask) -> Memo:
     if state is not None and not own_tensors and state.tensor_bytes() <= MAX_KEPT_BYTES:
         _recent_masks.append(mask)
     return memo
+
+
+def memo_of_bias(bias: Bias | Tensor) -> Memo | None:
+    """The memo of a bias that is given again, for the numbers that it reads now, of which none has a gradient.
+
+    None of a bias that content decides, or of which it cannot be known whether it has changed. Nor of one that comes
+    for the first time: most that are made for one call never come again.
+    """
+    known = getattr(bias, "__dict__", None)
+    if known is None or not isinstance(bias, Bias):
+        return None
+    memo: Memo | None = known.get(_ANCHOR)
+    if memo is None:
+        known[_ANCHOR] = _new_memo_of_bias(bias) if _SEEN in known else None
+        known[_SEEN] = True
+        return None
+    if memo.state is None:
+        return None
+    if not memo.state.is_current():
+        memo.renew(state_of(bias))
+        return None
+    if torch.is_grad_enabled() and any(each.tensor.requires_grad for each in memo.state.tensors):
+        return None
+    return memo
+
+
+def _new_memo_of_bias(bias: Bias) -> Memo:
+    by_content = any(type(part).bound is not Bias.bound for part in bias_parts(bias))
+    return Memo(None if by_content else state_of(bias))
 
 
 _in_choice: ContextVar[dict[tuple, Any] | None] = ContextVar("values that are asked for while a kernel is chosen")

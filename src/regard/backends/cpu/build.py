@@ -57,6 +57,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "gru_decoder_backward.c",
     "gru_decoder_forward.c",
     "mixed_heads.c",
+    "monotonic.c",
     "paged.c",
     "pair_products.c",
     "panels.c",

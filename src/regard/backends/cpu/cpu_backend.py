@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import library
+from . import library, monotonic_rows  # noqa: F401 (registers its rows)
 from .additive_loop import AdditiveInC
 from .few_queries import FewQueriesInC
 from .flash_tiles import FlashInC

@@ -67,6 +67,8 @@ class Library:
         self.flash_weights = function("flash_weights", c_void_p)
         self.mixed_heads = function("mixed_heads", c_void_p)
         self.mixed_heads_backward = function("mixed_heads_backward", c_void_p)
+        self.monotonic = function("monotonic", c_void_p, c_void_p, *(c_int64,) * 3, c_void_p, c_void_p)
+        self.monotonic_backward = function("monotonic_backward", *(c_void_p,) * 4, *(c_int64,) * 3, c_void_p)
         self.paged = function("paged", c_void_p)
         self.packed_decode = function("packed_decode", c_void_p)
         self.multiplies_bytes = function("multiplies_bytes", returns=c_int64)
