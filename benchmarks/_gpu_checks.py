@@ -76,6 +76,7 @@ def public_calls() -> Iterator[tuple[str, Work]]:
         "dropout": {"mask": causal, "dropout_p": 0.1},
         "sinks": {"sinks": torch.zeros(8, device="cuda")},
         "sigmoid": {"mask": causal, "normalizer": normalizers.Sigmoid()},
+        "chosen keys": {"mask": causal & masks.chosen(torch.randint(512, (2, 1, 512, 64), device="cuda"))},
         "entmax-1.5": {"mask": causal, "normalizer": normalizers.Entmax(1.5)},
     }
     for name, options in calls.items():

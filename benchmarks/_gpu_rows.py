@@ -63,6 +63,12 @@ def structured() -> Iterator[Row]:
     for mask, grad in itertools.product(("window", "documents", "prefix and window"), BOTH):
         name = f"{mask}, 16 heads of 128, n = {LONG:,}, {way(grad)}"
         yield Row(name, partial(work.structured, mask, grad), FLEX, 1.3)
+    for name, group in (
+        ("2,048 keys of each query, 64 heads of 128 and one key head", 64),
+        ("16 blocks of 64 keys of each query, 16 heads", 16),
+    ):
+        what = f"{name}, causal, n = {LONG:,}, with gradients"
+        yield Row(what, partial(work.listed, group), "all keys, ours", 1.0, compared=False)
     for mask in work.SPARSE:
         name, share = (
             f"{mask}, 16 heads of 128, n = {LONG:,}, with gradients, a pair",

@@ -122,6 +122,20 @@ def structured(name: str, gradients: bool, place: Place) -> Sides:
     return either({OURS: partial(regard.attention, mask=mask), "FlexAttention": flex}, inputs)
 
 
+def listed(group: int, place: Place) -> Sides:
+    """Keys that 64 heads share, or blocks of 64 keys that 16 do, listed for each query; beside our causal attention."""
+    inputs = place.tensors(1, group, LONG, 128, key_heads=1, gradients=True)
+    n, size = inputs[0].shape[2], 1 if group == 64 else 64
+    count = max(min(2048 if size == 1 else 16, n // size), 1)
+    ranks = torch.rand(1, 1, n, max(n // size, 1), device=place.device)
+    mask = masks.causal() & masks.blocks(ranks.topk(count, -1).indices, (1, size))
+    sides = {
+        OURS: partial(regard.attention, mask=mask, kernel="gathered"),
+        "all keys, ours": partial(regard.attention, mask=masks.causal()),
+    }
+    return either(sides, inputs)
+
+
 SPARSE = {
     "strided": masks.window(before=128) | masks.strided(128),
     "fixed": masks.fixed(128, 8),

@@ -4,7 +4,8 @@
 
 It needs a CUDA device, torch from 2.11 on with Triton, and this checkout. pytest, flash-linear-attention and
 transformers are left out where they are missing. It ends after eight minutes at most: each section has a share, the
-smallest come first, each row is printed as soon as it is measured, and a row that fails is printed with its error.
+smallest come first, each row is printed and kept as soon as it is measured, and a row that fails is printed with its
+error. What follows a section that crashes or hangs runs in a new process.
 Ratios are the peer's time over ours, medians of both sides in turn in one run; memory is the peak above the inputs.
 `make gpu` calls it.
 """
@@ -16,7 +17,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,7 @@ from _gpu_report import Budget, OutOfTimeError, Report, at_most, chosen, describ
 from _gpu_rows import PARTS  # noqa: E402
 from _gpu_tests import run_marked  # noqa: E402
 from _gpu_timing import COLUMNS, measured, milliseconds  # noqa: E402
+from _gpu_watch import run_watched  # noqa: E402
 
 SECONDS, ROW_SECONDS = 480.0, 60
 """The most that all of it takes, and a row with what is compiled for it."""
@@ -124,6 +126,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help=f"sections, with commas between them: {', '.join(SECTIONS)}")
     parser.add_argument("--budget", type=float, default=SECONDS, help="seconds in all; 480 without it")
     parser.add_argument("--out", type=Path, help="a file for the Markdown")
+    parser.add_argument("--here", action="store_true", help="in this process, in which no section outlives a crash")
     found = parser.parse_args(given)
     try:
         found.sections = chosen(found.only, list(SECTIONS))
@@ -136,8 +139,16 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return found
 
 
-def run(sections: list[str], budget: float, report: Report, out: Path | None) -> None:
-    """Each section in its time; one that fails is said to have failed, and the next one begins."""
+LOST = 3
+"""What a process ends with whose device computes nothing any more."""
+
+
+def run(sections: list[str], budget: float, report: Report) -> None:
+    """Each section in its time; one that fails is said to have failed, and the next one begins.
+
+    Raises:
+        SystemExit: the device is lost to this process.
+    """
     times = Budget({name: SECTIONS[name][1] for name in sections}, budget)
     for name in sections:
         title, _, section = SECTIONS[name]
@@ -147,8 +158,25 @@ def run(sections: list[str], budget: float, report: Report, out: Path | None) ->
             section(report, times.left)
         except (Exception, OutOfTimeError) as error:
             report.line(f"\nThis section failed: {described(error)}")
-        if out is not None:
-            report.write(out)
+        if is_lost():
+            raise SystemExit(LOST)
+
+
+def is_lost() -> bool:
+    """Whether CUDA refuses all further calls of this process."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def command(sections: Sequence[str], seconds: float) -> list[str]:
+    """What runs some sections in a process of its own."""
+    options = ["--here", "--only", ",".join(sections), "--budget", f"{seconds:.1f}"]
+    return [sys.executable, str(Path(__file__).resolve()), *options]
 
 
 def main(given: list[str] | None = None) -> None:
@@ -161,10 +189,18 @@ def main(given: list[str] | None = None) -> None:
         )
         raise SystemExit(2)
     began, report = time.monotonic(), Report()
-    run(found.sections, found.budget, report, found.out)
+    if found.here:
+        run(found.sections, found.budget, report)
+        return
+
+    def keep() -> None:
+        if found.out is not None:
+            report.write(found.out)
+
+    titles = {name: SECTIONS[name][0] for name in found.sections}
+    run_watched(command, titles, found.budget, report, keep)
     report.line(f"\nMeasured in {time.monotonic() - began:.0f} s.")
-    if found.out is not None:
-        report.write(found.out)
+    keep()
 
 
 if __name__ == "__main__":

@@ -71,6 +71,18 @@ def attention_layer(place: Place) -> list[Tensor]:
     return trained(layer, layer(place.numbers(BATCH, TOKENS, DIM), mask=masks.padding(lengths=LENGTHS)))
 
 
+def listed_keys(place: Place) -> list[Tensor]:
+    """Keys listed for the queries of a group of heads, and blocks of them; causal, with the gradients."""
+    leaves = [place.numbers(BATCH, heads, TOKENS, 16).requires_grad_() for heads in (4, 2, 2)]
+    found = []
+    for size, count in ((1, 9), (8, 2)):
+        listed = torch.rand(BATCH, 2, TOKENS, -(-TOKENS // size)).topk(count, -1).indices
+        mask = masks.causal() & masks.blocks(place.put(listed), (1, size))
+        output = regard.attention(*leaves, mask=mask, kernel="gathered")
+        found += [output, *torch.autograd.grad(output.sin().sum(), leaves)]
+    return found
+
+
 def multihead(place: Place) -> list[Tensor]:
     """torch's interface, with its masks and its dropout; the weights beside the output without."""
     layer = place.put(MultiheadAttention(DIM, 4, dropout=0.2, batch_first=True)).train()
@@ -221,7 +233,16 @@ def ring_of_one(place: Place) -> list[Tensor]:
 WORK: dict[str, Callable[[Place], list[Tensor]]] = {
     each.__name__: each
     for each in (
-        *(attention_layer, multihead, steps_of_decoding, swapped_encoder, static_cache, generation, translator),
+        *(
+            attention_layer,
+            listed_keys,
+            multihead,
+            steps_of_decoding,
+            swapped_encoder,
+            static_cache,
+            generation,
+            translator,
+        ),
         *(observed, recorded, linear, ring_of_one),
     )
 }

@@ -30,7 +30,7 @@ def gpu() -> Iterator[SimpleNamespace]:
         "timing": "_gpu_timing",
         "work": "_gpu_work",
     }
-    names |= {"checks": "_gpu_checks", "tests": "_gpu_tests"}
+    names |= {"checks": "_gpu_checks", "tests": "_gpu_tests", "watch": "_gpu_watch"}
     before = sys.path[:]
     sys.path.insert(0, str(FOLDER))
     yield SimpleNamespace(**{name: importlib.import_module(module) for name, module in names.items()})
@@ -127,9 +127,79 @@ class TestReport:
 
         sections = {"a": ("A", 1, fails), "b": ("B", 1, lambda report, left: report.line("b is measured"))}
         monkeypatch.setattr(gpu.script, "SECTIONS", sections)
-        gpu.script.run(["a", "b"], 10.0, gpu.report.Report(), tmp_path / "gpu.md")
-        assert "This section failed: **RuntimeError**: no card\n" in capsys.readouterr().out
-        assert "b is measured" in (tmp_path / "gpu.md").read_text("utf-8")
+        gpu.script.run(["a", "b"], 10.0, gpu.report.Report())
+        printed = capsys.readouterr().out
+        assert "This section failed: **RuntimeError**: no card\n" in printed
+        assert "b is measured" in printed
+
+    def test_a_device_that_is_lost_ends_the_process(self, gpu, monkeypatch, capsys):
+        sections = {name: (name, 1, lambda report, left: report.line("measured")) for name in ("a", "b")}
+        monkeypatch.setattr(gpu.script, "SECTIONS", sections)
+        monkeypatch.setattr(gpu.script, "is_lost", lambda: True)
+        with pytest.raises(SystemExit) as ended:
+            gpu.script.run(["a", "b"], 10.0, gpu.report.Report())
+        assert ended.value.code == gpu.script.LOST
+        assert capsys.readouterr().out.count("measured") == 1
+
+
+SECTION = """
+import os, sys, time
+for name in sys.argv[1].split(","):
+    print(f"\\n### {name}\\n", flush=True)
+    print(f"| {name} is measured |", flush=True)
+    if name == "crashes":
+        os.abort()
+    if name == "hangs":
+        time.sleep(60)
+"""
+
+
+class TestWatched:
+    """Sections in processes of their own, which crash or hang."""
+
+    @pytest.fixture
+    def watched(self, gpu, monkeypatch) -> Callable[..., str]:
+        def watched(*names: str) -> str:
+            monkeypatch.setattr(gpu.watch, "SILENT", 3.0)
+            report, kept = gpu.report.Report(), list[int]()
+
+            def command(sections: Any, seconds: float) -> list[str]:
+                assert 0 < seconds <= 40
+                return [sys.executable, "-c", SECTION, ",".join(sections)]
+
+            titles = {name: name for name in names}
+            gpu.watch.run_watched(command, titles, 40.0, report, lambda: kept.append(len(report.lines)))
+            assert kept[-1] == len(report.lines)
+            return "\n".join(report.lines)
+
+        return watched
+
+    def test_what_ends_well(self, watched):
+        assert watched("a", "b").count("is measured") == 2
+
+    def test_a_crash(self, watched):
+        report = watched("a", "crashes", "b")
+        assert report.count("This section ended: its process ended with -6.") == 1
+        assert [line for line in report.splitlines() if line.startswith("###")] == ["### a", "### crashes", "### b"]
+        assert "| b is measured |" in report
+
+    def test_a_process_that_hangs(self, watched):
+        report = watched("hangs", "b")
+        assert "it neither printed nor ended any more, and was killed" in report
+        assert "| b is measured |" in report
+
+    def test_nothing_that_begins(self, gpu):
+        """A command that ends before its first section does not run for ever."""
+        report = gpu.report.Report()
+        command = [sys.executable, "-c", "raise SystemExit(2)"]
+        gpu.watch.run_watched(lambda *_: command, {"a": "A", "b": "B"}, 40.0, report, lambda: None)
+        assert sum("its process ended with 2" in line for line in report.lines) == 2
+
+    def test_the_command_of_a_section(self, gpu):
+        python, script, *options = gpu.script.command(["card", "decode"], 61.23)
+        assert (python, Path(script)) == (sys.executable, FOLDER / "gpu.py")
+        found = gpu.script.arguments(options)
+        assert (found.sections, found.budget, found.here, found.out) == (["card", "decode"], 61.2, True, None)
 
 
 class TestCells:

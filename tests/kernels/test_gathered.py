@@ -33,7 +33,7 @@ HEADS, KEY_HEADS = 6, 3
 def by(request, monkeypatch) -> str:
     """The backend: what native code computes is computed by torch too."""
     if request.param == "torch":
-        monkeypatch.setattr(gathered, "_maker", lambda value: GatheredByTorch())
+        monkeypatch.setattr(gathered, "_maker", lambda problem: ("torch", GatheredByTorch()))
     return request.param
 
 

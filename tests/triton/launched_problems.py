@@ -19,6 +19,7 @@ from regard.core.batched_problem import BatchedProblem, Saved
 from regard.core.recurrence_problem import RecurrenceProblem
 from regard.kernels.validation import make_problem
 from regard.lenses.base import NativeReduction
+from regard.tiles.key_lists import key_lists, list_terms
 
 BACKEND: Backend = TRITON
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -104,6 +105,39 @@ def thresholds_problems() -> Iterator[LaunchedProblem]:
     for name, options, dim, dtype in table:
         call, capabilities = partial(thresholds, dim, dtype, **options), quick.get((name, dim, dtype), ())
         yield LaunchedProblem(f"thresholds, {name}, {dim}, {dtype_name(dtype)}", call, capabilities)
+
+
+def gathered(dim: int, dtype: torch.dtype, mask: masks.Mask, **options: Any) -> None:
+    """Keys of lists, forward and backward; with the gradient of a bias where there is one."""
+    assert BACKEND.gathered is not None
+    problem = batched(tensors(dim, dim, dtype), mask=mask, **options)
+    assert not BACKEND.gathered.why_not(problem.problem)
+    lists = key_lists(problem)
+    terms, learned = list_terms(problem, lists), "bias" in options
+    results = BACKEND.gathered.forward(problem, lists, terms)
+    BACKEND.gathered.backward(problem, saved(*results, learned=learned), lists, terms, of_added=learned)
+
+
+def gathered_problems() -> Iterator[LaunchedProblem]:
+    def listed(rows: int, columns: int, length: int) -> masks.Mask:
+        indices = torch.zeros(BATCH, KEY_HEADS, LENGTH // rows, length, dtype=torch.int32)
+        return masks.blocks(indices, (rows, columns))
+
+    every: dict[str, Any] = {"bias": biases.alibi(HEADS), "softcap": 30.0, "dropout_p": 0.1}
+    each, blocks, shared = listed(1, 1, 64), listed(1, 64, 4) & masks.causal(), listed(32, 1, 64)
+    table: list[tuple[str, masks.Mask, int, torch.dtype]] = [
+        (name, mask, dim, BF16)
+        for name, mask in (("keys of each query", each), ("blocks, causal", blocks), ("keys of 32 queries", shared))
+        for dim in (64, 128, 256)
+    ]
+    table += [("blocks, causal", blocks, 128, F32), ("keys of 32 queries", shared, 64, F32)]
+    for name, mask, dim, dtype in table:
+        quick = (90,) if (name, dim, dtype) == ("blocks, causal", 128, BF16) else ()
+        call = partial(gathered, dim, dtype, mask)
+        yield LaunchedProblem(f"listed keys, {name}, {dim}, {dtype_name(dtype)}", call, quick)
+    for dim in (64, 128):
+        call = partial(gathered, dim, BF16, shared & masks.causal(), **every)
+        yield LaunchedProblem(f"listed keys, everything, {dim}, bfloat16", call)
 
 
 def few_queries(rows: int, dim: int, dtype: torch.dtype, *, added: bool = False, limits: bool = False) -> None:
@@ -232,6 +266,7 @@ def recurrences_problems() -> Iterator[LaunchedProblem]:
 GROUPS = {
     "flash": flash_problems,
     "normalizer_tiles": thresholds_problems,
+    "gathered": gathered_problems,
     "few_queries": few_queries_problems,
     "additive": additive_problems,
     "weights": weights_problems,

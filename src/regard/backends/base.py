@@ -260,7 +260,15 @@ class GatheredKeys(Protocol):
 
     Where a list is that of a key head, or of a block of queries, what it names is read once for all of their rows. A
     row of which no key is left has output 0 and log-sum-exp -inf.
+
+    in_tiles: whether it computes lists in tiles, as the flash kernel of its backend does: that is its price.
     """
+
+    in_tiles: bool
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """Reasons against a problem; never by the values of its tensors."""
+        ...
 
     def forward(self, batched: BatchedProblem, lists: KeyLists, terms: ListTerms) -> Rows:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M)."""
@@ -269,7 +277,7 @@ class GatheredKeys(Protocol):
     def backward(
         self, batched: BatchedProblem, saved: Saved, lists: KeyLists, terms: ListTerms, *, of_added: bool
     ) -> ListGradients:
-        """The gradients, that of what is added if it is asked for; the same for every number of threads."""
+        """The gradients, that of what is added if it is asked for; on a CPU the same for every number of threads."""
         ...
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..backends.base import FlashTiles, GatheredKeys
-from ..backends.registry import BACKENDS
+from ..backends.registry import BACKENDS, is_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs
 from ..masks.chosen import Chosen
 from ..tiles.heads_as_batches import HeadsAsBatches
 from ..tiles.key_lists import add_bias_gradient, chosen_keys, key_lists, list_terms
-from .base import EVERY_GRADIENT, Cost, Result
+from .base import EVERY_GRADIENT, Cost, FlashWork, Result
 from .custom_op import apply_kernel, register
 from .planning.unit_costs import OPERATOR, RESULT, bytes_read, heads_per_key, total_width
 from .planning.unit_prices import price
@@ -52,14 +52,27 @@ class GatheredKernel:
         return reasons
 
     def cost(self, problem: Problem) -> Cost:
-        """The listed pairs, each with the numbers of a key and a value; fewer for each row of a list that is shared."""
-        lists = self._lists(problem)
+        """The listed pairs, each with the numbers of a key and a value; fewer for each row of a list that is shared.
+
+        In tiles the work is that of a flash kernel over so many pairs, which packs each list once.
+        """
+        lists, (backend, maker) = self._lists(problem), _maker(problem)
         pairs = float(problem.weights_shape[:-1].numel() * lists.indices.shape[-1] * lists.columns)
         rows = lists.rows * (heads_per_key(problem) if self._of_key_heads(problem, lists) else 1)
         width, extras = total_width(problem), sum(each is not None for each in (problem.bias, problem.dropout))
         alone = PAIR if lists.columns < LONG_BLOCK else BLOCK_PAIR
         pair = SHARED_PAIR + (alone - SHARED_PAIR) / max(rows, 1)
         numbers = problem.weights_shape[:-1].numel() * problem.value.shape[-1]
+        if maker.in_tiles:
+            packed = pairs / max(rows, 1) * width
+            return Cost(
+                flops=0.0,
+                flash={backend: FlashWork(2.0 * pairs * width, pairs, packed=packed)},
+                bytes=4.0 * extras * pairs,
+                passes=EXTRA * extras * pairs + RESULT * numbers,
+                moved=bytes_read(problem),
+                calls=OPERATOR + CALLS,
+            )
         return Cost(
             flops=0.0,
             bytes=4.0 * extras * pairs,
@@ -72,6 +85,10 @@ class GatheredKernel:
         """Those of all tensors."""
         return EVERY_GRADIENT
 
+    def is_nan_safe(self, problem: Problem, *, backward: bool) -> bool:
+        """Whether the backend that computes a problem is."""
+        return is_nan_safe(_maker(problem)[0])
+
     def run(self, problem: Problem) -> Result:
         """Output and log-sum-exp."""
         return apply_kernel(problem, self)
@@ -82,7 +99,7 @@ class GatheredKernel:
             heads, tiles = folded
             return heads.rows(tiles.forward(heads.batched))
         lists = key_lists(batched)
-        return _maker(batched.value).forward(batched, lists, list_terms(batched, lists))
+        return _maker(batched.problem)[1].forward(batched, lists, list_terms(batched, lists))
 
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
@@ -90,7 +107,7 @@ class GatheredKernel:
             heads, tiles = folded
             return heads.gradients(tiles.backward(heads.batched, heads.saved(saved)))
         lists = key_lists(batched)
-        found = _maker(batched.value).backward(
+        found = _maker(batched.problem)[1].backward(
             batched, saved, lists, list_terms(batched, lists), of_added=saved.needs_bias_grad
         )
         into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
@@ -121,6 +138,7 @@ def _of_tiles(batched: BatchedProblem) -> tuple[HeadsAsBatches, FlashTiles] | No
     return heads, flash
 
 
-def _maker(value: Tensor) -> GatheredKeys:
-    """Who gathers keys of this device and dtype."""
-    return next(each.gathered for each in BACKENDS if each.gathered is not None and each.runs(value))
+def _maker(problem: Problem) -> tuple[str, GatheredKeys]:
+    """Who gathers the keys of a problem: the backend's name and its methods."""
+    makers = ((each.name, each.gathered) for each in BACKENDS if each.runs(problem.value))
+    return next((name, keys) for name, keys in makers if keys is not None and not keys.why_not(problem))

@@ -21,7 +21,7 @@ from ..masks.base import And
 from ..masks.chosen import NONE, Chosen, without_duplicates
 from .diagonals import bias_along
 from .memo import memoize
-from .row_spans import first_key_position, has_spans, key_spans
+from .row_spans import device_spans, first_key_position, has_spans
 
 EVALUATED_PAIRS = 2**22
 """The most pairs of the weights of which a mask or a bias has values at once, before those of the lists are taken."""
@@ -122,7 +122,7 @@ def key_lists(batched: BatchedProblem) -> KeyLists:
     indices = batched.as_4d(chosen.lists_of(problem.queries).to(batched.value.device)).contiguous()
     rows = chosen.rows if indices.shape[2] != 1 else max(problem.queries, 1)
     inside, _ = _spans_and_others(problem, others)
-    spans = None if inside is None else key_spans(replace(problem, mask=inside))
+    spans = None if inside is None else device_spans(replace(problem, mask=inside))
     return KeyLists(indices, rows, chosen.columns, first_key_position(problem), spans, chosen.largest)
 
 

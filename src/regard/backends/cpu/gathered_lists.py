@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.batched_problem import BatchedProblem, Saved
+from ...core.problem import Problem
 from ...core.score_forms import DotPairs
 from ...tiles.key_lists import KeyLists, ListGradients, ListTerms
 from . import library
@@ -51,6 +52,12 @@ class GatheredStruct(ctypes.Structure):
 
 class GatheredInC:
     """One list after another: its keys are found once for all rows that share it."""
+
+    in_tiles = False
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """No reasons."""
+        return []
 
     def forward(self, batched: BatchedProblem, lists: KeyLists, terms: ListTerms) -> tuple[Tensor, Tensor]:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M), float32."""

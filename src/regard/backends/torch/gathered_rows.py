@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.batched_problem import BatchedProblem, Saved
+from ...core.problem import Problem
 from ...core.score_forms import DotPairs, at_least_float32
 from ...masks.chosen import NONE
 from ...tiles.key_lists import KeyLists, ListGradients, ListTerms
@@ -21,6 +22,12 @@ MOST_ROWS = 64
 
 class GatheredByTorch:
     """`index_select` and `bmm` over blocks of lists; heads and queries that share a list are rows of one product."""
+
+    in_tiles = False
+
+    def why_not(self, problem: Problem) -> list[str]:
+        """No reasons."""
+        return []
 
     def forward(self, batched: BatchedProblem, lists: KeyLists, terms: ListTerms) -> tuple[Tensor, Tensor]:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M)."""

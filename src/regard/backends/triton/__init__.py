@@ -6,6 +6,9 @@ attention is `flash_forward`, `row_terms` and `flash_backward`, with `dropout_ha
 same with `row_thresholds` and `threshold_terms`. `launch_settings` has their tiles and warps, `flash_launches` launches
 them, `fused_attention` is the group of methods, and `threshold_attention` that of the two.
 
+Listed keys: `listed_tile` is what `gathered_forward` and `gathered_backward` share, `gathered_launches` is the group of
+methods, and launches them.
+
 The pass for lenses is `lens_sums`, of which `lens_cells` and `lens_topk` are parts; `lens_requests` and
 `lens_arguments` make what it gets from the forms that lenses ask for, and `lens_pass_launch` is the group of methods.
 

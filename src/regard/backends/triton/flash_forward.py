@@ -15,17 +15,6 @@ from .score_tile import INF, LN2, LOG2E
 
 
 @triton.jit
-def _weighted(acc, p, v, keep, PRECISION: tl.constexpr, CUT: tl.constexpr, REPAIR: tl.constexpr):
-    """acc + p v; in a repair NaN and infinity in v reach the rows that attend to them, and no others."""
-    if CUT and REPAIR:
-        bad = score_tile.not_finite(v)
-        met = score_tile.product(keep.to(tl.float16), bad.to(tl.float16), None, PRECISION)
-        acc += tl.where(met > 0.0, float("nan"), 0.0)  # a choice between acc and NaN does not compile for sm_100
-        v = tl.where(bad, 0.0, v)
-    return score_tile.product(p.to(v.dtype), v, acc, PRECISION)
-
-
-@triton.jit
 def _attend(
     acc,
     top,
@@ -83,7 +72,7 @@ def _attend(
     if DROPOUT.rows is not None:
         column_hash = score_tile.column_hashes(DROPOUT, b, n, N)
         p = tl.where(score_tile.dropped(row_hash, column_hash, DROPOUT.threshold), 0.0, p)
-    return _weighted(acc, p, v, keep, PRECISION, CUT, REPAIR), top, total
+    return score_tile.weighted(acc, p, v, keep, PRECISION, CUT, REPAIR), top, total
 
 
 @triton.jit

@@ -18,9 +18,9 @@ from .dropout_hashes import dropout_argument
 from .flash_backward import key_gradient, query_gradient
 from .flash_forward import flash_forward
 from .jit_runtime import exact_products
-from .kernel_arguments import DropoutArgument, ScoreScale, StridedRows, with_aligned_rows, with_near_rows
-from .kernel_bias import LOG2E, KernelBias
-from .launch_settings import LaunchSettings, launch_settings
+from .kernel_arguments import LOG2E, DropoutArgument, ScoreScale, StridedRows, with_aligned_rows, with_near_rows
+from .kernel_bias import KernelBias
+from .launch_settings import LaunchSettings, launch_settings, padded_dims
 from .row_terms import refine_row_terms, row_terms
 from .row_thresholds import row_thresholds
 from .threshold_terms import threshold_terms
@@ -164,14 +164,12 @@ class FlashLaunches:
     @cached_property
     def dims(self) -> dict[str, int]:
         """The head dims, and the powers of two from 16 on that they are padded to."""
-        dim, value_dim = (max(16, 1 << (dim - 1).bit_length()) for dim in (self.dim, self.value_dim))
-        return {"D": self.dim, "DV": self.value_dim, "BD": dim, "BDV": value_dim}
+        return padded_dims(self.dim, self.value_dim)
 
     @cached_property
     def score(self) -> ScoreScale:
         """Factor, softcap and the bias of a sigmoid, in units of log₂ e; and the kind of weights above a threshold."""
-        cap = self.problem.softcap
-        scale = ScoreScale(self.scale * LOG2E, None) if cap is None else ScoreScale(self.scale / cap, cap * LOG2E)
+        scale = ScoreScale.of(self.scale, self.problem.softcap)
         alpha = threshold_alpha(self.problem.normalizer)
         if alpha is not None:
             scale = scale._replace(excess=(alpha - 1.0) / LOG2E, squared=1 if alpha == 1.5 else None)

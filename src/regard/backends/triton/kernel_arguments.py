@@ -5,9 +5,12 @@ A field that is None is a feature that is off: Triton compiles the kernel withou
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
+
+LOG2E = math.log2(math.e)
 
 
 class StridedRows(NamedTuple):
@@ -37,6 +40,11 @@ class ScoreScale(NamedTuple):
     sigmoid: Tensor | None = None
     excess: float | None = None
     squared: int | None = None
+
+    @classmethod
+    def of(cls, scale: float, softcap: float | None) -> ScoreScale:
+        """Products times a scale, with a softcap or without."""
+        return cls(scale * LOG2E, None) if softcap is None else cls(scale / softcap, softcap * LOG2E)
 
 
 class MaskArgument(NamedTuple):
@@ -77,6 +85,28 @@ class BiasArgument(NamedTuple):
     pairs_strides: PairStrides | None = None
     pairs_gradient: Tensor | None = None
     pairs_gradient_strides: PairStrides | None = None
+
+
+class ListsArgument(NamedTuple):
+    """The keys that are listed for blocks of `rows` queries, of each of `heads` heads with lists, or shared by these.
+
+    indices: (B or 1, heads or 1, lists, ·) int32, contiguous, without duplicates; batch, head: its strides, 0 where it
+    is shared. Entry i names the keys i · columns - first and the `columns` - 1 after it; those below 0, and from N on,
+    are none. length: columns · entries of a list. spans: (B or 1, M, 2) int32, the first key of a row and the one after
+    its last; None for all keys.
+    """
+
+    indices: Tensor
+    batch: int
+    head: int
+    heads: int
+    lists: int
+    rows: int
+    length: int
+    columns: int
+    first: int
+    spans: Tensor | None = None
+    spans_batch: int = 0
 
 
 class DropoutArgument(NamedTuple):

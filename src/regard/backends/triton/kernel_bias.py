@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import torch
@@ -13,11 +12,10 @@ from ...biases import RelativeBias
 from ...core.batched_problem import BatchedProblem
 from ...tiles.diagonals import bias_along, distances
 from .jit_runtime import DTYPES
-from .kernel_arguments import BiasArgument, pair_strides
+from .kernel_arguments import LOG2E, BiasArgument, pair_strides
 
 PADDING = 128
 """Numbers at both ends of a line: no tile has more rows or columns."""
-LOG2E = math.log2(math.e)
 
 
 class KernelBias:

@@ -58,7 +58,7 @@ PLAIN: dict[int, Table] = {
 WITH_TERMS: dict[int, Table] = {
     80: {
         "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
-        "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
+        "query": {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
         "key": {64: (32, 32, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
         "thresholds": {64: (128, 64, 8, 2), 128: (64, 32, 8, 2), 256: (64, 64, 8, 1)},
         "threshold terms": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 64, 8, 1)},
@@ -83,9 +83,35 @@ FLOAT32: Table = {
     "forward": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (32, 32, 16, 1)},
     "query": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 32, 16, 1)},
     "key": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 16, 8, 1)},
-    "thresholds": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (32, 32, 16, 1)},
+    "thresholds": {64: (32, 32, 8, 2), 128: (16, 32, 8, 1), 256: (32, 32, 16, 1)},
     "threshold terms": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 32, 16, 1)},
 }
+
+
+# Of rows that share a list of keys, and of 16 bits. The rows are the most of a program; it has 16 for tensor cores.
+OF_LISTS: Table = {
+    "forward": {64: (64, 64, 4, 3), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2)},
+    "backward": {64: (64, 32, 8, 2), 128: (64, 16, 8, 2), 256: (32, 32, 8, 1)},
+}
+
+
+def settings_of_lists(kernel: str, rows: int, dim: int, dtype: torch.dtype) -> LaunchSettings:
+    """The settings of a kernel over listed keys, "forward" or "backward"; rows: that share a list."""
+    if jit_runtime.INTERPRETED:
+        most, columns, warps, stages = 64, 64, 4, 1
+    elif dtype.itemsize == 4:
+        most, columns, warps, stages = 16, 32, 8, 1
+    else:
+        most, columns, warps, stages = next(
+            OF_LISTS[kernel][known] for known in sorted(OF_LISTS[kernel]) if known >= dim
+        )
+    return LaunchSettings(min(max(16, 1 << max(rows - 1, 0).bit_length()), most), columns, warps, stages)
+
+
+def padded_dims(dim: int, value_dim: int) -> dict[str, int]:
+    """The head dims, and the powers of two from 16 on that they are padded to, as kernels name them."""
+    padded, value_padded = (max(16, 1 << (each - 1).bit_length()) for each in (dim, value_dim))
+    return {"D": dim, "DV": value_dim, "BD": padded, "BDV": value_padded}
 
 
 def launch_settings(kernel: str, dim: int, dtype: torch.dtype, device: torch.device, *, terms: bool) -> LaunchSettings:

@@ -261,6 +261,17 @@ def scores(raw, LESS, SCORE, BIAS, b, h, m, n, keep, M, N, CUT: tl.constexpr):
 
 
 @triton.jit
+def weighted(acc, p, v, keep, PRECISION: tl.constexpr, CUT: tl.constexpr, REPAIR: tl.constexpr):
+    """acc + p v; in a repair NaN and infinity in v reach the rows that attend to them, and no others."""
+    if CUT and REPAIR:
+        bad = not_finite(v)
+        met = product(keep.to(tl.float16), bad.to(tl.float16), None, PRECISION)
+        acc += tl.where(met > 0.0, float("nan"), 0.0)  # a choice between acc and NaN does not compile for sm_100
+        v = tl.where(bad, 0.0, v)
+    return product(p.to(v.dtype), v, acc, PRECISION)
+
+
+@triton.jit
 def row_hashes(DROPOUT, b, h, heads, m, M):
     """The hashes of rows m; nothing of use without dropout."""
     if DROPOUT.rows is not None:
