@@ -1,9 +1,9 @@
-"""Sentences built of others for `recipes/english-french-text.yaml`: longer, with words that the texts do not have.
+"""Sentences built of others for `recipes/english-french-built-text.yaml`: longer, with words that no text has.
 
     python recipes/built_sentences.py --data DIR --to data/built/train.tsv.gz
 
-DIR has the texts of that recipe, whose sentences have nine words at most where they are no captions. Of them, and of
-the sentences of `recipes/news-sentences.tsv`, which are long, this makes pairs in three steps:
+DIR has the texts of `recipes/english-french-text.yaml`, whose sentences have nine words at most where they are no
+captions. Of them, and of the long sentences of `recipes/news-sentences.tsv`, this makes pairs in three steps:
 
 - a word that `recipes/news-words.tsv` has, in both languages, becomes another of its class, as in Fadaee et al. 2017
   (arXiv 1705.00440), there chosen by a language model, here drawn;

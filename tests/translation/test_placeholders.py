@@ -197,6 +197,21 @@ def test_a_translator_copies_what_it_does_not_know():
     assert [one.text for one in translator.translate(["DOG HAS 17", "he has 17"])] == ["17 HAS DOG", "17 has he"]
 
 
+def test_a_translator_names_the_words_that_it_does_not_know():
+    translator = placing(["he has a dog cats see the"], "words")
+    assert translator.placeholders is not None
+    translator.placeholders = replace(translator.placeholders, unknown_words=True)
+    translator.source_language = "en"
+    found = translator.translate(["he has quarks", "the dog has 17", "he has quarks Ngozi bosons", "Où est la gare ?"])
+    assert [one.text for one in found[:3]] == ["quarks has he", "17 has dog the", "bosons Ngozi quarks has he"]
+    assert [list(one.warnings) for one in found[:3]] == [
+        ["line 1: words that the model does not know stay as they are: 'quarks'"],
+        [],
+        ["line 3: words that the model does not know stay as they are: 'quarks', 'bosons'"],
+    ]
+    assert any("it seems to be French" in warning for warning in found[3].warnings)
+
+
 def test_a_name_with_a_term_is_no_part():
     assert KNOWN.but_for(["A4", "ngozi"]).take_out("Ngozi has A4, A3").text == "Ngozi has A4, ①"
     translator = placing(["he has a dog Ngozi lui"], "words")

@@ -127,6 +127,11 @@ class Placeholders:
             return self
         return replace(self, words=self.words.union(words, (word.capitalize() for word in words)))
 
+    @property
+    def names_only(self) -> Placeholders:
+        """The same without unknown words that are no names."""
+        return replace(self, unknown_words=False)
+
     def as_read(self, line: str) -> PlacedLine:
         """A line as a model reads it: with placeholders, and without capitals where all its letters are.
 

@@ -340,11 +340,11 @@ class Translator:
         vocabulary does not know in any form, such as emoji, and words of more than 200 characters are kept as they are,
         and have no tokens and no weights. By the attention that `align` reads, a pair of tags is put around the words
         that translate what it was around, and the others where the words beside them went: see `put_back`. Of a model
-        with `placeholders` numbers, addresses, quoted words and unknown names come out as they are, and of its beam a
-        translation that has them all is best. Words of unknown letters are translated as far as that goes. The
-        `warnings` of the line say so, and also where it has more tokens than any that the model was trained on, or a
-        tag has no partner. `first_line` is the number of the first line in messages. Without `observe` there are no
-        weights, and a model of many layers and heads is faster.
+        with `placeholders` numbers, addresses, quoted words and unknown names come out as they are, and with their
+        `unknown_words` all words that are unknown; of its beam a translation that has them all is best. Words of
+        unknown letters are translated as far as that goes. The `warnings` of the line say so, and also where it has
+        more tokens than any that the model was trained on, or a tag has no partner. `first_line` is the number of the
+        first line in messages. Without `observe` there are no weights, and a model of many layers and heads is faster.
 
         A line of more tokens than `split_above` is translated in parts, and a warning says so: its sentences, and of a
         sentence of more than twice as many tokens pieces. Its candidates are the best combinations of those of its
@@ -693,10 +693,13 @@ class Translator:
         )
 
     def _doubts(self, read: _ReadLine, said: str) -> Iterator[str]:
-        """A sentence about a line in another language than the model reads, and one about what is not copied."""
-        if self.source_language and (other := other_language(read.placed.text, self.source_language)):
+        """Sentences about a line in another language than the model reads, unknown words, and what is not copied."""
+        plain = PlacedLine(read.line) if self.placeholders is None else self.placeholders.names_only.as_read(read.line)
+        if self.source_language and (other := other_language(plain.text, self.source_language)):
             known = NAMES.get(self.source_language, self.source_language)
             yield f"it seems to be {NAMES[other]}, and the model reads {known}: the translation is a guess"
+        if unknown := [part for part in read.placed.parts if part not in plain.parts]:
+            yield f"words that the model does not know stay as they are: {named(unknown)}"
         if missing := read.placed.missing(said):
             yield f"the translation leaves out {named(missing)}"
 
