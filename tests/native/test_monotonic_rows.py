@@ -64,6 +64,7 @@ def test_attention_with_gradients_takes_them(normalizer, monkeypatch):
         torch.testing.assert_close(own.double(), wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_derivatives_of_other_kinds_are_left_to_torch():
     scores = torch.randn(2, 5, 7)
 
