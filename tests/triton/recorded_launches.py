@@ -54,6 +54,7 @@ SPILLED = {
     ("key_and_gate_gradients", 80): 24,
     ("key_and_gate_gradients", 90): 16,
     ("key_gradient", 80): 8,
+    ("key_gradient", 90): 24,
     ("key_gradient", 100): 8,
     ("query_gradient", 90): 64,
     ("reduce_rows", 90): 8,
