@@ -12,7 +12,7 @@ from regard.utils.atomic_files import atomic_write
 from regard_command.command_error import CommandError
 
 if TYPE_CHECKING:
-    from regard.translation.translator import Translation
+    from regard.translation.translated_line import Translation
 
 
 class AttentionFile(Protocol):

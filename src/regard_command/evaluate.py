@@ -25,7 +25,8 @@ from regard_command.stdio import emit
 if TYPE_CHECKING:
     from regard.translation.corpus import ParallelText
     from regard.translation.experiment import Experiment
-    from regard.translation.translator import Translation, Translator
+    from regard.translation.translated_line import Translation
+    from regard.translation.translator import Translator
 
 
 def evaluate(

@@ -14,7 +14,8 @@ from regard_command.stdio import arriving_lines, emit, standard_input
 
 if TYPE_CHECKING:
     from regard.translation.settings import SearchSettings
-    from regard.translation.translator import Translation, Translator
+    from regard.translation.translated_line import Translation
+    from regard.translation.translator import Translator
 
 
 def translate(

@@ -4,7 +4,7 @@ from test_translator import ENGLISH, reverser
 
 from regard.errors import CorpusError
 from regard.translation.input_lines import cut_line
-from regard.translation.translator import Candidate, join_candidates
+from regard.translation.translated_line import Candidate, join_candidates
 
 
 def words(text: str) -> int:

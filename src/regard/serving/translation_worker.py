@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from threading import Condition, Thread
 
 from ..errors import RegardError
-from ..translation.translator import AlignedPair, Translation, Translator
+from ..translation.translated_line import Translation
+from ..translation.translator import AlignedPair, Translator
 from .batch_worker import ModelFailed
 
 log = logging.getLogger("regard.serving")

@@ -6,12 +6,11 @@ Shapes: B sentences, S source tokens, T target tokens.
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from regard.errors import ConfigurationError, CorpusError, DeviceError
 from regard.heads.word_alignment import Link, word_links, word_weights
 from regard.models import Transformer
 from regard.models.decoded_target import SourceHead
-from regard.plots import heatmap
 from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, best_choice, one_map
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
@@ -30,84 +28,27 @@ from regard.translation.constrained_search import Phrase, WordEdges, constrained
 from regard.translation.ctranslate2_export import write_ctranslate2
 from regard.translation.experiment import Experiment
 from regard.translation.guessed_language import NAMES, other_language
-from regard.translation.input_lines import NormalizedLine, cut_line, named, normalize_line
+from regard.translation.input_lines import cut_line, named
 from regard.translation.kept_placement import diagonal_weights, put_back
-from regard.translation.kept_text import KeptLine, KeptPart, shared_out, take_out
+from regard.translation.kept_text import KeptPart, shared_out
 from regard.translation.native_marian import is_native_marian, read_native_marian
 from regard.translation.placeholders import PlacedLine, Placeholders, signs_of
 from regard.translation.pretrained_export import write_pretrained
 from regard.translation.pretrained_parts import UNCHOSEN, Languages, PretrainedTranslator
 from regard.translation.pretrained_translator import is_pretrained, read_pretrained
+from regard.translation.read_line import ReadLine, end_warnings, length_warnings
 from regard.translation.run_folder import RunFolder, Which, translator_folder
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
 from regard.translation.taught_head import Teaching, linked_text, taught_model, teach_head
 from regard.translation.terminology import Terminology, phrases_of, word_edges
+from regard.translation.translated_line import Candidate, Translation, join_candidates
 from regard.translation.trust import LOW, TranslationNumbers, Trust
 from regard.translation.vocabulary import LineVocabulary
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MOST_TOKENS = 4096
 """The most tokens of a source that is read at once: time and memory of its weights grow with the square of them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """One of the n best translations of a line: its text, and a row of `weights` [T, ..., S] for each of `tokens`.
-
-    `weights` is [T, S], or [T, layers, heads, S] of a model that has several maps; `self_weights` [T, layers, heads, T]
-    is where each step looked at the words so far, BEGIN the first. What was not observed, or is not there, has no
-    layers or no heads. The last token is "</s>" where the translation is `finished`; one cut at the longest length has
-    none.
-    """
-
-    text: str
-    tokens: tuple[str, ...]
-    score: float
-    log_probability: float
-    weights: Tensor
-    self_weights: Tensor
-    finished: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Translation:
-    """Translation of one line: its n best candidates, best first; none for an empty line.
-
-    kept: what of a line without candidates is its own translation, as a line of emoji. trust: the quality that the
-    model's own numbers predict, chrF / 100 in 0..1, where the model was calibrated (see `Trust`); None elsewhere.
-    """
-
-    source: str
-    source_tokens: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
-    warnings: tuple[str, ...] = ()
-    kept: str = ""
-    trust: float | None = None
-
-    @property
-    def text(self) -> str:
-        """The best translation; empty for an empty line."""
-        return self.candidates[0].text if self.candidates else self.kept
-
-    def heatmap(self, rank: int = 0, *, layer: int | None = None, head: int | None = None) -> Figure:
-        """Heat map of a candidate's attention weights, the mean over layers or heads that are not chosen.
-
-        Raises:
-            CorpusError: there is no such candidate, as of an empty line.
-            ConfigurationError: there is no such layer or head, or the translation was not observed.
-            MissingExtra: matplotlib is not installed.
-        """
-        if not 0 <= rank < len(self.candidates):
-            raise CorpusError(
-                f"there is no candidate {rank} to draw: {self.source!r} has {len(self.candidates)} candidates, "
-                "counted from 0"
-            )
-        candidate = self.candidates[rank]
-        return heatmap(one_map(candidate.weights.float(), layer, head), candidate.tokens, self.source_tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,7 +303,7 @@ class Translator:
         """
         terms = terms or Terminology()
         placed = [self.placed(line, but=terms.source_words) for line in _several(lines)]
-        read = [_ReadLine.of(*one, self.source_vocabulary) for one in zip(placed, lines, strict=True)]
+        read = [ReadLine.of(*one, self.source_vocabulary) for one in zip(placed, lines, strict=True)]
         parts = [self._parts(line.rest.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
         texts = [part for some in parts for part in some]
@@ -658,7 +599,7 @@ class Translator:
 
     def _translation(
         self,
-        read: _ReadLine,
+        read: ReadLine,
         texts: list[str],
         parts: list[tuple[list[int], list[BeamHypothesis]]],
         number: int,
@@ -673,11 +614,12 @@ class Translator:
             for (part, hypotheses), some, count in zip(parts, kept, words, strict=True)
         ]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
-        special = self.source_vocabulary.special
-        nothing_known = set(ids) <= {special.unknown, special.end}
-        warnings = list(_warnings(read, len(ids), nothing_known, joined, len(parts), self.longest_trained))
+        warnings = [
+            *read.warnings(ids, self.source_vocabulary.special),
+            *length_warnings(len(ids), len(parts), self.longest_trained),
+        ]
         if joined:
-            warnings += self._doubts(read, joined[0].text)
+            warnings += [*end_warnings(joined[0], len(parts)), *self._doubts(read, joined[0].text)]
         trust = None
         if self.trust is not None and joined:
             trust = self.trust.of(TranslationNumbers(joined[0].log_probability, len(joined[0].tokens), len(ids)))
@@ -686,13 +628,13 @@ class Translator:
         return Translation(
             source=read.line,
             source_tokens=read.placed.named(self.source_vocabulary.tokens(ids)),
-            candidates=tuple(_with_parts(candidate, read.placed) for candidate in joined),
+            candidates=tuple(candidate.with_parts(read.placed) for candidate in joined),
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
             kept=read.placed.put_back(put_back("", read.kept.parts, torch.zeros(0, 0))),
             trust=trust,
         )
 
-    def _doubts(self, read: _ReadLine, said: str) -> Iterator[str]:
+    def _doubts(self, read: ReadLine, said: str) -> Iterator[str]:
         """Sentences about a line in another language than the model reads, unknown words, and what is not copied."""
         plain = PlacedLine(read.line) if self.placeholders is None else self.placeholders.names_only.as_read(read.line)
         if self.source_language and (other := other_language(plain.text, self.source_language)):
@@ -736,28 +678,6 @@ class Translator:
         )
 
 
-class _ReadLine(NamedTuple):
-    """A line, it with placeholders, the parts of that that are kept, and the rest as the vocabulary reads it."""
-
-    line: str
-    placed: PlacedLine
-    kept: KeptLine
-    rest: NormalizedLine
-
-    @classmethod
-    def of(cls, placed: PlacedLine, line: str, vocabulary: LineVocabulary) -> _ReadLine:
-        """Read a line."""
-        kept = take_out(placed.text, vocabulary)
-        return cls(line, placed, kept, normalize_line(kept.text, vocabulary))
-
-
-def _with_parts(candidate: Candidate, placed: PlacedLine) -> Candidate:
-    """A candidate with the parts of its line in place of their signs."""
-    if not placed.parts and not placed.capitals:
-        return candidate
-    return replace(candidate, text=placed.put_back(candidate.text), tokens=placed.named(candidate.tokens))
-
-
 def _check_pairs(source_lines: Sequence[str], target_lines: Sequence[str]) -> None:
     if len(source_lines) != len(target_lines):
         raise CorpusError(
@@ -775,73 +695,6 @@ def _several(lines: Sequence[str]) -> Sequence[str]:
     if isinstance(lines, str):
         raise CorpusError(f"lines is one text, {lines[:40]!r}; it needs to be a list of lines")
     return lines
-
-
-def join_candidates(parts: Sequence[Sequence[Candidate]], n_best: int) -> tuple[Candidate, ...]:
-    """The n best combinations of one candidate for each part of a line, by the sum of their scores."""
-    best: list[tuple[Candidate, ...]] = [()]
-    for candidates in parts:
-        longer = [(*chosen, one) for chosen in best for one in candidates]
-        best = heapq.nlargest(n_best, longer, key=lambda chosen: sum(one.score for one in chosen))
-    return tuple(map(_joined_candidate, best))
-
-
-def _joined_candidate(parts: Sequence[Candidate]) -> Candidate:
-    """Concatenate one candidate of each part, with the END of the last part only."""
-    inner = [len(part.tokens) - part.finished for part in parts[:-1]] + [len(parts[-1].tokens)]
-    return Candidate(
-        text=" ".join(part.text for part in parts),
-        tokens=tuple(token for part, rows in zip(parts, inner, strict=True) for token in part.tokens[:rows]),
-        score=sum(part.score for part in parts),
-        log_probability=sum(part.log_probability for part in parts),
-        weights=_block_diagonal([part.weights[:rows] for part, rows in zip(parts, inner, strict=True)]),
-        self_weights=_block_diagonal(
-            [part.self_weights[:rows, ..., :rows] for part, rows in zip(parts, inner, strict=True)]
-        ),
-        finished=all(part.finished for part in parts),
-    )
-
-
-def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
-    """The weights [T, ..., S] of several parts as one block-diagonal tensor."""
-    rows, columns = sum(len(block) for block in blocks), sum(block.shape[-1] for block in blocks)
-    whole = blocks[0].new_zeros(rows, *blocks[0].shape[1:-1], columns)
-    row = column = 0
-    for block in blocks:
-        whole[row : row + len(block), ..., column : column + block.shape[-1]] = block
-        row, column = row + len(block), column + block.shape[-1]
-    return whole
-
-
-def _warnings(
-    read: _ReadLine,
-    tokens: int,
-    nothing_known: bool,
-    candidates: Sequence[Candidate],
-    parts: int,
-    longest_trained: int | None,
-) -> Iterator[str]:
-    """Warnings about a line's translation, a sentence each."""
-    yield from read.kept.warnings()
-    if tokens and (nothing_known or set("".join(read.rest.text.split())) == set(read.rest.guessed)):
-        yield f"the source vocabulary knows nothing of {read.rest.text.strip()!r}; the translation is a guess"
-    else:
-        yield from read.rest.warnings()
-    if parts > 1:
-        yield (
-            f"it has {tokens:,} tokens, more than are translated at once, and is translated in {parts:,} parts, "
-            "each by itself; give one sentence a line"
-        )
-    elif longest_trained is not None and tokens > longest_trained:
-        yield (
-            f"it has {tokens:,} tokens, and the model was trained on sentences of {longest_trained:,} at most: the "
-            "translation may leave out much of it; give one sentence a line"
-        )
-    if candidates and not candidates[0].finished:
-        if parts > 1:
-            yield "the translation of one of its parts did not end, and was cut"
-        else:
-            yield f"the translation did not end within {len(candidates[0].tokens)} tokens and was cut"
 
 
 def _device(name: str | torch.device) -> torch.device:
