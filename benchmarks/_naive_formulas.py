@@ -345,3 +345,46 @@ def latent(layer: Any, x: Tensor, keep: Tensor, turn: Any) -> Tensor:
     scores = query[..., :64] @ key.mT + turn(query[..., 64:]) @ turn(shared.unsqueeze(1)).mT
     context = softmax(scores / 96**0.5, keep) @ value
     return own.output(context.transpose(1, 2).flatten(-2))
+
+
+def within_spans(scores: Tensor, keep: Tensor, away: Tensor, spans: Tensor, ramp: float) -> Tensor:
+    """Weights that fade where a key is farther away than the span of a head."""
+    terms = scores.masked_fill(~keep, -INFINITY).exp() * ((ramp + spans[:, None, None] - away) / ramp).clamp(0, 1)
+    return terms / terms.sum(-1, keepdim=True)
+
+
+def linear_chain(scores: Tensor, transitions: Tensor) -> Tensor:
+    """Marginals of a chain of keys by messages of both states, of all rows at once, key by key from both ends."""
+    by_key = scores.movedim(-1, 0)
+    states = torch.stack([torch.zeros_like(by_key), by_key], -1)  # [N, ..., M, 2]
+    before, after = [states[0]], [torch.zeros_like(states[0])]
+    for own in states[1:]:
+        before.append(own + torch.logsumexp(before[-1].unsqueeze(-1) + transitions, -2))
+    for own in states[1:].flip(0):
+        after.append(torch.logsumexp(transitions + (own + after[-1]).unsqueeze(-2), -1))
+    return (torch.stack(before) + torch.stack(after[::-1])).softmax(-1)[..., 1].movedim(0, -1)
+
+
+def nystrom(query: Tensor, key: Tensor, value: Tensor, count: int) -> Tensor:
+    """Three softmaxes over the means of `count` segments, and six steps to the pseudo-inverse of the middle one."""
+    scale = query.shape[-1] ** -0.5
+    few_queries, few_keys = (rows.unflatten(-2, (count, -1)).mean(-2) for rows in (query, key))
+    left, middle = ((scale * rows @ few_keys.mT).softmax(-1) for rows in (query, few_queries))
+    inverse, one = middle.mT / middle.sum(-2).amax(-1)[..., None, None], torch.eye(count)
+    for _ in range(6):
+        product = middle @ inverse
+        inverse = inverse @ (13 * one - product @ (15 * one - product @ (7 * one - product))) / 4
+    return left @ (inverse @ ((scale * few_queries @ key.mT).softmax(-1) @ value))
+
+
+def sorted_blocks(query: Tensor, key: Tensor, value: Tensor, scores: Tensor, size: int) -> Tensor:
+    """Keys of the own block, and of a mixture of blocks by a matrix that Sinkhorn's steps make doubly stochastic."""
+    mixing = scores.exp()
+    for _ in range(8):
+        mixing = mixing / mixing.sum(-1, keepdim=True)
+        mixing = mixing / mixing.sum(-2, keepdim=True)
+    of_rows = torch.stack([torch.kron(one, torch.eye(size)) for one in mixing])
+    keys, values = (torch.cat([of_rows @ rows, rows], -2) for rows in (key, value))
+    own = torch.arange(query.shape[-2]) // size
+    keep = (own[:, None] == own).repeat(1, 2)
+    return softmax(query.shape[-1] ** -0.5 * query @ keys.mT, keep) @ values

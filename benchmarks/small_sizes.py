@@ -25,6 +25,7 @@ from torch.nn.functional import elu, normalize, rms_norm
 
 import regard
 from regard import biases, linear, masks, nn, normalizers, positions, scores, selection
+from regard.approximations import nystrom_attention
 
 HEADS, DIM, WIDTH, BLOCK = 8, 64, 512, 16
 SIZES = 16, 64, 256, 1024
@@ -39,6 +40,7 @@ SANDWICH = biases.from_mod(lambda score, b, h, i, j: score - torch.log1p(abs(i -
 ALIBI, GAUSSIAN = biases.alibi(HEADS), biases.gaussian(11.0, 4.0)
 SLOPES = (2.0 ** -torch.arange(1.0, HEADS + 1))[:, None, None]
 LEARNED = ("q", "k", "v")
+RAMP = 32.0
 
 
 class Case(NamedTuple):
@@ -81,6 +83,8 @@ class Inputs:
         self.into, self.offset, self.out, self.shift = (torch.randn(shape) for shape in (32, 32, (HEADS, 32), HEADS))
         self.before, self.after = torch.randn(2, HEADS, HEADS).unbind()
         self.first, self.second = torch.randn(HEADS, 3, 5) / 4, torch.randn(HEADS, 2, 3) / 4
+        self.spans, self.transitions = n / 8 * torch.rand(HEADS) + 0.3, torch.tensor([[0.5, 0.0], [-0.3, 1.0]])
+        self.sorting = torch.randn(HEADS, n // self.block, n // self.block)
         self.hyperplanes, self.shorter = torch.randn(DIM, 5), torch.randn(max(n // 4, 4), n) / n**0.5
         self.favor = linear.FavorPlus(DIM, 64, seed=0)
         general, location = scores.General(DIM, DIM), scores.Location(DIM, n)
@@ -168,6 +172,20 @@ def chosen_blocks(t: Inputs) -> Tensor:
 
 def removed(t: Inputs, removal: Tensor, value: Tensor, decay: Tensor | None = None) -> Tensor:
     return naive.delta_rule(t.q / 8, t.unit, value, removal, decay)
+
+
+def spanned(t: Inputs) -> Tensor:
+    bias = biases.adaptive_span(t.spans, RAMP)
+    return attend(t, mask=CAUSAL & masks.window(before=bias.reach), bias=bias)
+
+
+def searched(t: Inputs) -> Tensor:
+    return selection.hierarchical_blocks(t.q.detach(), t.k.detach(), size=t.block, count=2)
+
+
+def searched_pairs(t: Inputs) -> Tensor:
+    keep = (searched(t).unsqueeze(-1) == torch.arange(t.n // t.block)).any(-2)
+    return t.tril & keep.repeat_interleave(t.block, -2).repeat_interleave(t.block, -1)
 
 
 def two_steps(t: Inputs) -> Tensor:
@@ -302,6 +320,12 @@ WEIGHTS = (
         lambda t: attend(t, normalizer=normalizers.MoChA(-4.0, width=4)),
         lambda t: naive.mocha(t.s, 4, -4.0) @ t.v,
     ),
+    Case(
+        "Structured attention: a linear chain",
+        lambda t: attend(t, normalizer=normalizers.LinearChain(t.transitions)),
+        lambda t: naive.linear_chain(t.s, t.transitions) @ t.v,
+        (*LEARNED, "transitions"),
+    ),
 )
 
 MIXED = (
@@ -364,6 +388,12 @@ POSITIONS = (
         lambda t: attend(t, bias=biases.clipped(t.near, before=8, after=7)),
         lambda t: softmax(t.s + t.near[:, t.clipped]) @ t.v,
         (*LEARNED, "near"),
+    ),
+    Case(
+        "Adaptive span",
+        spanned,
+        lambda t: naive.within_spans(t.s, t.tril, t.distance.abs(), t.spans, RAMP) @ t.v,
+        (*LEARNED, "spans"),
     ),
     Case(
         "Gaussian around a place",
@@ -501,6 +531,17 @@ CHOSEN = (
         lambda t: softmax(t.s, t.tril & naive.moba(t.q, t.k, t.block, 2)) @ t.v,
     ),
     Case(
+        "HiP",
+        lambda t: attend(t, mask=CAUSAL & masks.blocks(searched(t), t.block)),
+        lambda t: softmax(t.s, searched_pairs(t)) @ t.v,
+    ),
+    Case(
+        "Sinkhorn blocks",
+        lambda t: selection.sinkhorn_attention(t.q, t.k, t.v, selection.sinkhorn(t.sorting), size=t.block),
+        lambda t: naive.sorted_blocks(t.q, t.k, t.v, t.sorting, t.block),
+        (*LEARNED, "sorting"),
+    ),
+    Case(
         "DSA with its indexer",
         lambda t: attend(
             t,
@@ -558,6 +599,11 @@ RECURRENCES = (
         lambda t: regard.attention(t.q, t.shorter @ t.k, t.shorter @ t.v),
         lambda t: softmax(t.q @ (t.shorter @ t.k).mT / 8) @ (t.shorter @ t.v),
         (*LEARNED, "shorter"),
+    ),
+    Case(
+        "Nyström",
+        lambda t: nystrom_attention(t.q, t.k, t.v, landmarks=t.chosen),
+        lambda t: naive.nystrom(t.q, t.k, t.v, t.chosen),
     ),
     Case(
         "A decay for each token (Mamba-2)",
