@@ -1,7 +1,5 @@
 """Linear attention: time and memory linear in the length, by feature maps of queries and keys."""
 
-from .channel_states import selective_scan as selective_scan
-from .channel_states import selective_scan_with_state as selective_scan_with_state
 from .corrected_values import delta_former as delta_former
 from .decays import Decay as Decay
 from .decays import FeatureDecay as FeatureDecay
@@ -29,6 +27,8 @@ from .linear_weights import observe_linear_attention as observe_linear_attention
 from .ridge_regression import mesa_attention as mesa_attention
 from .slot_memory import running_softmax as running_softmax
 from .slot_memory import slot_attention as slot_attention
+from .state_space import selective_scan as selective_scan
+from .state_space import selective_scan_with_state as selective_scan_with_state
 from .trapezoidal_rule import trapezoidal_attention as trapezoidal_attention
 from .update_rules import BonusRule as BonusRule
 from .update_rules import DecoupledDeltaRule as DecoupledDeltaRule

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError, DtypeError, ShapeError
-from regard.linear import channel_states, selective_scan, selective_scan_with_state
+from regard.linear import selective_scan, selective_scan_with_state, state_space
 
 CHANNELS, STATES = 7, 5
 
@@ -39,8 +39,8 @@ def by_steps(query, key, value, step, rates, skip, state):
 @pytest.mark.parametrize("length", [1, 2, 37])
 def test_it_is_the_recurrence_in_segments_of_any_length(segment, length, monkeypatch):
     entries = 2 * CHANNELS * STATES * segment
-    monkeypatch.setattr(channel_states, "ENTRIES", entries)
-    monkeypatch.setattr(channel_states, "ENTRIES_WITH_GRADIENT", entries)
+    monkeypatch.setattr(state_space, "ENTRIES", entries)
+    monkeypatch.setattr(state_space, "ENTRIES_WITH_GRADIENT", entries)
     given = inputs(length)
     expected = by_steps(**given)
     torch.testing.assert_close(selective_scan_with_state(**given), expected)
