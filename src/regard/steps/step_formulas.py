@@ -228,7 +228,7 @@ FORMULAS: Mapping[str, Formula] = {
     "additive_scores": lambda tables: tanh_tables(tables) @ tables["score_vector"][0],
     "scores": _dot,
     "general_scores": lambda tables: tables["projected_query"] @ tables["key"].T,
-    "location_scores": lambda tables: tables["projected_query"],
+    "location_scores": lambda tables: (tables["query"] @ tables["score.weight"].T)[:, : len(tables["key"])],
     "scaled_scores": lambda tables: tables["scores"] / math.sqrt(tables["query"].shape[-1]),
     "masked_scores": with_bias_and_mask,
     "biased_scores": with_bias_and_mask,

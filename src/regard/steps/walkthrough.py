@@ -319,7 +319,7 @@ def _projections(score: object, query: Tensor, key: Tensor, view: HeadView) -> I
     if pairs.query is not query:
         wording = "general_query" if isinstance(score, General) else None
         yield make_table("projected_query", view.of_queries(pairs.query), view.query_names, wording=wording)
-    if pairs.key is not key and not isinstance(score, Location):  # whose keys are rows of the identity
+    if pairs.key is not key and not isinstance(score, Location):  # whose keys are rows of its matrix
         yield make_table("projected_key", view.of_keys(pairs.key), view.keys)
 
 

@@ -204,10 +204,10 @@ def tile_problems(batched: BatchedProblem) -> Iterator[tuple[slice, FlashProblem
     pairs, problem = batched.pairs, batched.problem
     if not isinstance(pairs, DotPairs):
         raise TypeError("native code over tiles computes dot products")
-    landmarks = LandmarkBlocks.from_problem(problem)
-    if problem.bias is None or landmarks is not None:
-        line = terms = None
-    else:
+    landmarks = line = terms = None
+    if problem.bias is not None:
+        landmarks = LandmarkBlocks.from_problem(problem)
+    if problem.bias is not None and landmarks is None:
         line, terms = _line(problem), CallBiasTerms.from_problem(batched)
     width = BLOCK if landmarks is None else landmarks.tile_width
     if problem.mask is None:
