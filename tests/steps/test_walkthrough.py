@@ -6,7 +6,7 @@ import torch
 import regard
 from regard import biases, masks, scores
 from regard.errors import ConfigurationError, ShapeError
-from regard.steps import StepTable, WhatIf, layer_walkthrough, linear_walkthrough, walkthrough
+from regard.steps import StepTable, WhatIf, layer_walkthrough, linear_walkthrough, walkthrough, worked_example
 from regard.steps.walkthrough import named_cell, telling_cell
 
 SCORES = {
@@ -219,6 +219,8 @@ def test_bad_input_says_what_there_is():
         walkthrough(query, key, value, dropout_p=0.1)
     with pytest.raises(ConfigurationError, match="no step 'weight'; did you mean 'weights'"):
         walkthrough(query, key, value)["weight"]
+    with pytest.raises(ConfigurationError, match="no step 0; Known: 'context'"):
+        walkthrough(query, key, value)[0]  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="'additive' has weights, and this attention was not trained with"):
         walkthrough(query, key, value, what_if=WhatIf(score="additive"))
     with pytest.raises(ConfigurationError, match="did you mean 'dot'"):
@@ -252,3 +254,8 @@ def test_a_sum_of_weights_is_written_out_for_the_query_that_sees_the_most_keys()
     assert steps["scores"].example == "q1, k2: 1 · 1 + 0 · 0 = 1"
     assert steps["weights"].example == "q2, k1: 2.718 / (2.718 + 1) = 0.731"
     assert steps["context"].example == "q2, 2: 0.731 · 2 + 0.269 · 4 = 2.538"
+
+
+def test_the_tables_of_a_walkthrough_come_in_the_order_of_its_steps():
+    steps = worked_example("luong-dot")
+    assert [table.key for table in steps] == list(steps.keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -140,8 +140,12 @@ class Walkthrough:
         """
         found = next((table for table in self.tables if table.key == key), None)
         if found is None:
-            raise ConfigurationError(f"there is no step {key!r}; {nearest(key, self.keys)}")
+            raise ConfigurationError(f"there is no step {key!r}; {nearest(str(key), self.keys)}")
         return found
+
+    def __iter__(self) -> Iterator[StepTable]:
+        """The tables, in the order of the steps."""
+        return iter(self.tables)
 
     @property
     def keys(self) -> tuple[str, ...]:
