@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, lenses, masks, native, selection
+from regard.biases.landmarks import BlockWeights
 from regard.errors import KernelError
 from regard.kernels.flash import FlashKernel
 from regard.kernels.validation import make_problem
@@ -293,3 +294,10 @@ def test_a_mask_that_is_replaced_once_the_bias_is_bound_is_another_kernel():
     problem = make_problem(*tensors, mask=CAUSAL, bias=biases.landmarks(5))
     assert not FlashKernel().why_not(problem)
     assert FlashKernel().why_not(replace(problem, mask=CAUSAL & masks.window(before=9)))
+
+
+def test_short_sequences_evaluate_no_bias_where_gradients_are_needed(monkeypatch):
+    monkeypatch.setattr(BlockWeights, "values", lambda *_: pytest.fail("the bias was evaluated over pairs"))
+    tensors = [torch.randn(1, 2, 67, 16, requires_grad=True) for _ in range(3)]
+    output = regard.attention(*tensors, mask=CAUSAL, bias=biases.landmarks(7), kernel="short")
+    assert all(each.isfinite().all() for each in torch.autograd.grad(output.square().sum(), tensors))

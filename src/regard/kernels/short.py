@@ -372,10 +372,13 @@ def has_terms(problem: Problem) -> bool:
 def _with_bias_of_pairs(problem: Problem) -> Problem:
     """The problem with its bias as numbers over the pairs, which autograd differentiates, where these are few.
 
-    To evaluate it again in the backward pass would take longer. Not of one by distance, which has few numbers.
+    To evaluate it again in the backward pass would take longer. Not of one by distance, which has few numbers, nor of
+    landmarks, which C computes.
     """
     by_distance = isinstance(problem.bias, RelativeBias) and problem.shift is not None
     if by_distance or isinstance(problem.bias, TensorBias) or problem.queries * problem.keys > MAX_PAIRS_OF_BIAS:
+        return problem
+    if LandmarkBlocks.from_problem(problem) is not None:
         return problem
     values = problem.bias_values()
     return problem if values is None else replace(problem, bias=TensorBias(values))
