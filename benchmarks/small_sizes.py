@@ -59,7 +59,7 @@ class Inputs:
 
     def __init__(self, n: int) -> None:
         torch.manual_seed(0)
-        self.n, count = n, max(n // BLOCK, 1)
+        self.n = n
         self.block, self.chosen = min(BLOCK, n // 4), max(n // 8, 2)
         place = torch.arange(n)
         self.ids, self.distance, self.tril = place // 11, place[:, None] - place, place[:, None] >= place
@@ -95,7 +95,7 @@ class Inputs:
         self.concat_matrix, self.concat_weight = concat.matrix, concat.weight
         self.tree = (self.distance == 0) | (torch.rand(n, n) > 0.5)
         lists = torch.rand(1, HEADS, n, n).masked_fill(~self.tril, -1.0).topk(self.chosen, -1)
-        self.lists, self.few = lists.indices.masked_fill(lists.values < 0, 0), torch.rand(1, HEADS, count, count)
+        self.lists = lists.indices.masked_fill(lists.values < 0, 0)
         self.few = torch.rand(1, HEADS, n // self.block, n // self.block).topk(2, -1).indices
         self.padding = masks.padding([n - n // 4])
         self._tables(place)

@@ -32,6 +32,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import native
@@ -265,6 +266,29 @@ def poisoned_memory() -> Iterator[None]:
         ):
             patch.setattr(owner, name, poisoned(getattr(owner, name)))
         yield
+
+
+class LargestStorage(TorchDispatchMode):
+    """While it is entered, `bytes` becomes the size of the largest storage of which an operator returned a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+@pytest.fixture
+def largest_storage() -> LargestStorage:
+    """Tells how much memory one tensor took."""
+    return LargestStorage()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

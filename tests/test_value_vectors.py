@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import biases, lenses, masks, value_vectors
@@ -159,25 +158,15 @@ def test_inputs_without_heads(axes):
     torch.testing.assert_close(found, weights @ value + torch.einsum("...ij,ijd->...id", weights, chosen))
 
 
-def test_memory_is_linear_in_the_length():
+def test_memory_is_linear_in_the_length(largest_storage):
     """No tensor of all pairs: 8,192² numbers of one head would be 268 MB."""
-    n, largest = 8192, 0
-
-    class Largest(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple) else (result,):
-                if isinstance(tensor, Tensor):
-                    largest = max(largest, tensor.untyped_storage().nbytes())
-            return result
-
+    n = 8192
     query = torch.randn(1, 1, n, 8, requires_grad=True)
     vectors = torch.randn(1, 9, 8, requires_grad=True)
-    with Largest():
+    with largest_storage:
         mask = masks.causal() & masks.window(before=63)
         regard.relative_value_attention(query, query, query, vectors, before=8, after=0, mask=mask).sum().backward()
-    assert largest < 64 * n * 8
+    assert largest_storage.bytes < 64 * n * 8
 
 
 @pytest.mark.parametrize(

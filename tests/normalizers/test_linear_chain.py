@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import lenses, masks, normalizers
@@ -106,25 +105,15 @@ def test_large_scores_and_transitions_neither_overflow_nor_lose_the_gradient(lar
     torch.testing.assert_close(weights[..., [0, 1, 4]], torch.tensor([[[1.0, 0.0, 1.0]]]))
 
 
-def test_memory_is_that_of_some_rows(monkeypatch):
+def test_memory_is_that_of_some_rows(monkeypatch, largest_storage):
     """No tensor of all pairs: 256² float32 numbers of 8 heads would be 2 MB, and of both directions 4 MB."""
     monkeypatch.setattr(row_loop, "SCORES_AT_ONCE", 2**14)
-    largest, n = 0, 256
-
-    class Largest(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple) else (result,):
-                if isinstance(tensor, Tensor):
-                    largest = max(largest, tensor.untyped_storage().nbytes())
-            return result
-
+    n = 256
     query = torch.randn(1, 8, n, 4, requires_grad=True)
     normalizer = normalizers.LinearChain(torch.eye(2))
-    with Largest():
+    with largest_storage:
         regard.attention(query, query, query, normalizer=normalizer, kernel="tiled").sum().backward()
-    assert largest < 9 * 2**14 * 4
+    assert largest_storage.bytes < 9 * 2**14 * 4
 
 
 @pytest.mark.parametrize(
