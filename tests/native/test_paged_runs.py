@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from regard import native
 from regard.backends.base import TokenRuns
 from regard.backends.cpu import library, paged_runs
 from regard.backends.cpu.paged_runs import PagedInC
@@ -18,6 +19,7 @@ GROUPS = (
     TokenRuns(9, 2, 2, ((40, 1), (60, 1), (50, 1))),
 )
 TOKENS = 12  # of which 5 and 11 are in no group
+needs_native = pytest.mark.skipif(bool(native.why_not()), reason="no native code")
 
 
 def oracle(query, key, value, scale, groups):
@@ -58,6 +60,7 @@ def test_each_token_attends_to_its_keys(variant, dtype, dim, value_dim):
     assert not output[:, [5, 11]].any()
 
 
+@needs_native
 def test_cut_runs_are_merged(monkeypatch):
     query, key, value = drawn()
     whole = PagedInC().forward(query, key, value, 0.3, GROUPS)
@@ -73,6 +76,7 @@ def test_cut_runs_are_merged(monkeypatch):
     paged_runs._runs.cache_clear()
 
 
+@needs_native
 def test_a_memory_of_any_strides():
     query, key, value = drawn()
     padded_key, padded_value = torch.zeros(KEY_HEADS, ROWS, DIM + 3), torch.zeros(ROWS, KEY_HEADS, VALUE_DIM)
@@ -82,6 +86,7 @@ def test_a_memory_of_any_strides():
         assert torch.equal(result, expected)
 
 
+@needs_native
 def test_no_groups():
     query, key, value = drawn()
     output, lse = PagedInC().forward(query, key, value, 0.3, ())
