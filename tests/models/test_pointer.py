@@ -101,6 +101,35 @@ def test_the_mixture_is_the_formula_in_float64():
     torch.testing.assert_close(ours, torch.autograd.grad(expected.log(), leaves, upstream), rtol=1e-9, atol=1e-12)
 
 
+def lacking_batch():
+    """The batch with words that the vocabulary lacks: of row 0 two, one of them twice, of row 1 one, of row 2 none."""
+    source, lengths, target = batch()
+    source[0, 3] = source[0, 7] = WORDS
+    source[0, 5], source[1, 2] = WORDS + 1, WORDS
+    target[0, 1], target[0, 3], target[1, 0] = WORDS + 1, WORDS, WORDS
+    return source, lengths, target
+
+
+def test_words_that_the_vocabulary_lacks_have_what_is_copied_of_them_in_float64():
+    source, _, _ = lacking_batch()
+    logits = torch.randn(BATCH, TARGET, WORDS, dtype=torch.float64)
+    gate = torch.randn(BATCH, TARGET, 1, dtype=torch.float64)
+    weights = torch.randn(BATCH, TARGET, SOURCE, dtype=torch.float64).softmax(-1)
+    leaves = (logits.requires_grad_(), gate.requires_grad_(), weights.requires_grad_())
+    found = PointerGenerator.mix(*leaves, source)
+    assert found.shape == (BATCH, TARGET, WORDS + 2)
+    present = found > -torch.inf
+    assert present[:, 0, WORDS:].tolist() == [[True, True], [True, False], [False, False]]
+    said = gate.sigmoid() * torch.nn.functional.pad(logits.softmax(-1), (0, 2))
+    places = torch.nn.functional.one_hot(source, WORDS + 2).double()
+    expected = said + (1 - gate.sigmoid()) * (weights @ places)
+    torch.testing.assert_close(found.exp(), expected, rtol=1e-12, atol=1e-15)
+    upstream = torch.randn_like(found).masked_fill(~present, 0.0)
+    ours = torch.autograd.grad(found, leaves, upstream)
+    theirs = torch.autograd.grad(expected[present].log(), leaves, upstream[present])
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("gate", [-1e4, 1e4])
 def test_a_gate_that_is_shut_has_a_finite_loss_and_gradient(gate):
     logits, source = torch.randn(1, 1, 7, requires_grad=True), torch.tensor([[5, 4]])
@@ -131,8 +160,21 @@ def test_the_model_gives_log_probabilities_of_the_mixture(decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())
-def test_a_step_at_a_time_is_all_steps_at_once(decoder):
-    model, (source, lengths, target) = translator(decoder()), batch()
+def test_words_that_the_vocabulary_lacks_are_read_as_unknown(decoder):
+    model, (source, lengths, target) = translator(decoder()).double(), lacking_batch()
+    known = source.masked_fill(source >= WORDS, 1), lengths, target.masked_fill(target >= WORDS, 1)
+    lacking, plain = (model.decode_target(*inputs) for inputs in ((source, lengths, target), known))
+    assert torch.equal(lacking.features, plain.features)
+    assert torch.equal(lacking.weights, plain.weights)
+    log_p = model(source, lengths, target)
+    torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(BATCH, TARGET, dtype=torch.float64))
+    assert not torch.allclose(log_p[0, :, 1], model(*known)[0, :, 1])  # there they are copied as <unk>
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+@pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())
+def test_a_step_at_a_time_is_all_steps_at_once(decoder, lacks):
+    model, (source, lengths, target) = translator(decoder()), lacking_batch() if lacks else batch()
     memory = model.encode(source, lengths)
     state, logits, weights = model.start(memory), [], []
     for tokens in target.unbind(1):

@@ -255,3 +255,19 @@ def test_what_has_no_weights_or_no_links_is_refused():
         Training(copier(), linked(), None, settings, seed=1)
     with pytest.raises(ConfigurationError, match="read attention weights, and a Copier"):
         Training(copier(), text(3), None, TrainingSettings(coverage_loss=1.0), seed=1)
+
+
+def test_smoothing_is_over_the_vocabulary_and_not_over_copied_words():
+    """Of a source with two words that the vocabulary lacks, in float64 and a word at a time."""
+    model = recurrent("pointer")
+    text = EncodedText(IdSequences.pack([[4, SIZE, SIZE + 1], [7, SIZE]]), IdSequences.pack([[SIZE + 1, 8], [SIZE, 5]]))
+    pairs = collate(text, np.array([0, 1]))
+    log_p = model(pairs.source, pairs.source_lengths, pairs.target_input)
+    target = pairs.target_output.unsqueeze(-1)
+    expected = -0.9 * log_p.gather(-1, target).sum() - 0.1 * log_p[..., :SIZE].mean(-1).sum()
+    loss, entropy = training_loss(model, pairs, 0.1)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(entropy, -log_p.gather(-1, target).sum(), rtol=1e-12, atol=0.0)
+    parameters = [one for name, one in model.named_parameters() if "attend" not in name or "weight" in name]
+    ours, theirs = (torch.autograd.grad(of, parameters, allow_unused=True) for of in (loss, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

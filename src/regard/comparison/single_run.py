@@ -23,6 +23,7 @@ from regard.language.language_experiment import LanguageExperiment
 from regard.language.long_text import LongText
 from regard.language.train_language_model import MODEL, train_language_model
 from regard.models import LanguageModel
+from regard.models.recurrent import copies_words
 from regard.translation.batches import EncodedText, encode
 from regard.translation.build_model import build_model
 from regard.translation.data_split import evaluation_text
@@ -82,7 +83,8 @@ def _translation_run(job: Job, experiment: Experiment) -> RunRecord:
     peak, processor = _peak_bytes(), time.process_time() - processor
     translator = Translator.load(job.folder, "best" if experiment.data.validates else "last")
     vocabularies = translator.source_vocabulary, translator.target_vocabulary
-    encoded = encode(text, *cast(tuple[Vocabulary, Vocabulary], vocabularies))  # trained here: they are our own
+    own = cast(tuple[Vocabulary, Vocabulary], vocabularies)  # trained here: they are regard's
+    encoded = encode(text, *own, copies=copies_words(translator.model))
     speed = None
     if job.measure == "cross-entropy":
         statistics = cross_entropy_statistics(cast(nn.Module, translator.model), encoded)

@@ -52,9 +52,9 @@ def atlas_of_translation(translator: Translator, sentence: str, *, n_best: int |
     found = _searched(translator, read, search)
     end = translator.target_vocabulary.special.end
     said = [[*of.ids, end] if of.finished else list(of.ids) for of in found]
+    _, says = translator.vocabularies(read)
     hypotheses = [
-        RankedTranslation(rank, placed.put_back(translator.target_vocabulary.decode(of.ids)), of.score)
-        for rank, of in enumerate(found)
+        RankedTranslation(rank, placed.put_back(says.decode(of.ids)), of.score) for rank, of in enumerate(found)
     ]
     read_line = PlacedLine(read, placed.parts)
     return _recorded(translator, read_line, said, hypotheses, title or f"{sentence} → {hypotheses[0].text}")
@@ -79,7 +79,7 @@ def atlas_of_pair(
         CorpusError: a side is empty, or the sentence has more tokens than the model takes.
     """
     [placed], [target] = translator.placed_pairs([sentence], [translation])
-    said = translator.target_vocabulary.encode(target)
+    said = translator.vocabularies(placed.text)[1].encode(target)
     if not said:
         raise CorpusError("the translation is empty; it needs at least one word")
     atlas = _recorded(
@@ -104,7 +104,7 @@ def _searched(translator: Translator, sentence: str, search: Any) -> list[Any]:
 def _source(translator: Translator, sentence: str) -> tuple[torch.Tensor, torch.Tensor]:
     from ..translation.translator import MOST_TOKENS
 
-    ids = translator.source_vocabulary.encode(sentence)
+    ids = translator.vocabularies(sentence)[0].encode(sentence)
     if not ids:
         raise CorpusError("the sentence is empty; it needs at least one word to translate")
     most = min(MOST_TOKENS, translator.model.max_source_length or MOST_TOKENS)
@@ -125,14 +125,15 @@ def _recorded(
     """Run the model with forced decoding of each translation, and join the recordings in one atlas."""
     model: Any = translator.model
     source, lengths = _source(translator, placed.text)
-    words = _pieces(translator.source_vocabulary, source[0].tolist(), placed)
+    reads, says = translator.vocabularies(placed.text)
+    words = _pieces(reads, source[0].tolist(), placed)
     calls: list[CapturedCall] = []
     tokens: list[Any] = []
     for rank, ids in enumerate(said):
         read = [translator.target_vocabulary.special.begin, *ids[:-1]]
         with torch.no_grad(), record(model) as recording:
             model(source, lengths, torch.tensor([read], device=source.device))
-        spoken, given = (_pieces(translator.target_vocabulary, of, placed) for of in (ids, read))
+        spoken, given = (_pieces(says, of, placed) for of in (ids, read))
         for call in recording.calls:
             if rank and _of_encoder(call):
                 continue  # the source is read alike for all of them

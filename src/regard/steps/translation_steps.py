@@ -13,7 +13,7 @@ from ..core.score_forms import AdditivePairs
 from ..errors import ConfigurationError, CorpusError, nearest
 from ..kernels.hooks import AttentionSubstitute, active_substitute
 from ..models import RecurrentTranslator, Transformer
-from ..models.recurrent import BahdanauDecoder, Covered, RecurrentMemory, RecurrentState
+from ..models.recurrent import BahdanauDecoder, Covered, RecurrentMemory, RecurrentState, copies_words
 from ..models.recurrent.decoders import TanhReadout
 from ..models.recurrent.source_attention import SourceAttention
 from ..nn import SSRU
@@ -119,7 +119,12 @@ class TranslatedSentence:
     @property
     def targets(self) -> tuple[str, ...]:
         """The names of the tokens of the translation."""
-        return _names(self.translator.target_vocabulary, self.target)
+        return _names(self.says, self.target)
+
+    @property
+    def says(self) -> LineVocabulary:
+        """The vocabulary of what is said of the sentence."""
+        return self.translator.vocabularies(self.source.text)[1]
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
@@ -161,9 +166,8 @@ class TranslatedSentence:
             place = (kind, layer, head, row)
             tables = _transformer_steps(self.translator, model, self.source, self.target[:word], place, what_if)
         best = tables.logits.double().softmax(-1).topk(MOST_WORDS)
-        words = _names(self.translator.target_vocabulary, best.indices.tolist())
-        copies = isinstance(model, RecurrentTranslator) and model.pointer is not None
-        wording = "mixed_prediction" if copies else None
+        words = _names(self.says, best.indices.tolist())
+        wording = "mixed_prediction" if copies_words(model) else None
         prediction = make_table("prediction", best.values, [f"P(y{word + 1})"], words, wording=wording)
         title = f"{self.sentence} → {self.translation}"
         return Walkthrough(
@@ -174,8 +178,9 @@ class TranslatedSentence:
 
 @dataclass(frozen=True, eq=False)
 class SourceSentence:
-    """An encoded sentence: its ids [1, S], its length [1], and the names of its tokens."""
+    """An encoded sentence: it, its ids [1, S], its length [1], and the names of its tokens."""
 
+    text: str
     ids: Tensor
     lengths: Tensor
     names: tuple[str, ...]
@@ -371,9 +376,11 @@ def _encoded(translator: Translator, sentence: str) -> tuple[PlacedLine, tuple[s
     """The sentence in characters that the translator knows, warnings of those that it does not, and the encoding."""
     from ..translation.input_lines import normalize_line
 
-    vocabulary = translator.source_vocabulary
     placed = translator.placed(sentence)
-    line = normalize_line(placed.text, vocabulary)
+    line = normalize_line(placed.text, translator.source_vocabulary)
+    vocabulary, _ = translator.vocabularies(line.text)
+    if copies_words(translator.model):
+        line = replace(line, guessed=())
     ids = vocabulary.encode(line.text)
     if not ids:
         raise CorpusError("the sentence is empty; it needs at least one word to translate")
@@ -383,9 +390,8 @@ def _encoded(translator: Translator, sentence: str) -> tuple[PlacedLine, tuple[s
             f"the sentence has {len(ids)} tokens, and steps are printed for at most {most}: take a shorter one"
         )
     device = next(iter(translator.model.parameters())).device
-    source = SourceSentence(
-        torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device), _names(vocabulary, ids)
-    )
+    numbers, lengths = torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device)
+    source = SourceSentence(line.text, numbers, lengths, _names(vocabulary, ids))
     stand_for = (f"{sign} stands for {part!r}" for sign, part in placed.stand_for.items())
     return replace(placed, text=line.text), (*line.warnings(), *stand_for), source
 
@@ -397,7 +403,8 @@ def _translated(translator: Translator, source: SourceSentence) -> tuple[str, li
     special = translator.target_vocabulary.special
     found = beam_search(translator.model, source.ids, source.lengths, translator.search, observe=False, special=special)
     best = found[0][0]
-    return translator.target_vocabulary.decode(best.ids), [*best.ids, *([special.end] if best.finished else [])]
+    text = translator.vocabularies(source.text)[1].decode(best.ids)
+    return text, [*best.ids, *([special.end] if best.finished else [])]
 
 
 def _names(vocabulary: LineVocabulary, ids: Sequence[int]) -> tuple[str, ...]:

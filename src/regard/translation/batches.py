@@ -128,8 +128,13 @@ def encode(
     source_vocabulary: Vocabulary,
     target_vocabulary: Vocabulary,
     max_length: int | None = None,
+    *,
+    copies: bool = False,
 ) -> EncodedText:
     """Turn text into ids; pairs with a side of more than `max_length` tokens are left out and counted.
+
+    For a model that `copies`, words of a source that the vocabularies lack have ids of their own in its pair
+    (`Vocabulary.extended`).
 
     Raises:
         CorpusError: no pair is short enough.
@@ -141,8 +146,12 @@ def encode(
     >>> encoded.sources[0].tolist(), encoded.targets[0].tolist(), encoded.dropped_long
     ([4, 5], [4, 5], 1)
     """
-    sources = source_vocabulary.encode_batch(text.sources)
-    targets = target_vocabulary.encode_batch(text.targets)
+    if copies:
+        sources = [source_vocabulary.extended(line).encode(line) for line in text.sources]
+        lines = zip(text.sources, text.targets, strict=True)
+        targets = [target_vocabulary.extended(source).encode(line) for source, line in lines]
+    else:
+        sources, targets = source_vocabulary.encode_batch(text.sources), target_vocabulary.encode_batch(text.targets)
     pairs = list(zip(sources, targets, strict=True))
     kept = [
         row for row, pair in enumerate(pairs) if max_length is None or max(len(pair[0]), len(pair[1])) <= max_length

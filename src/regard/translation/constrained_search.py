@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from regard.errors import ConfigurationError, RegardError
 from regard.translation.alignment_choice import AlignmentChoice, one_map
@@ -55,6 +56,11 @@ class WordEdges(NamedTuple):
 
     joins: Tensor
     ends_in_letter: Tensor
+
+    def extended(self, source: Tensor) -> WordEdges:
+        """With the tokens of a source that are behind the vocabulary: words, which a translator copies."""
+        lacking = max(int(source.max()) + 1 - len(self.joins), 0)
+        return WordEdges(*(functional.pad(of, (0, lacking)) for of in self))
 
 
 @torch.no_grad()
@@ -105,7 +111,7 @@ def constrained_search(
     """
     if len(source) == 0:
         return []
-    tables = PhraseTables.of(phrases, edges, source.shape[1])
+    tables = PhraseTables.of(phrases, edges.extended(source), source.shape[1])
     looks = bool(tables.sources.any())
     record = _ConstrainedRecord(source_lengths.tolist(), tables, settings, model.max_target_length)
     memory = model.encode(source, source_lengths)
@@ -363,7 +369,7 @@ class _ConstrainedRecord:
         """Record one step, and return the beams that continue."""
         self._history.append(SearchStep(beams.tokens, beams.parents, attention))
         tables = self._tables
-        log_p = log_p.masked_fill(beams.closed[:, None] & tables.edges.joins, -torch.inf)
+        log_p = log_p.masked_fill(beams.closed[:, None] & tables.edges.joins[: log_p.shape[1]], -torch.inf)
         if beams.forced is None:
             ends = log_p[:, special.end]
             self._record(beams, ends.masked_fill(~beams.complete(tables), -torch.inf), special.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from regard.translation.input_lines import NormalizedLine, normalize_line
@@ -25,6 +26,10 @@ class ReadLine(NamedTuple):
         """Read a line."""
         kept = take_out(placed.text, vocabulary)
         return cls(line, placed, kept, normalize_line(kept.text, vocabulary))
+
+    def without_guesses(self) -> ReadLine:
+        """The line of a translator that copies words which its vocabulary lacks: none of them is guessed."""
+        return self._replace(rest=replace(self.rest, guessed=()))
 
     def warnings(self, ids: Collection[int], special: SpecialIds) -> Iterator[str]:
         """A sentence about each thing in it that is kept, guessed or unknown; ids: those of its vocabulary."""

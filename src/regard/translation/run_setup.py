@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
 from regard.errors import CheckpointError, ConfigurationError
+from regard.models.recurrent import copies_words
 from regard.translation.batches import EncodedText, encode
 from regard.translation.build_model import build_model
 from regard.translation.checkpoint import LONGEST_SOURCE, read_header, restore
@@ -136,14 +137,16 @@ def prepare(experiment: Experiment, run: RunFolder, resume: Resume) -> PreparedR
     if start is not None:
         start.load_into(model)
     longest = model.max_source_length
-    encoded = encode(text, source, target, min(experiment.data.max_length, longest or experiment.data.max_length))
+    copies = copies_words(model)
+    most = min(experiment.data.max_length, longest or experiment.data.max_length)
+    encoded = encode(text, source, target, most, copies=copies)
     about = {
         "model": experiment.model.model_dump(mode="json"),
         "source_vocabulary": len(source),
         "target_vocabulary": len(target),
         **_longest_source(encoded, start.weights if start else run.last),
     }
-    validation = None if held_out is None else encode(held_out, source, target, longest)
+    validation = None if held_out is None else encode(held_out, source, target, longest, copies=copies)
     return PreparedRun(vocabularies, model, encoded, validation, about, placed)
 
 

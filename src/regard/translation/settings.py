@@ -235,8 +235,8 @@ class RecurrentSettings(Section):
     normalizer: NormalizerSettings = PlainNormalizerSettings(kind="softmax")
     """What makes weights of scores, in the attention to the source."""
     pointer: bool = False
-    """Whether source tokens can be copied, as a pointer-generator does; needs one vocabulary of both sides
-    (`vocabulary.shared`)."""
+    """Whether source tokens can be copied, as a pointer-generator does, words that a vocabulary of words lacks too;
+    needs one vocabulary of both sides (`vocabulary.shared`)."""
     max_source_length: Count | None = None
     """Most source tokens that the model takes; null: any number. Needed by the score `location`, which has a row of
     weights for each position."""

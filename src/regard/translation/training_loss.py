@@ -86,12 +86,14 @@ def copying_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The two sums of `smoothed_cross_entropy` for a translator that copies, a few target tokens at a time.
 
-    Those of padding are left out. For the gradient the log-probabilities are computed again.
+    Those of padding are left out. For the gradient the log-probabilities are computed again. Smoothing is over the
+    words of the vocabulary, and not over those of a source that it lacks.
     """
 
     def part(source: Tensor, target: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
-        return smoothed_cross_entropy(model.logits(DecodedTarget(*parts), source), target, smoothing)
+        return smoothed_cross_entropy(model.logits(DecodedTarget(*parts), source), target, smoothing, words)
 
+    words = cast("Projecting", model).output.weight.shape[0]
     there = batch.target_output != PAD
     rows, _ = there.nonzero(as_tuple=True)
     # Each target token is a sentence of one, with a source of its own.
@@ -99,7 +101,7 @@ def copying_cross_entropy(
         tensor[there].unsqueeze(1) for tensor in (decoded.features, decoded.weights, decoded.gate) if tensor is not None
     )
     tensors = batch.source[rows], batch.target_output[there].unsqueeze(1), *of_tokens
-    tokens = max(1, LOGITS_AT_ONCE // cast("Projecting", model).output.weight.shape[0])
+    tokens = max(1, LOGITS_AT_ONCE // words)
     sums = [
         checkpoint(part, *parts, use_reentrant=False, preserve_rng_state=False)
         for parts in zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
@@ -130,12 +132,15 @@ def projected_cross_entropy(
         )
 
 
-def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def smoothed_cross_entropy(
+    logits: Tensor, target: Tensor, smoothing: float, words: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Σ (1-ε)·(-log p[target]) + ε·mean(-log p), and Σ -log p[target], over all targets that are not PAD.
 
     `logits` [..., V], `target` [...] int64. Both sums are in float32 at least; the second one, from which perplexity
-    is taken, has no gradient. Equal to torch's cross_entropy with label_smoothing, which needs two calls to give both
-    and more passes over memory: on a CPU the logits of a large vocabulary are what a training step waits for.
+    is taken, has no gradient. The mean is over the first `words` entries, None: all. Equal to torch's cross_entropy
+    with label_smoothing, which needs two calls to give both and more passes over memory: on a CPU the logits of a large
+    vocabulary are what a training step waits for.
 
     Source: Szegedy et al. (2016), "Rethinking the Inception Architecture", section 7, with the uniform prior.
 
@@ -144,35 +149,36 @@ def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> 
     >>> loss.item() == entropy.item() == torch.tensor(4.0).log().item()
     True
     """
-    return _SmoothedCrossEntropy.apply(logits, target, smoothing)  # type: ignore[return-value]
+    words = logits.shape[-1] if words is None else words
+    return _SmoothedCrossEntropy.apply(logits, target, smoothing, words)  # type: ignore[return-value]
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, words: int) -> tuple[Tensor, Tensor]:
         log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))  # [..., V]
         counts = target != PAD  # [...]
         entropy = -(log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1) * counts).sum()
         loss = entropy * (1 - smoothing)
         if smoothing:
-            loss = loss - (log_p.mean(-1) * counts).sum() * smoothing
+            loss = loss - (log_p[..., :words].mean(-1) * counts).sum() * smoothing
         ctx.save_for_backward(log_p, target, counts)
-        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
+        ctx.smoothing, ctx.words, ctx.dtype = smoothing, words, logits.dtype
         ctx.mark_non_differentiable(entropy)
         return loss, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         log_p, target, counts = ctx.saved_tensors
         # In place: the gradient takes the memory of log_p. Torch refuses a second backward through it.
         gradient = log_p.exp_()
         if ctx.smoothing:
-            gradient -= ctx.smoothing / gradient.shape[-1]
+            gradient[..., : ctx.words] -= ctx.smoothing / ctx.words
         picked = target.unsqueeze(-1)
         gradient.scatter_add_(-1, picked, torch.full_like(picked, ctx.smoothing - 1, dtype=gradient.dtype))
         gradient *= (counts * grad).unsqueeze(-1)
-        return gradient.to(ctx.dtype), None, None
+        return gradient.to(ctx.dtype), None, None, None
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):

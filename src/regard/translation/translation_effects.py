@@ -81,10 +81,10 @@ class _ScoredTranslation:
 
     def __init__(self, translator: Translator, sentence: str) -> None:
         self._model: Any = translator.model
-        self._vocabulary = translator.target_vocabulary
         self._placed = translator.placed(sentence)
         text = normalize_line(self._placed.text, translator.source_vocabulary).text
-        ids = translator.source_vocabulary.encode(text)
+        reads, self._vocabulary = translator.vocabularies(text)
+        ids = reads.encode(text)
         if not ids:
             raise CorpusError("the sentence is empty; it needs at least one word to translate")
         most = translator.model.max_source_length

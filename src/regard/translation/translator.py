@@ -20,6 +20,7 @@ from regard.errors import ConfigurationError, CorpusError, DeviceError
 from regard.heads.word_alignment import Link, word_links, word_weights
 from regard.models import Transformer
 from regard.models.decoded_target import SourceHead
+from regard.models.recurrent import copies_words
 from regard.translation.alignment_choice import AlignmentChoice, ObservedPair, best_choice, one_map
 from regard.translation.batches import EncodedText, IdSequences, collate
 from regard.translation.build_model import build_model
@@ -45,7 +46,7 @@ from regard.translation.taught_head import Teaching, linked_text, taught_model, 
 from regard.translation.terminology import Terminology, phrases_of, word_edges
 from regard.translation.translated_line import Candidate, Translation, join_candidates
 from regard.translation.trust import LOW, TranslationNumbers, Trust
-from regard.translation.vocabulary import LineVocabulary
+from regard.translation.vocabulary import LineVocabulary, Vocabulary
 
 MOST_TOKENS = 4096
 """The most tokens of a source that is read at once: time and memory of its weights grow with the square of them."""
@@ -282,8 +283,9 @@ class Translator:
         and have no tokens and no weights. By the attention that `align` reads, a pair of tags is put around the words
         that translate what it was around, and the others where the words beside them went: see `put_back`. Of a model
         with `placeholders` numbers, addresses, quoted words and unknown names come out as they are, and with their
-        `unknown_words` all words that are unknown; of its beam a translation that has them all is best. Words of
-        unknown letters are translated as far as that goes. The `warnings` of the line say so, and also where it has
+        `unknown_words` all words that are unknown; of its beam a translation that has them all is best. A model with a
+        pointer copies words that its vocabulary of words lacks. Words of unknown letters are translated as far as that
+        goes. The `warnings` of the line say so, and also where it has
         more tokens than any that the model was trained on, or a tag has no partner. `first_line` is the number of the
         first line in messages. Without `observe` there are no weights, and a model of many layers and heads is faster.
 
@@ -303,7 +305,7 @@ class Translator:
         """
         terms = terms or Terminology()
         placed = [self.placed(line, but=terms.source_words) for line in _several(lines)]
-        read = [ReadLine.of(*one, self.source_vocabulary) for one in zip(placed, lines, strict=True)]
+        read = [self._read(*one) for one in zip(placed, lines, strict=True)]
         parts = [self._parts(line.rest.text, split_above) for line in read]
         numbers = [number for number, some in enumerate(parts, start=first_line) for _ in some]
         texts = [part for some in parts for part in some]
@@ -336,6 +338,20 @@ class Translator:
         placed = list(map(self.placeholders.placed_pair, source_lines, target_lines))
         return [line for line, _ in placed], [line for _, line in placed]
 
+    def vocabularies(self, source_line: str) -> tuple[LineVocabulary, LineVocabulary]:
+        """The vocabularies of both sides for a source line and what is said of it.
+
+        Of a model with a pointer they have the words of the line that the model's vocabulary lacks, which it copies.
+        """
+        source, target = self.source_vocabulary, self.target_vocabulary
+        if not (copies_words(self.model) and isinstance(source, Vocabulary) and isinstance(target, Vocabulary)):
+            return source, target
+        return source.extended(source_line), target.extended(source_line)
+
+    def _read(self, placed: PlacedLine, line: str) -> ReadLine:
+        read = ReadLine.of(placed, line, self.source_vocabulary)
+        return read.without_guesses() if copies_words(self.model) else read
+
     def _parts(self, line: str, split_above: int | None) -> list[str]:
         if split_above is None:
             return [line]
@@ -361,7 +377,7 @@ class Translator:
             return [[] for _ in sources]
         texts = [part.removeprefix(self.source_vocabulary.language(part)) for parts in lines for part in parts]
         return [
-            phrases_of(terms.of(text), self.source_vocabulary.words(ids), self.target_vocabulary)
+            phrases_of(terms.of(text), self.vocabularies(text)[0].words(ids), self.target_vocabulary)
             for text, ids in zip(texts, sources, strict=True)
         ]
 
@@ -385,7 +401,8 @@ class Translator:
         own = [sources[row] for row in rows], [phrases[row] for row in rows]
         for row, beam in zip(rows, self._beams(*own, wide, batch_size, observe), strict=True):
             needed = signs_of(texts[row])
-            said = [signs_of(self.target_vocabulary.decode(one.ids)) for one in beam]
+            vocabulary = self.vocabularies(texts[row])[1]
+            said = [signs_of(vocabulary.decode(one.ids)) for one in beam]
             wrong = [((needed - one) + (one - needed)).total() for one in said]
             found[row] = [beam[place] for place in sorted(range(len(beam)), key=wrong.__getitem__)][: settings.n_best]
         return found
@@ -454,9 +471,10 @@ class Translator:
         sources = [line.text for line in placed]
         for row, source, target, seen in self._observed(sources, targets, batch_size, first_line):
             weights = one_map(seen.rows(chosen.step), chosen.layer, chosen.head).clone()
+            reads, says = self.vocabularies(sources[row])
             pairs[row] = AlignedPair(
-                source_tokens=placed[row].named(self.source_vocabulary.tokens(source)),
-                target_tokens=placed[row].named(self.target_vocabulary.tokens(target)),
+                source_tokens=placed[row].named(reads.tokens(source)),
+                target_tokens=placed[row].named(says.tokens(target)),
                 weights=weights,
                 links=tuple(word_links(weights, seen.source_words, seen.target_words)),
             )
@@ -555,14 +573,22 @@ class Translator:
         """The number of each pair, its ids, and the weights of all steps; pairs of like length one after the other."""
         _check_pairs(source_lines, target_lines)
         sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
-        targets = self.target_vocabulary.encode_batch(target_lines)
+        vocabularies = [self.vocabularies(line) for line in source_lines]
+        targets = [says.encode(line) for (_, says), line in zip(vocabularies, target_lines, strict=True)]
         for rows in _batches_by_length(sources, [0] * len(sources), batch_size):
-            seen = self._seen([sources[row] for row in rows], [targets[row] for row in rows])
+            seen = self._seen(
+                [sources[row] for row in rows], [targets[row] for row in rows], [vocabularies[row] for row in rows]
+            )
             for row, one in zip(rows, seen, strict=True):
                 yield row, sources[row], targets[row], one
 
     @torch.no_grad()
-    def _seen(self, sources: list[list[int]], targets: list[list[int]]) -> list[ObservedPair]:
+    def _seen(
+        self,
+        sources: list[list[int]],
+        targets: list[list[int]],
+        vocabularies: list[tuple[LineVocabulary, LineVocabulary]],
+    ) -> list[ObservedPair]:
         """The weights of all steps of each translation, computed together."""
         text = EncodedText(IdSequences.pack(sources), IdSequences.pack(targets))
         batch = collate(text, np.arange(len(sources)), self.target_vocabulary.special).to(self._device)
@@ -570,10 +596,10 @@ class Translator:
         return [
             ObservedPair(
                 one[: len(target) + 1, ..., : len(source)],
-                self.source_vocabulary.words(source),
-                self.target_vocabulary.words(target),
+                reads.words(source),
+                says.words(target),
             )
-            for one, source, target in zip(weights, sources, targets, strict=True)
+            for one, source, target, (reads, says) in zip(weights, sources, targets, vocabularies, strict=True)
         ]
 
     @property
@@ -582,7 +608,7 @@ class Translator:
 
     def _encode(self, lines: Sequence[str], numbers: Sequence[int]) -> list[list[int]]:
         """The ids of each line, all short enough for the model; none for a line of white space."""
-        sources = [self.source_vocabulary.encode(line) for line in _several(lines)]
+        sources = [self.vocabularies(line)[0].encode(line) for line in _several(lines)]
         most = self.model.max_source_length
         for number, ids in zip(numbers, sources, strict=True):
             if most is not None and len(ids) > most:
@@ -607,11 +633,16 @@ class Translator:
     ) -> Translation:
         """The translation of a line from the texts, ids and hypotheses of its parts, most often one."""
         ids = [one for part, _ in parts for one in part]
+        source_tokens = [
+            token
+            for text, (part, _) in zip(texts, parts, strict=True)
+            for token in self.vocabularies(text)[0].tokens(part)
+        ]
         words = [len(text.removeprefix(self.source_vocabulary.language(text)).split()) for text in texts]
         kept = shared_out(read.kept.parts, words)
         candidates = [
-            tuple(map(self._candidate, hypotheses, self._texts(part, hypotheses, some, count)))
-            for (part, hypotheses), some, count in zip(parts, kept, words, strict=True)
+            self._candidates(text, *part, some, count)
+            for text, part, some, count in zip(texts, parts, kept, words, strict=True)
         ]
         joined = candidates[0] if len(parts) == 1 else join_candidates(candidates, n_best)
         warnings = [
@@ -627,7 +658,7 @@ class Translator:
                 warnings.append(f"the translation is likely to be poor: predicted chrF {100 * trust:.0f} of 100")
         return Translation(
             source=read.line,
-            source_tokens=read.placed.named(self.source_vocabulary.tokens(ids)),
+            source_tokens=read.placed.named(source_tokens),
             candidates=tuple(candidate.with_parts(read.placed) for candidate in joined),
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
             kept=read.placed.put_back(put_back("", read.kept.parts, torch.zeros(0, 0))),
@@ -645,17 +676,18 @@ class Translator:
         if missing := read.placed.missing(said):
             yield f"the translation leaves out {named(missing)}"
 
-    def _texts(
-        self, source: list[int], hypotheses: list[BeamHypothesis], kept: list[KeptPart], words: int
-    ) -> list[str]:
-        """The text of each hypothesis of a source of so many words, with what is kept of it."""
-        texts = [self.target_vocabulary.decode(one.ids) for one in hypotheses]
-        if not kept or not hypotheses:
-            return texts
-        seen = self._seen([source] * len(hypotheses), [list(one.ids) for one in hypotheses])
-        return [
-            put_back(text, kept, self._between_words(one, words, text)) for text, one in zip(texts, seen, strict=True)
-        ]
+    def _candidates(
+        self, line: str, source: list[int], hypotheses: list[BeamHypothesis], kept: list[KeptPart], words: int
+    ) -> tuple[Candidate, ...]:
+        """The hypotheses of a line of so many words, as text with what is kept of it."""
+        reads, says = self.vocabularies(line)
+        texts = [says.decode(one.ids) for one in hypotheses]
+        if kept and hypotheses:
+            count = len(hypotheses)
+            seen = self._seen([source] * count, [list(one.ids) for one in hypotheses], [(reads, says)] * count)
+            of_words = [self._between_words(one, words, text) for text, one in zip(texts, seen, strict=True)]
+            texts = [put_back(text, kept, one) for text, one in zip(texts, of_words, strict=True)]
+        return tuple(_candidate(one, text, says) for one, text in zip(hypotheses, texts, strict=True))
 
     def _between_words(self, pair: ObservedPair, words: int, text: str) -> Tensor:
         """The attention between words [T', S'] of a text and a source; that of position where words differ."""
@@ -665,17 +697,18 @@ class Translator:
         count = len(text.split())
         return between if between.shape == (count, words) else diagonal_weights(words, count)
 
-    def _candidate(self, hypothesis: BeamHypothesis, text: str) -> Candidate:
-        ids = [*hypothesis.ids, self.target_vocabulary.special.end] if hypothesis.finished else hypothesis.ids
-        return Candidate(
-            text=text,
-            tokens=tuple(self.target_vocabulary.tokens(ids)),
-            score=hypothesis.score,
-            log_probability=hypothesis.log_probability,
-            weights=hypothesis.weights,
-            self_weights=hypothesis.self_weights,
-            finished=hypothesis.finished,
-        )
+
+def _candidate(hypothesis: BeamHypothesis, text: str, vocabulary: LineVocabulary) -> Candidate:
+    ids = [*hypothesis.ids, vocabulary.special.end] if hypothesis.finished else hypothesis.ids
+    return Candidate(
+        text=text,
+        tokens=tuple(vocabulary.tokens(ids)),
+        score=hypothesis.score,
+        log_probability=hypothesis.log_probability,
+        weights=hypothesis.weights,
+        self_weights=hypothesis.self_weights,
+        finished=hypothesis.finished,
+    )
 
 
 def _check_pairs(source_lines: Sequence[str], target_lines: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -313,6 +314,32 @@ class Vocabulary:
         if self._saved.scores is not None:
             grown["scores"] = [*self._saved.scores, *[min(self._saved.scores)] * len(pieces)]
         return Vocabulary(self._saved.model_copy(update=grown))
+
+    def extended(self, source: str) -> Vocabulary:
+        """The vocabulary with the words of one source that it lacks, their ids behind those that are there.
+
+        A translator with a pointer copies them. Of subwords and characters it is the vocabulary itself.
+
+        Source: See et al. 2017 (arXiv 1704.04368), section 2.2.
+
+        >>> vocabulary = Vocabulary.train(["the cat sat"], VocabularySettings(kind="words"))
+        >>> extended = vocabulary.extended("the lynx sat")
+        >>> ids = extended.encode("a lynx sat")
+        >>> ids, extended.decode(ids)
+        ([1, 7, 5], '<unk> lynx sat')
+        """
+        lacking = self.unknown_words(source)
+        if not lacking:
+            return self
+        ids = {word: i for i, word in enumerate(lacking, start=len(self))}
+        known = self._segment
+        grown = copy.copy(self)
+        grown.__dict__.pop("_characters", None)
+        grown._saved = self._saved.model_copy(update={"pieces": [*self._saved.pieces, *lacking]})
+        grown._pieces = [*self._pieces, *lacking]
+        grown._segment = lambda words: [ids.get(word, i) for word, i in zip(words, known(words), strict=True)]
+        grown._chunk_ids = grown._encode_chunk
+        return grown
 
     def save(self, path: str | Path) -> None:
         """Write the vocabulary as JSON, replacing the file atomically.

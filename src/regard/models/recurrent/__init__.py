@@ -10,6 +10,7 @@ from .recurrent_state import RecurrentMemory as RecurrentMemory
 from .recurrent_state import RecurrentState as RecurrentState
 from .recurrent_state import RecurrentStep as RecurrentStep
 from .recurrent_translator import RecurrentTranslator as RecurrentTranslator
+from .recurrent_translator import copies_words as copies_words
 from .source_attention import Covered as Covered
 from .source_attention import Fertility as Fertility
 from .source_attention import GlobalWindow as GlobalWindow
@@ -36,4 +37,5 @@ __all__ = [
     "RecurrentStep",
     "RecurrentTranslator",
     "SourceCoverage",
+    "copies_words",
 ]

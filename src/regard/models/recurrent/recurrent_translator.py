@@ -20,7 +20,8 @@ class RecurrentTranslator(nn.Module):
     Letters: B sentences, S source tokens, T target tokens, V target vocabulary. Token 0 is padding. `model(...)`
     gives the logits of a known target; `encode`, `start` and `step` go word by word, with all state passed in and
     returned, so that a search can reorder it. `observe_step` does the same and shows the weights. With a `pointer`
-    source tokens can be copied (`PointerGenerator`): the logits are then log P(y_t | y_<t, x) of both.
+    source tokens can be copied (`PointerGenerator`): the logits are then log P(y_t | y_<t, x) of both, and tokens from
+    V on, in sources and targets, are words of a source that the vocabulary lacks.
 
     Raises:
         ConfigurationError: a pointer, and vocabularies of different sizes.
@@ -102,7 +103,10 @@ class RecurrentTranslator(nn.Module):
         return DecodedTarget(self.dropout(seen.features), weights, gate)
 
     def logits(self, decoded: DecodedTarget, source: Tensor | None) -> Tensor:
-        """Logits [B, T, V] of what was decoded; with a pointer log-probabilities, and it reads the source [B, S]."""
+        """Logits [B, T, V] of what was decoded; with a pointer log-probabilities, and it reads the source [B, S].
+
+        Those of words that the vocabulary lacks are behind, [B, T, V + E], where the source has any.
+        """
         logits = self.output(decoded.features)
         if self.pointer is None or decoded.gate is None or decoded.weights is None or source is None:
             return logits
@@ -117,7 +121,7 @@ class RecurrentTranslator(nn.Module):
 
     def encode(self, source: Tensor, source_lengths: Tensor) -> RecurrentMemory:
         """Encode the source and project the keys of the decoder's attention, once for all steps."""
-        embedded = self.dropout(self.source_embedding(source))
+        embedded = self.dropout(self.source_embedding(self._embeddable(source)))
         memory = self.decoder.project_memory(self.encoder(embedded, source_lengths))
         return memory if self.pointer is None else replace(memory, tokens=source)
 
@@ -142,4 +146,12 @@ class RecurrentTranslator(nn.Module):
         return ObservedRecurrentStep(self.logits(decoded, memory.tokens).squeeze(1), state, weights.squeeze(1))
 
     def _embed_target(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.target_embedding(tokens))
+        return self.dropout(self.target_embedding(self._embeddable(tokens)))
+
+    def _embeddable(self, tokens: Tensor) -> Tensor:
+        return tokens if self.pointer is None else self.pointer.embeddable(tokens, self.output.out_features)
+
+
+def copies_words(model: object) -> bool:
+    """Whether a model is a translator that copies words of its source."""
+    return isinstance(model, RecurrentTranslator) and model.pointer is not None
