@@ -625,3 +625,49 @@ def corrected(query: Tensor, key: Tensor, value: Tensor, beta: Tensor) -> Tensor
     before = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).tril(-1)
     weights = softmax(hide(query @ key.mT / query.shape[-1] ** 0.5, before)).nan_to_num()
     return torch.linalg.inv(torch.eye(query.shape[2], dtype=query.dtype) + beta.unsqueeze(-1) * weights) @ value
+
+
+def titans(query: Tensor, key: Tensor, value: Tensor, rate: Tensor, momentum: Tensor, decay: Tensor) -> Tensor:
+    """A step with momentum and forgetting for each token, with the gradient of ½ ‖Wᵀ k - v‖² at the W before it."""
+    memory = torch.zeros(*query.shape[:2], key.shape[-1], value.shape[-1], dtype=query.dtype)
+    step, rows = torch.zeros_like(memory), []
+    for t in range(query.shape[2]):
+        k, v, numbers = key[:, :, t], value[:, :, t], [each[:, :, t, None, None] for each in (rate, momentum, decay)]
+        error = torch.einsum("bhde,bhd->bhe", memory, k) - v
+        step = numbers[1] * step - numbers[0] * torch.einsum("bhd,bhe->bhde", k, error)
+        memory = numbers[2].exp() * memory + step
+        rows.append(torch.einsum("bhde,bhd->bhe", memory, query[:, :, t]))
+    return torch.stack(rows, 2)
+
+
+def ttt_linear(
+    query: Tensor, key: Tensor, value: Tensor, rate: Tensor, weights: Tensor, norm: tuple[Tensor, Tensor], size: int
+) -> Tensor:
+    """A step for each token, with the gradient of ½ ‖x + LN(Wᵀ x) - v‖² by autograd, at the W before its mini-batch."""
+
+    def model(rows: Tensor, weights: Tensor) -> Tensor:
+        inner = torch.einsum("bhde,bhd->bhe", weights, rows)
+        return rows + norm[0] * torch.nn.functional.layer_norm(inner, inner.shape[-1:], eps=1e-6) + norm[1]
+
+    weights, rows = weights.expand(len(query), *weights.shape), []
+    before = weights
+    for t in range(query.shape[2]):
+        before = before if t % size else weights
+        with torch.enable_grad():
+            leaf = before.detach().requires_grad_()
+            loss = (model(key[:, :, t], leaf) - value[:, :, t]).square().sum() / 2
+            [gradient] = torch.autograd.grad(loss, leaf)
+        weights = weights - rate[:, :, t, None, None] * gradient
+        rows.append(model(query[:, :, t], weights))
+    return torch.stack(rows, 2)
+
+
+def s4d(x: Tensor, step: Tensor, rates: Tensor, weights: Tensor, skip: Tensor) -> Tensor:
+    """Σ_l K_l x_{t-l} + D x_t with the kernel K_l = 2 Re Σ_n C_n (e^{ΔA_n} - 1) / A_n e^{lΔA_n} of each channel."""
+    turns = step[:, None] * rates
+    written = weights * (turns.exp() - 1) / rates
+    rows = torch.zeros_like(x)
+    for distance in range(x.shape[1]):
+        kernel = 2 * (written * (distance * turns).exp()).sum(-1).real
+        rows[:, distance:] += kernel * x[:, : x.shape[1] - distance]
+    return rows + skip * x

@@ -56,6 +56,9 @@ def namespace(dtype: torch.dtype) -> dict[str, Any]:
     names |= {"step": drawn(BATCH, HEADS, LENGTH).exp(), "channel_steps": drawn(BATCH, LENGTH, WIDTH).exp() / 4}
     names |= {"rates": -drawn(WIDTH, DIM).exp(), "skips": drawn(WIDTH)}
     names |= {"ridge": drawn(HEADS, DIM).sigmoid() + 0.25}
+    names |= {"weights_before": drawn(HEADS, DIM, DIM) / 4, "norm": (drawn(HEADS, DIM), drawn(HEADS, DIM))}
+    names |= {"turning_rates": torch.complex(names["rates"], 3 * drawn(WIDTH, DIM))}
+    names |= {"complex_weights": torch.complex(drawn(WIDTH, DIM), drawn(WIDTH, DIM))}
     for module in names.values():
         if isinstance(module, torch.nn.Module):
             module.to(dtype)

@@ -10,6 +10,8 @@ from .decays import SoftplusDecay as SoftplusDecay
 from .decays import SoftplusFeatureDecay as SoftplusFeatureDecay
 from .delta_product import delta_product as delta_product
 from .delta_product import delta_product_with_state as delta_product_with_state
+from .diagonal_state_space import diagonal_state_space as diagonal_state_space
+from .diagonal_state_space import diagonal_state_space_with_state as diagonal_state_space_with_state
 from .feature_maps import Elu as Elu
 from .feature_maps import FavorPlus as FavorPlus
 from .feature_maps import FeatureMap as FeatureMap
@@ -24,11 +26,15 @@ from .linear_attention import linear_attention_with_state as linear_attention_wi
 from .linear_state import LinearState as LinearState
 from .linear_weights import linear_attention_weights as linear_attention_weights
 from .linear_weights import observe_linear_attention as observe_linear_attention
+from .momentum_memory import MomentumState as MomentumState
+from .momentum_memory import titans_attention as titans_attention
+from .momentum_memory import titans_attention_with_state as titans_attention_with_state
 from .ridge_regression import mesa_attention as mesa_attention
 from .slot_memory import running_softmax as running_softmax
 from .slot_memory import slot_attention as slot_attention
 from .state_space import selective_scan as selective_scan
 from .state_space import selective_scan_with_state as selective_scan_with_state
+from .trained_state import ttt_attention as ttt_attention
 from .trapezoidal_rule import trapezoidal_attention as trapezoidal_attention
 from .update_rules import BonusRule as BonusRule
 from .update_rules import DecoupledDeltaRule as DecoupledDeltaRule
@@ -51,6 +57,7 @@ __all__ = [
     "HeadDecay",
     "Identity",
     "LinearState",
+    "MomentumState",
     "Relu",
     "SigmoidFeatureDecay",
     "Softmax",
@@ -63,6 +70,8 @@ __all__ = [
     "delta_former",
     "delta_product",
     "delta_product_with_state",
+    "diagonal_state_space",
+    "diagonal_state_space_with_state",
     "linear_attention",
     "linear_attention_weights",
     "linear_attention_with_state",
@@ -73,5 +82,8 @@ __all__ = [
     "selective_scan",
     "selective_scan_with_state",
     "slot_attention",
+    "titans_attention",
+    "titans_attention_with_state",
     "trapezoidal_attention",
+    "ttt_attention",
 ]
