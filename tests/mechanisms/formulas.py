@@ -89,6 +89,24 @@ def chain_marginals(scores: Tensor, keep: Tensor, transitions: Tensor) -> Tensor
     return weights
 
 
+def tree_marginals(scores: Tensor) -> Tensor:
+    """The share of trees with an arc: what the determinant of the Laplacian, the sum of all, lacks without it.
+
+    s_ii is the score of token i as a root, of which there may be several.
+    """
+
+    def total(masses: Tensor) -> Tensor:
+        return torch.linalg.det(torch.diag_embed(masses.sum(-1)) - masses.tril(-1) - masses.triu(1))
+
+    masses = scores.softmax(-1)  # a factor of a row is one of all trees
+    weights, whole = torch.zeros_like(scores), total(masses)
+    for i, j in itertools.product(range(scores.shape[-2]), range(scores.shape[-1])):
+        without = masses.clone()
+        without[..., i, j] = 0
+        weights[..., i, j] = 1 - total(without) / whole
+    return weights
+
+
 def monotonic(stops: Tensor) -> Tensor:
     """The probability of stopping at key j, from where the query before did; the first begins at key 0."""
     before = torch.zeros_like(stops[..., 0, :])

@@ -17,12 +17,14 @@ Each turns the scores s_ij of a row, over the keys j that query i attends to, in
 | `TalkingHeads` | softmax of mixed scores, mixed: Σ_h A_gh softmax(Σ_e B_he s_e) | any | no |
 | `MultiToken` | the same, with convolutions over neighbouring queries and keys | any | no |
 | `LinearChain` | p(z_j = 1), where the choices of neighbouring keys are a chain | any | no |
+| `DependencyTrees` | p(the parent of token i is token j), over all trees of the tokens | 1 | no |
 | `Monotonic`, `MoChA` | the probability of stopping at key j, from where the query before did | at most 1 | no |
 """
 
 from ..core.normalizer import Normalizer as Normalizer
 from ..core.normalizer import OrderedNormalizer as OrderedNormalizer
 from ..core.normalizer import RatioNormalizer as RatioNormalizer
+from .dependency_trees import DependencyTrees as DependencyTrees
 from .entmax import Entmax as Entmax
 from .entmax import Sparsemax as Sparsemax
 from .hard import Hard as Hard
@@ -39,6 +41,7 @@ from .talking_heads import TalkingHeads as TalkingHeads
 from .top_scores import TopScores as TopScores
 
 __all__ = [
+    "DependencyTrees",
     "Entmax",
     "Hard",
     "LinearChain",

@@ -15,6 +15,7 @@ from ...utils.dataclass_json import DataclassJSON
 NORMALIZERS: dict[str, type[Normalizer]] = {
     kind.name: kind
     for kind in (
+        normalizers.DependencyTrees,
         normalizers.Entmax,
         normalizers.Hard,
         normalizers.LinearChain,
