@@ -73,7 +73,9 @@ def test_real_rates_are_a_selective_scan_of_constant_numbers():
             rates=rates[one],
         )
         told = {name: given[name][one] for name in ("rates", "weights")}
-        real: dict[str, Any] = {name: torch.complex(each.real, torch.zeros_like(each.real)) for name, each in told.items()}
+        real: dict[str, Any] = {
+            name: torch.complex(each.real, torch.zeros_like(each.real)) for name, each in told.items()
+        }
         torch.testing.assert_close(diagonal_state_space(value[..., one], step=step[one], **real), scanned)
 
 
@@ -87,7 +89,9 @@ def test_many_turns_lose_no_digits_in_float32():
         "skip": torch.randn(2),
         "state": torch.randn(1, 2, 32, dtype=torch.complex64),
     }
-    wide: dict[str, Any] = {name: each.to(torch.complex128) if each.is_complex() else each.double() for name, each in low.items()}
+    wide: dict[str, Any] = {
+        name: each.to(torch.complex128) if each.is_complex() else each.double() for name, each in low.items()
+    }
     (found, state), (exact, last) = diagonal_state_space_with_state(**low), by_steps(**wide)
     assert found.dtype is torch.float32
     assert state.dtype is torch.complex64

@@ -81,12 +81,12 @@ def test_one_head_no_tokens_and_low_precision():
     given = inputs(131, 1, 1)
     alone = {name: each[0, 0] for name, each in given.items()}
     torch.testing.assert_close(titans_attention(**alone), by_steps(**given)[0][0, 0])
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype, roundings in ((torch.float32, 64), (torch.bfloat16, 1)):
         low = {name: each.to(dtype) for name, each in inputs(131).items()}
         exact, _ = by_steps(**{name: each.double() for name, each in low.items()})
         found = titans_attention(**low)
         assert found.dtype is dtype
-        assert (found - exact).abs().max() < 64 * torch.finfo(dtype).eps * exact.abs().max()
+        assert (found - exact).abs().max() < roundings * torch.finfo(dtype).eps * exact.abs().max()
     rows, state = titans_attention_with_state(**inputs(0))
     assert rows.shape == (2, 4, 0, 5)
     assert not torch.stack(state).any()

@@ -6,6 +6,7 @@ from .comparison import Approximation as Approximation
 from .comparison import approximation as approximation
 from .deviation import LensResults as LensResults
 from .deviation import WeightErrors as WeightErrors
+from .gaussian_nystrom import soft_attention as soft_attention
 from .layerwise import ModelApproximation as ModelApproximation
 from .layerwise import model_approximation as model_approximation
 from .measures import CosineSimilarity as CosineSimilarity
@@ -52,4 +53,5 @@ __all__ = [
     "nystrom_attention",
     "pseudo_inverse",
     "segment_means",
+    "soft_attention",
 ]

@@ -6,6 +6,7 @@ Each turns the scores s_ij of a row, over the keys j that query i attends to, in
 | normalizer | w_ij | row sums | log-sum-exp |
 | --- | --- | --- | --- |
 | `Sigmoid` | σ(s + b) | any | no: parts are added |
+| `HashCollisions` | (1 - arccos(s) / π)^τ | any | no: parts are added |
 | `Softmax1` | e^s / (1 + Σ e^s) | below 1 | yes |
 | `Softpick` | relu(e^s - 1) / Σ abs(e^s - 1) | at most 1 | yes |
 | `ReLU` | relu(s)^p / Σ relu(s)^p | 1, or 0 | yes |
@@ -28,6 +29,7 @@ from .dependency_trees import DependencyTrees as DependencyTrees
 from .entmax import Entmax as Entmax
 from .entmax import Sparsemax as Sparsemax
 from .hard import Hard as Hard
+from .hash_collisions import HashCollisions as HashCollisions
 from .linear_chain import LinearChain as LinearChain
 from .monotonic import MoChA as MoChA
 from .monotonic import Monotonic as Monotonic
@@ -44,6 +46,7 @@ __all__ = [
     "DependencyTrees",
     "Entmax",
     "Hard",
+    "HashCollisions",
     "LinearChain",
     "MoChA",
     "Monotonic",

@@ -18,6 +18,7 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
         normalizers.DependencyTrees,
         normalizers.Entmax,
         normalizers.Hard,
+        normalizers.HashCollisions,
         normalizers.LinearChain,
         normalizers.MoChA,
         normalizers.Monotonic,
