@@ -11,6 +11,9 @@ from regard.steps import EXAMPLES, worked_example
 from regard.steps.worked_examples import TITLES
 
 E, T = math.e, math.tanh
+CHOICES = E**4 + 6 * E**2 + 1
+"""Of all choices of three keys with the scores 1, 0 and 1, and a factor e for equal neighbours."""
+CHOSEN = (E**4 + 3 * E**2) / CHOICES
 
 
 def _covered() -> list[float]:
@@ -19,6 +22,14 @@ def _covered() -> list[float]:
     first = [math.exp(math.tanh(a) + 2 * math.tanh(b)) for a, b in sums]
     shares = [one / sum(first) for one in first]
     return [math.tanh(a - of) + 2 * math.tanh(b - 2 * of) for (a, b), of in zip(sums, shares, strict=True)]
+
+
+def _first_parents() -> list[float]:
+    """What the first word's parent is: itself, as a root, or the second or third word, over all 16 trees."""
+    root = E * ((1 + E**2 + E) * (E + 2 * E**2) - E**3)  # the others are not each other's parents
+    second = 1 * (E**2 * (E + 2 * E**2) + E * E**2)  # which is a root, or below the third, a root
+    third = E * (E**2 * (1 + E**2 + E) + E**2 * E**2)  # likewise
+    return [each / (root + second + third) for each in (root, second, third)]
 
 
 def test_each_title_of_the_file_is_of_an_example_and_in_its_place():
@@ -76,6 +87,19 @@ def test_inputs_are_small_whole_numbers_and_texts_are_in_both_languages(name):
         ("sigmoid", "weights", [[1 / 2, 1 / (1 + E), 1 / 2]]),
         ("stick-breaking", "weights", [[E / (1 + E), 0, 0], [1 / (2 + 2 * E**2), E**2 / (1 + E**2), 0]]),
         ("chosen-keys", "mask", [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 1, 0, 0]]),
+        ("linear-chain", "weights", [[CHOSEN, 1 - 4 * E**2 / CHOICES, CHOSEN]]),
+        ("dependency-trees", "weights", [_first_parents()]),
+        (
+            "landmarks",
+            "weights",
+            [
+                [1, 0, 0, 0, 0, 0],
+                [1 / (1 + E**2), 1 / (1 + E**-2), 0, 0, 0, 0],
+                [1 / (1 + E), 1 / (1 + 1 / E), 0, 0, 0, 0],
+                [1 / (2 + 2 / E), 1 / (2 + 2 * E), 0, 1 / 2, 0, 0],  # the landmark and its own key have one score
+            ],
+        ),
+        ("adaptive-span", "bias", [[0, math.log(2 / 3), math.log(1 / 3)], [math.log(2 / 3), 0, math.log(2 / 3)]]),
         ("alibi", "bias", [[0, -1, -2], [-1, 0, -1], [-2, -1, 0]]),
         ("relative-bias", "bias", [[0, 2, 2], [-1, 0, 2], [-1, -1, 0]]),
         ("rotary", "query", [[1, 0], [0, 1], [-1, 0]]),

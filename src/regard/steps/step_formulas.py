@@ -142,6 +142,28 @@ def _stick_breaking(tables: WrittenTables) -> Tensor:
     return taken * left
 
 
+def _linear_chain(tables: WrittenTables) -> Tensor:
+    """The share of all choices z with z_j = 1; equal neighbours have a factor e."""
+    scores = tables.last_scores()
+    choices = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * scores.shape[-1]).reshape(-1, scores.shape[-1])
+    together = (choices[:, 1:] == choices[:, :-1]).sum(-1)
+    masses = (scores.masked_fill(scores == -math.inf, -1e4) @ choices.T.to(scores.dtype) + together).softmax(-1)
+    return masses @ choices.to(scores.dtype)
+
+
+def _dependency_trees(tables: WrittenTables) -> Tensor:
+    """The share of all trees in which i has the parent j, of the parents that lead from each word to a root."""
+    scores = tables.last_scores()
+    size = len(scores)
+    parents = torch.cartesian_prod(*[torch.arange(size)] * size).reshape(-1, size)
+    ends = parents
+    for _ in range(size):
+        ends = parents.gather(-1, ends)
+    trees = parents[(parents.gather(-1, ends) == ends).all(-1)]
+    masses = scores[torch.arange(size), trees].sum(-1).softmax(0)
+    return torch.einsum("t,tij->ij", masses, torch.nn.functional.one_hot(trees, size).to(masses.dtype))
+
+
 def _state(decay: float = 1.0, *, replaces: bool = False) -> Formula:
     """S_t of S_{t-1}, key and value; the last column is the sum of the keys where there is one."""
 
@@ -244,6 +266,8 @@ FORMULAS: Mapping[str, Formula] = {
     "weights.top scores": _top_two,
     "weights.sigmoid": lambda tables: (tables.last_scores() - 1).sigmoid(),
     "weights.stick-breaking": _stick_breaking,
+    "weights.linear-chain": _linear_chain,
+    "weights.dependency-trees": _dependency_trees,
     "context": _context,
     "concatenation": _joined,
     "output": lambda tables: tables["concatenation"] @ tables["output_projection"],

@@ -201,6 +201,16 @@ STEPS = {
         "a_ij = σ(e_ij) Π_(k > j) (1 - σ(e_ik))",
         r"a_{ij} = \sigma(e_{ij}) \prod_{k > j} (1 - \sigma(e_{ik}))",
     ),
+    "weights.linear-chain": StepWording(
+        Wording("Attention weights: selected together with neighbours", "어텐션 가중치: 이웃과 함께 골라질 확률"),
+        "a_ij = p(z_j = 1), with p(z) in proportion to exp(Σ_j e_ij z_j + Σ_j b[z_j, z_j+1])",
+        r"a_{ij} = p(z_j = 1),\; p(z) \propto e^{\sum_j e_{ij} z_j + b_{z_j z_{j+1}}}",
+    ),
+    "weights.dependency-trees": StepWording(
+        Wording("Attention weights: what the parent of each word is", "어텐션 가중치: 각 단어의 부모일 확률"),
+        "a_ij = p(the parent of i is j), a_ii that i is a root, with p(tree) in proportion to exp(Σ_i e_i,parent(i))",
+        r"a_{ij} = p(\mathrm{parent}(i) = j),\; p(\mathrm{tree}) \propto e^{\sum_i e_{i, \mathrm{parent}(i)}}",
+    ),
     "weights.softpick": StepWording(
         Wording("Attention weights: softpick of each row", "어텐션 가중치: 행마다 소프트픽"),
         "a_ij = max(exp(e_ij) - 1, 0) / Σ_k |exp(e_ik) - 1|",

@@ -146,10 +146,10 @@ def _whole_layer(
     return Attention(projections).eval()
 
 
-def _six_words(mask: masks.Mask, what_if: WhatIf | None) -> Walkthrough:
+def _six_words(mask: masks.Mask, bias: biases.Bias | None = None, *, what_if: WhatIf | None) -> Walkthrough:
     """Six positions under a mask, of which the last three have the numbers of the first three."""
-    query, key, value = (_matrix(2 * rows) for rows in (QUERIES, KEYS, VALUES))
-    return walkthrough(query, key, value, score=scores.Dot(), mask=mask, what_if=what_if)
+    query, key, value = (_matrix(2 * rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
+    return walkthrough(query, key, value, score=scores.Dot(), mask=mask, bias=bias, what_if=what_if)
 
 
 def _after_luong(attention: Walkthrough) -> Walkthrough:
@@ -436,6 +436,13 @@ def _relative_bias(what_if: WhatIf | None = None) -> Walkthrough:
     return walkthrough(*tensors, score=scores.Dot(), bias=bias, what_if=what_if)
 
 
+@_example("adaptive-span")
+def _adaptive_span(what_if: WhatIf | None = None) -> Walkthrough:
+    tensors = (_matrix(rows)[None, None] for rows in (QUERIES, KEYS, VALUES))
+    bias = biases.adaptive_span(torch.zeros(1), ramp=3.0)
+    return walkthrough(*tensors, score=scores.Dot(), bias=bias, what_if=what_if)
+
+
 @_example("rotary")
 def _rotary(what_if: WhatIf | None = None) -> Walkthrough:
     turn = Rotation(torch.tensor([[1.0], [0.0], [-1.0]]), torch.tensor([[0.0], [1.0], [0.0]]), "interleaved")
@@ -527,9 +534,24 @@ def _stick_breaking(what_if: WhatIf | None = None) -> Walkthrough:
     return _three_words(normalizers.StickBreaking(), masks.causal(), what_if=what_if)
 
 
+@_example("linear-chain")
+def _linear_chain(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.LinearChain(torch.eye(2)), what_if=what_if)
+
+
+@_example("dependency-trees")
+def _dependency_trees(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.DependencyTrees(), what_if=what_if)
+
+
 @_example("chosen-keys")
 def _chosen_keys(what_if: WhatIf | None = None) -> Walkthrough:
     return _six_words(masks.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 4], [2, 5]])), what_if=what_if)
+
+
+@_example("landmarks", ())
+def _landmarks(_: WhatIf | None = None) -> Walkthrough:
+    return _six_words(masks.causal(), biases.landmarks(3), what_if=None)
 
 
 @_example("linear", ("drop",))
