@@ -77,7 +77,7 @@ def align(
     languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     layer: Layer = None,
     head: Head = None,
 ) -> None:
@@ -189,7 +189,7 @@ def _seen(
     translator: Translator,
     sources: Sequence[str],
     targets: Sequence[str],
-    batch_size: int,
+    batch_size: int | None,
     layer: int | None,
     head: int | None,
 ) -> list[list[Link]]:

@@ -64,7 +64,7 @@ def evaluate(
     languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     overrides: Overrides = None,
 ) -> None:
     """Translate and score a test set.

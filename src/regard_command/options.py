@@ -52,7 +52,15 @@ Which = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, mps.")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences that are computed together.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        min=1,
+        help="Sentences that are computed together. [default: 64, or where they are short as many as have 2,048 tokens "
+        "and 640 hypotheses]",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Another value for one key of the experiment; may be repeated."),

@@ -94,7 +94,7 @@ def translate(
     languages: LanguageCodes = None,
     which: Which = "best",
     device: Device = "cpu",
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     layer: Layer = None,
     head: Head = None,
 ) -> None:

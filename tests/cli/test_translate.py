@@ -3,6 +3,7 @@ import re
 import numpy as np
 import pytest
 
+from regard.translation import translator as translator_module
 from regard.translation.run_folder import ENGLISH_FRENCH
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -19,6 +20,26 @@ def test_sentences_can_be_arguments(regard, run):
     assert regard("translate", "--checkpoint", run, "7 8").stdout == "sieben acht\n"
     several = regard("translate", "--checkpoint", run, "7 8", "1", "5 5", input="not read")
     assert (several.stdout, several.stderr) == ("sieben acht\neins\nfünf fünf\n", "")
+
+
+@pytest.mark.parametrize(("options", "sizes"), [([], [100]), (["--batch-size", 30], [30, 30, 30, 10])])
+def test_a_batch_is_by_tokens_or_so_many_sentences(regard, run, monkeypatch, options, sizes):
+    searched, search = [], translator_module.beam_search
+
+    def counted(model, source, *others, **told):
+        searched.append(len(source))
+        return search(model, source, *others, **told)
+
+    monkeypatch.setattr(translator_module, "beam_search", counted)
+    lines = regard("translate", "--checkpoint", run, *options, input="1 2\n" * 100)
+    assert lines.stdout == "eins zwei\n" * 100
+    assert searched == sizes
+
+
+def test_a_batch_of_no_sentence_is_refused(regard, run):
+    result = regard("translate", "--checkpoint", run, "--batch-size", 0, "1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Invalid value for '--batch-size': Input should be greater than or equal to 1" in result.stderr
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "\t\n"])

@@ -1,3 +1,4 @@
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,6 +197,16 @@ def test_lines_come_back_in_order_and_are_computed_by_length():
     assert translator.model.batches == [[5, 3], [2, 1]]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_without_a_number_short_lines_are_together_by_their_tokens_and_come_back_in_order():
+    translator, draw = reverser(ENGLISH), random.Random(2)
+    lines = [" ".join(draw.choices(ENGLISH[1].split(), k=draw.randint(1, 20))) for _ in range(300)]
+    found = [translation.text for translation in translator.translate(lines)]
+    assert found == [" ".join(reversed(line.split())) for line in lines]
+    batches = translator.model.batches  # pyright: ignore[reportAttributeAccessIssue]
+    assert sum(map(len, batches)) == 300
+    assert all(64 < len(lengths) == 2048 // max(lengths) for lengths in batches[:-1])
+
+
 def test_a_translation_has_its_tokens_and_where_each_looked():
     [translation] = reverser(ENGLISH).translate(["a dog runs"])
     best = translation.candidates[0]
@@ -219,7 +230,7 @@ def test_every_candidate_of_the_n_best_is_given(run):
     assert all(len(one.candidates) == 1 for one in translator.translate(ENGLISH))
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
+@pytest.mark.parametrize("batch_size", [1, 3, 100, None])
 def test_the_batch_size_changes_nothing(run, batch_size):
     translator = Translator.load(run)
     expected = [translator.translate([line])[0] for line in ENGLISH]

@@ -16,8 +16,8 @@ from .batch_worker import ModelFailed
 
 log = logging.getLogger("regard.serving")
 
-LINES = 64
-"""Lines that are translated together."""
+LINES = 128
+"""Lines of waiting requests that are taken together: those of one request are never parted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class TranslationWorker(Thread):
                 self._translate(asked)
 
     def _together(self) -> list[LinesToTranslate]:
-        """Those that have waited longest and are asked for as the first is."""
+        """Those that have waited longest and are asked for as the first is, until they fill a batch."""
         first, taken, count = self._waiting[0], [], 0
         while self._waiting and count < LINES:
             each = self._waiting[0]
@@ -113,10 +113,10 @@ class TranslationWorker(Thread):
         translator, count = self.translator, asked.candidates
         search = translator.search.model_copy(update={"n_best": count, "beam": max(count, translator.search.beam)})
         above = translator.longest_trained
-        found = translator.translate(lines, search=search, batch_size=LINES, observe=False, split_above=above)
+        found = translator.translate(lines, search=search, observe=False, split_above=above)
         aligned: list[AlignedPair | None] = [None] * len(lines)
         if asked.align:
-            aligned = [*translator.align(lines, [each.text for each in found], batch_size=LINES)]
+            aligned = [*translator.align(lines, [each.text for each in found])]
         return [TranslatedLine(*both) for both in zip(found, aligned, strict=True)]
 
 

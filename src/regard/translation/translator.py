@@ -40,6 +40,7 @@ from regard.translation.pretrained_translator import is_pretrained, read_pretrai
 from regard.translation.read_line import ReadLine, end_warnings, length_warnings
 from regard.translation.run_folder import RunFolder, Which, translator_folder
 from regard.translation.search import BeamHypothesis, TranslationModel, beam_search
+from regard.translation.sentence_batches import batches_by_length
 from regard.translation.settings import SearchSettings
 from regard.translation.spinning_threads import SpinningCheck
 from regard.translation.taught_head import Teaching, linked_text, taught_model, teach_head
@@ -270,13 +271,15 @@ class Translator:
         lines: Sequence[str],
         *,
         search: SearchSettings | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         first_line: int = 1,
         observe: bool = True,
         split_above: int | None = None,
         terms: Terminology | None = None,
     ) -> list[Translation]:
         """Translate lines, in their order; sentences of like length are computed together.
+
+        `batch_size` is how many of them at most; without it 64, or more where they are short: see `batches_by_length`.
 
         A line of white space has an empty translation. Tags, as <b>, variables, as {name} and %s, signs that the
         vocabulary does not know in any form, such as emoji, and words of more than 200 characters are kept as they are,
@@ -387,7 +390,7 @@ class Translator:
         sources: list[list[int]],
         phrases: list[list[Phrase]],
         settings: SearchSettings,
-        batch_size: int,
+        batch_size: int | None,
         observe: bool,
     ) -> list[list[BeamHypothesis]]:
         """The hypotheses of each source, none of an empty one; those that have its placeholders come first."""
@@ -412,14 +415,15 @@ class Translator:
         sources: list[list[int]],
         phrases: list[list[Phrase]],
         settings: SearchSettings,
-        batch_size: int,
+        batch_size: int | None,
         observe: bool,
     ) -> list[list[BeamHypothesis]]:
         """The hypotheses of each source, best first, none of an empty one."""
         packed = IdSequences.pack(sources)
         found: list[list[BeamHypothesis]] = [[] for _ in sources]
         spinning, special = SpinningCheck(), self.target_vocabulary.special
-        for rows in _batches_by_length(sources, [sum(one.size for one in some) for some in phrases], batch_size):
+        forced = [sum(one.size for one in some) for some in phrases]
+        for rows in batches_by_length(sources, batch_size, settings.beam, forced):
             source, lengths = (torch.from_numpy(array).to(self._device) for array in packed.pad(np.array(rows)))
             some = [phrases[row] for row in rows]
             told = {"observe": observe, "special": special}
@@ -448,7 +452,7 @@ class Translator:
         source_lines: Sequence[str],
         target_lines: Sequence[str],
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         first_line: int = 1,
         layer: int | None = None,
         head: int | None = None,
@@ -491,7 +495,7 @@ class Translator:
         target_lines: Sequence[str],
         links: Sequence[Collection[Link]],
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
     ) -> AlignmentChoice:
         """Find the head, or mean of heads, whose links are nearest to given ones, and keep it as `alignment`.
 
@@ -568,14 +572,14 @@ class Translator:
         return self.trust
 
     def _observed(
-        self, source_lines: Sequence[str], target_lines: Sequence[str], batch_size: int, first_line: int
+        self, source_lines: Sequence[str], target_lines: Sequence[str], batch_size: int | None, first_line: int
     ) -> Iterator[tuple[int, list[int], list[int], ObservedPair]]:
         """The number of each pair, its ids, and the weights of all steps; pairs of like length one after the other."""
         _check_pairs(source_lines, target_lines)
         sources = self._encode(source_lines, range(first_line, first_line + len(source_lines)))
         vocabularies = [self.vocabularies(line) for line in source_lines]
         targets = [says.encode(line) for (_, says), line in zip(vocabularies, target_lines, strict=True)]
-        for rows in _batches_by_length(sources, [0] * len(sources), batch_size):
+        for rows in batches_by_length(sources, batch_size):
             seen = self._seen(
                 [sources[row] for row in rows], [targets[row] for row in rows], [vocabularies[row] for row in rows]
             )
@@ -738,16 +742,3 @@ def _device(name: str | torch.device) -> torch.device:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"the device {str(name)!r} cannot be used here: {reason}; cpu always can") from None
     return device
-
-
-def _batches_by_length(sources: list[list[int]], forced: list[int], batch_size: int) -> Iterator[list[int]]:
-    """The rows of the sentences that have tokens, the longest first, in batches.
-
-    Sentences with equal numbers of forced tokens are together, and fewer, since each number has a beam.
-    """
-    for count in sorted(set(forced)):
-        rows = [row for row, ids in enumerate(sources) if ids and forced[row] == count]
-        rows.sort(key=lambda row: -len(sources[row]))
-        at_once = max(1, batch_size // (count + 1))
-        for start in range(0, len(rows), at_once):
-            yield rows[start : start + at_once]
