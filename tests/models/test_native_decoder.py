@@ -156,17 +156,30 @@ def test_two_branches_from_one_state(recurrent, calls):
     assert torch.equal(other.logits, decoded(model, (source, lengths, target[:, [0, 2]]))[-1].logits)
 
 
+def hook_added(module: nn.Module) -> None:
+    module.register_forward_hook(lambda *_: None)
+
+
+def hook_before_added(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda *_: None)
+
+
+def forward_replaced(module: nn.Module) -> None:
+    module.forward = module.forward
+
+
+@pytest.mark.parametrize("watch", [hook_added, hook_before_added, forward_replaced])
 @pytest.mark.parametrize("name", ["step", "observe_step"])
 @READERS
 @torch.no_grad()
-def test_modules_go_on_from_a_native_state(name, recurrent, calls):
+def test_modules_go_on_from_a_native_state(watch, name, recurrent, calls):
     model, (source, lengths, target) = model_of(recurrent=recurrent), batch()
     memory, rows = model.encode(source, lengths), torch.tensor([4, 0, 0, 2, 1])
     state = model.step(target[:, 0], model.start(memory), memory).state
     state = model.step(target[:, 1], state.reorder(rows), memory.reorder(rows)).state.reorder(rows)
     memory = memory.reorder(rows).reorder(rows)
     natively = getattr(model, name)(target[:, 2], state, memory)
-    model.decoder.blocks[1].feed_forward.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
+    watch(model.decoder.blocks[1].feed_forward)
     assert isinstance(state, NativeState)
     made = len(calls)
     by_modules = getattr(model, name)(target[:, 2], state, memory)

@@ -13,7 +13,7 @@ from ...backends.cpu.gru_decoder import DecoderRun, DecoderWeights, GruDecoder, 
 from ...backends.cpu.library import last_contiguous
 from ...core.torch_modes import under_transform
 from ...scores import Additive, Concat, Dot, General, ScaledDot, Score
-from ..watched_modules import are_watched
+from ..watched_modules import WatchedModules
 from .recurrent_state import RecurrentMemory
 from .source_attention import GlobalWindow, SourceAttention
 
@@ -38,7 +38,8 @@ def native_decoder(
     if attends_after and torch.is_grad_enabled():
         return None
     weights = _weights(cell, attend)
-    if weights is None or not native.available() or are_watched((cell, attend, attend.score, attend.window)):
+    watched = WatchedModules((cell, attend, attend.score, attend.window))
+    if weights is None or not native.available() or watched.are_watched():
         return None
     matrices, scale = weights
     keys, values, lengths = last_contiguous(memory.keys), last_contiguous(memory.values), memory.lengths

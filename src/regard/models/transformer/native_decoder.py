@@ -39,7 +39,7 @@ from ...nn import (
 )
 from ...nn.caches.base import check_rows
 from ...nn.transformer_block import SelfAttention
-from ..watched_modules import are_watched
+from ..watched_modules import WatchedModules
 from .encoder_decoder import Decoder, TiedOutput
 from .short_list import ListedWords
 from .transformer_state import TransformerMemory, TransformerState
@@ -51,7 +51,7 @@ class NativeDecoder:
 
     packed: TransformerDecoder
     output_module: nn.Linear | TiedOutput
-    modules: tuple[nn.Module, ...]
+    modules: WatchedModules
     in_bytes: bool
 
     @classmethod
@@ -63,7 +63,8 @@ class NativeDecoder:
         CPU; no gradients, and no modules with hooks.
         """
         modules = *decoder.modules(), *output.modules()
-        if torch.is_grad_enabled() or not native.available() or are_watched(modules):
+        watched = WatchedModules(modules)
+        if torch.is_grad_enabled() or not native.available() or watched.are_watched():
             return None
         if any(module.training for module in modules) or type(output) not in (TiedOutput, Linear, nn.Linear):
             return None
@@ -78,7 +79,7 @@ class NativeDecoder:
         if not all(map(_is_plain, (*decoder.parameters(), *output.parameters()))):
             return None
         packed = TransformerDecoder.pack_weights(layers[0].shape, weights, last, in_bytes=in_bytes)
-        return cls(packed, output, modules, in_bytes)
+        return cls(packed, output, watched, in_bytes)
 
     @cached_property
     def output(self) -> PackedMatrix:
@@ -129,7 +130,7 @@ class NativeState:
         rows, before = len(x), self.table
         if source is None or rows != len(memory.lengths) * memory.beams or not _is_plain(x):
             return None
-        if torch.is_grad_enabled() or not native.available() or are_watched(self.decoder.modules):
+        if torch.is_grad_enabled() or not native.available() or self.decoder.modules.are_watched():
             return None
         if before is None:
             before = torch.zeros(rows, 0, dtype=torch.int32)
