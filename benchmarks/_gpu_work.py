@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard import biases, lenses, masks, normalizers, scores
+from regard.nn.caches import LayerHeads, PagedMemory, RaggedStep
 
 Work = Callable[[], Any]
 Sides = Mapping[str, Work]
@@ -218,6 +219,31 @@ def decoding(batch: int, queries: int, peer: str, place: Place) -> Sides:
         "copy": partial(target.copy_, key),
     }
     return {name: works[name] for name in (OURS, peer)}
+
+
+def paged(batch: int, place: Place) -> Sides:
+    """A token of each of many sequences whose pages lie anywhere in one memory, beside the keys in one tensor."""
+    length, size, heads = place.length(MIDDLE), 64, 8
+    query, key, value = place.tensors(batch, 32, MIDDLE, 128, key_heads=heads, queries=1)
+    pages = -(-length // size)
+    memory = PagedMemory(
+        [LayerHeads(heads, 128, 128)], pages * batch, size, dtype=key.dtype, device=torch.device(place.device)
+    )
+    texts = [memory.sequence(number) for number in range(batch)]
+    for _ in range(pages):  # in turn: no two pages of a sequence are neighbours
+        for text in texts:
+            text.extend(range(min(size, length - len(text))))
+    slots = torch.tensor([slot for text in texts for slot in text.slots(range(length))], device=place.device)
+    keys, values = (each.transpose(0, 1).flatten(1, 2).unsqueeze(0) for each in (key, value))
+    memory.layers[0].write(slots, keys, values, {})
+    step = RaggedStep.of(memory, [(text, 1) for text in texts]).layer(0)
+    heads_of_tokens = query.squeeze(2).transpose(0, 1).unsqueeze(0).contiguous(), key, value
+
+    def ours() -> Tensor:
+        output, _ = step.attend(heads_of_tokens, {"mask": masks.causal()})
+        return output[0].transpose(0, 1).unsqueeze(2)
+
+    return {OURS: ours, "SDPA, enable_gqa": partial(sdpa, query, key, value, enable_gqa=True)}
 
 
 def additive(gradients: bool, place: Place) -> Sides:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard import biases, lenses, masks, normalizers, scores
-from regard.backends.base import Backend
+from regard.backends.base import Backend, TokenRuns
 from regard.backends.triton.triton_backend import TRITON
 from regard.core.batched_problem import BatchedProblem, Saved
 from regard.core.recurrence_problem import RecurrenceProblem
@@ -158,6 +158,23 @@ def few_queries_problems() -> Iterator[LaunchedProblem]:
     yield LaunchedProblem("few queries, limits, 32 rows, 128", partial(few_queries, 32, 128, BF16, limits=True))
 
 
+def paged(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> None:
+    """So many tokens of each of two sequences, whose keys are in pages of one memory."""
+    assert BACKEND.paged is not None
+    query = torch.zeros(heads, 2 * tokens, dim, dtype=dtype)
+    key, value = torch.zeros(2, KEY_HEADS, 8192, dim, dtype=dtype)
+    groups = [TokenRuns(0, tokens, 1000, ((0, 1000 + tokens),)), TokenRuns(tokens, tokens, 64, ((4096, 64 + tokens),))]
+    BACKEND.paged.forward(query, key, value, 0.125, groups)
+
+
+def paged_problems() -> Iterator[LaunchedProblem]:
+    table = [(1, 8, 64, BF16), (1, 8, 128, BF16), (8, 8, 128, BF16), (1, 8, 256, BF16), (1, 8, 128, F32)]
+    for tokens, heads, dim, dtype in table:
+        quick = (90,) if (tokens, dim, dtype) == (8, 128, BF16) else ()
+        name = f"pages, {tokens} tokens, {dim}, {dtype_name(dtype)}"
+        yield LaunchedProblem(name, partial(paged, tokens, heads, dim, dtype), quick)
+
+
 def additive(dim: int, dtype: torch.dtype, *, learned: bool = False, **options: Any) -> None:
     """Forward and backward."""
     assert BACKEND.additive is not None
@@ -268,6 +285,7 @@ GROUPS = {
     "normalizer_tiles": thresholds_problems,
     "gathered": gathered_problems,
     "few_queries": few_queries_problems,
+    "paged": paged_problems,
     "additive": additive_problems,
     "weights": weights_problems,
     "recurrences": recurrences_problems,

@@ -11,6 +11,25 @@ import triton.language as tl
 
 from .score_tile import INF, LN2, LOG2E, head_rows, load_rows, not_finite, product
 
+BEYOND = tl.constexpr(2**31 - 1)
+"""The place of what is no key: no row attends to it."""
+
+
+@triton.jit
+def key_places(TILES, first, N, BN: tl.constexpr):
+    """Of the tile of keys at place `first`: its first row in memory, the row after its last, and its keys' places.
+
+    TILES: (tiles, 3) int32, of each tile its first row, its keys, and the place of the first among those that rows
+    attend to; None where places are rows.
+    """
+    i = tl.arange(0, BN)
+    if TILES is not None:
+        at = TILES + first // BN * 3
+        row, count, place = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+        return row, row + count, tl.where(i < count, place + i, BEYOND)[None, :]
+    else:
+        return first, N, (first + i)[None, :]
+
 
 @triton.jit
 def added_numbers(added, n, column, kept):
@@ -23,6 +42,7 @@ def spoiled(
     sums,
     values,
     added,
+    TILES,
     limit,
     start,
     stop,
@@ -36,11 +56,11 @@ def spoiled(
 ):
     """The sums, NaN where a row attends to a key whose value is NaN or infinite there."""
     for first in tl.range(start, stop, BN, num_stages=1):  # pyright: ignore[reportGeneralTypeIssues]
-        n = (first + tl.arange(0, BN))[None, :]
+        row, end, n = key_places(TILES, first, N, BN)  # pyright: ignore[reportGeneralTypeIssues]
         kept = n < limit[:, None]
         if added is not None:
             kept = kept & (added_numbers(added, n, added_column, kept) != -INF)
-        bad = not_finite(load_rows(values, first, N, value_row, DV, BDV, BN))
+        bad = not_finite(load_rows(values, row, end, value_row, DV, BDV, BN))
         met = product(kept.to(tl.float16), bad.to(tl.float16), None, PRECISION)
         sums = tl.where(met > 0.0, float("nan"), sums)
     return sums
@@ -52,6 +72,7 @@ def over_keys(
     keys,
     values,
     added,
+    TILES,
     limit,
     start,
     stop,
@@ -78,9 +99,9 @@ def over_keys(
     top, total = tl.full([BR], -INF, tl.float32), tl.zeros([BR], tl.float32)
     sums = tl.zeros([BR, BDV], tl.float32)
     for first in tl.range(start, stop, BN, num_stages=STAGES):
-        n = (first + tl.arange(0, BN))[None, :]
+        row, end, n = key_places(TILES, first, N, BN)  # pyright: ignore[reportGeneralTypeIssues]
         kept = n < limit[:, None]
-        key = load_rows(keys, first, N, key_row, D, BD, BN)
+        key = load_rows(keys, row, end, key_row, D, BD, BN)
         x = product(query, tl.trans(key.to(query.dtype)), None, PRECISION) * factor
         if added is not None:
             more = added_numbers(added, n, added_column, kept)
@@ -90,12 +111,58 @@ def over_keys(
         now = tl.maximum(top, tl.max(x, 1))
         shift = tl.where(now == -INF, 0.0, now)
         weight, share = tl.exp2(x - shift[:, None]), tl.exp2(top - shift)
-        value = load_rows(values, first, N, value_row, DV, BDV, BN)
+        value = load_rows(values, row, end, value_row, DV, BDV, BN)
         sums = sums * share[:, None]
         if REPAIR:
             value = tl.where(not_finite(value), 0.0, value).to(value.dtype)
         sums = product(weight.to(value.dtype), value, sums, PRECISION)
         total, top = total * share + tl.sum(weight, 1), now
+    return top, total, sums
+
+
+@triton.jit
+def attend_keys(
+    query,
+    keys,
+    values,
+    added,
+    TILES,
+    limit,
+    start,
+    stop,
+    N,
+    key_row,
+    value_row,
+    added_column,
+    factor,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+    MASKED: tl.constexpr,
+    STAGES: tl.constexpr,
+    REPAIR_STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`over_keys`, where NaN and infinity in values reach the rows that attend to them, and no others.
+
+    MASKED: whether some rows attend to fewer keys than others.
+    """
+    top, total, sums = over_keys(  # pyright: ignore[reportGeneralTypeIssues]
+        *(query, keys, values, added, TILES, limit, start, stop, N, key_row, value_row, added_column, factor),
+        *(D, DV, BD, BDV, BR, BN, False, STAGES, PRECISION),
+    )
+    if MASKED:  # noqa: SIM102  # it is known to the compiler, what follows is not
+        if tl.max(not_finite(sums).to(tl.int32).reshape(BR * BDV), 0) != 0:
+            top, total, sums = over_keys(
+                *(query, keys, values, added, TILES, limit, start, stop, N, key_row, value_row, added_column, factor),
+                *(D, DV, BD, BDV, BR, BN, True, REPAIR_STAGES, PRECISION),
+            )
+            sums = spoiled(
+                *(sums, values, added, TILES, limit, start, stop, N, value_row, added_column, DV, BDV, BN, PRECISION)
+            )
     return top, total, sums
 
 
@@ -148,19 +215,10 @@ def attend_part(
     keys, values, added = head_rows(K, b, h), head_rows(V, b, h), None
     if ADDED.pointer is not None:
         added = head_rows(ADDED, b, h) + r.to(tl.int64)[:, None] * ADDED.row
-    top, total, sums = over_keys(
-        *(query, keys, values, added, limit, start * BN, stop * BN, N, K.row, V.row, added_column, factor),
-        *(D, DV, BD, BDV, BR, BN, False, STAGES, PRECISION),
+    top, total, sums = attend_keys(  # pyright: ignore[reportGeneralTypeIssues]
+        *(query, keys, values, added, None, limit, start * BN, stop * BN, N, K.row, V.row, added_column, factor),
+        *(D, DV, BD, BDV, BR, BN, MASKED, STAGES, REPAIR_STAGES, PRECISION),
     )
-    if MASKED:  # noqa: SIM102  # it is known to the compiler, what follows is not
-        if tl.max(not_finite(sums).to(tl.int32).reshape(BR * BDV), 0) != 0:
-            top, total, sums = over_keys(
-                *(query, keys, values, added, limit, start * BN, stop * BN, N, K.row, V.row, added_column, factor),
-                *(D, DV, BD, BDV, BR, BN, True, REPAIR_STAGES, PRECISION),
-            )
-            sums = spoiled(
-                *(sums, values, added, limit, start * BN, stop * BN, N, V.row, added_column, DV, BDV, BN, PRECISION)
-            )
     at, exists = head.to(tl.int64) * R + r, r < R
     written = exists[:, None] & (number < DV)[None, :]
     if PARTS is None:
@@ -176,16 +234,18 @@ def attend_part(
         tl.store(PARTS + count * (DV + 1) + at, total, mask=exists)
 
 
-@triton.jit(do_not_specialize=["parts"])
-def merge_parts(PARTS, OUTPUT, LSE, parts, DV: tl.constexpr, BDV: tl.constexpr, BP: tl.constexpr):
-    """Output and log-sum-exp of a row from the sums of its parts, see `attend_part`: program (batch, head, row)."""
-    row, number = tl.program_id(0).to(tl.int64), tl.arange(0, BDV)
-    count = tl.num_programs(0).to(tl.int64) * parts
+@triton.jit
+def merged(PARTS, first, parts, count, DV: tl.constexpr, BDV: tl.constexpr, BP: tl.constexpr):
+    """The largest score of a row, its sum of weights and its output, from `parts` sums of PARTS from `first` on.
+
+    count: the sums of all rows.
+    """
+    number = tl.arange(0, BDV)
     top, total = tl.full([1], -INF, tl.float32), tl.zeros([1], tl.float32)
     sums = tl.zeros([BDV], tl.float32)
-    for first in range(0, parts, BP):
-        part = first + tl.arange(0, BP)
-        at, exists = row * parts + part, part < parts
+    for begin in range(0, parts, BP):
+        part = begin + tl.arange(0, BP)
+        at, exists = first + part, part < parts
         tops = tl.load(PARTS + count * DV + at, mask=exists, other=-INF)
         totals = tl.load(PARTS + count * (DV + 1) + at, mask=exists, other=0.0)
         there = exists[:, None] & (number < DV)[None, :]
@@ -196,7 +256,15 @@ def merge_parts(PARTS, OUTPUT, LSE, parts, DV: tl.constexpr, BDV: tl.constexpr, 
         total = total * before + tl.sum(totals * share, 0)
         sums = sums * before + tl.sum(values * share[:, None], 0)
         top = now
-    sums = sums / tl.where(total == 0.0, 1.0, total)
-    tl.store(OUTPUT + row * DV + number, sums.to(OUTPUT.dtype.element_ty), mask=number < DV)
+    return top, total, sums / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def merge_parts(PARTS, OUTPUT, LSE, parts, DV: tl.constexpr, BDV: tl.constexpr, BP: tl.constexpr):
+    """Output and log-sum-exp of a row from the sums of its parts, see `attend_part`: program (batch, head, row)."""
+    row, number = tl.program_id(0).to(tl.int64), tl.arange(0, BDV)
+    count = tl.num_programs(0).to(tl.int64) * parts
+    top, total, output = merged(PARTS, row * parts, parts, count, DV, BDV, BP)  # pyright: ignore[reportGeneralTypeIssues]
+    tl.store(OUTPUT + row * DV + number, output.to(OUTPUT.dtype.element_ty), mask=number < DV)
     if LSE is not None:
         tl.store(LSE + row + tl.arange(0, 1), (top + tl.log2(total)) * LN2)

@@ -82,7 +82,9 @@ class KeySplit:
 
 
 @lru_cache(maxsize=1024)
-def key_split(heads: int, rows: int, dim: int, value_dim: int, number_bytes: int, at: Chip) -> KeySplit:
+def key_split(
+    heads: int, rows: int, dim: int, value_dim: int, number_bytes: int, at: Chip, most_columns: int = 128
+) -> KeySplit:
     """The split for so many key heads of all batches, with so many rows each; number_bytes: of a key or a query."""
     padded, value_padded = (max(_power_of_2(each), 16) for each in (dim, value_dim))
     key_bytes = (padded + value_padded) * number_bytes
@@ -94,7 +96,7 @@ def key_split(heads: int, rows: int, dim: int, value_dim: int, number_bytes: int
         block = min(max(_power_of_2(rows), 16), most)
         warps = 4 if block == 16 and most == 64 else 8
     fits = at.shared_bytes // (STAGES * PROGRAMS_AT_ONCE + 1) // key_bytes
-    columns = min(max(_power_of_2(fits + 1) // 2, 16), 64 if block == 64 else 128)
+    columns = min(max(_power_of_2(fits + 1) // 2, 16), 64 if block == 64 else 128, most_columns)
     rest = at.shared_bytes - 2 * block * (padded * number_bytes + columns * 4)
     stages = min(max(rest // (columns * key_bytes), 1), STAGES)
     blocks = -(-rows // block)

@@ -14,6 +14,7 @@ from . import jit_runtime
 from .additive_attention import AdditiveInTriton
 from .fused_attention import FlashInTriton
 from .gathered_launches import GatheredInTriton
+from .paged_tiles import PagedInTriton
 from .split_keys import FewQueriesInTriton
 from .threshold_attention import ThresholdsInTriton
 from .timed_launches import TimedFlashInTriton
@@ -29,12 +30,11 @@ class TritonBackend:
     nan_safe = True
     runs = staticmethod(jit_runtime.runs)
     short = None
-    paged = None
 
     def __init__(self) -> None:
         # Kernels look at these for tensors of any device, while torch.compile traces them too: they are attributes.
         self.flash, self.few_queries, self.additive = FlashInTriton(), FewQueriesInTriton(), AdditiveInTriton()
-        self.gathered, self.timed_flash = GatheredInTriton(), TimedFlashInTriton()
+        self.gathered, self.paged, self.timed_flash = GatheredInTriton(), PagedInTriton(), TimedFlashInTriton()
         self.normalizer_tiles = {"threshold": ThresholdsInTriton(self.flash)}
 
     @property
