@@ -11,6 +11,14 @@ FeatureMapName: TypeAlias = Literal["identity", "elu", "unit_norm"]
 """Feature maps that backends may have code for: x, elu(x) + 1, and x / |x|."""
 
 
+RecurrenceInputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""Query, key, value, decay, beta and removal, as `RecurrenceProblem` has them."""
+
+StoredRecurrence: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of a forward pass for the backward pass: output and sums of weights where it is normalised, and states and totals
+before each segment, where there are several."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class RecurrenceProblem:
     """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ, o_t = S_tᵀ φ(q_t): the inputs of both passes.

@@ -8,7 +8,8 @@ structure is explained in recurrence.h.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_double, c_int64, c_void_p
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,8 +46,8 @@ class RecurrenceStruct(ctypes.Structure):
         *((name, c_int64) for name in ("next_unit", "unit_count", "failed", "batch", "heads", "group", "tokens")),
         *((name, c_int64) for name in ("dim", "value_dim", "parts", "segment", "dtype", "decay_kind")),
         *(
-            ("feature_map", c_int64),
-            ("normalize", c_int64),
+            *((name, c_int64) for name in ("feature_map", "normalize", "checked", "invalid")),
+            ("scale", c_double),
             ("query", RowsStruct),
             ("key", RowsStruct),
             ("value", RowsStruct),
@@ -104,8 +105,9 @@ class RecurrencesInC:
         row_total = new((batch, heads, tokens)) if problem.normalize else None
         total = new((batch, key_heads, dim)) if problem.normalize else None
         border_total = new((batch, key_heads, segments, dim)) if stores_borders and problem.normalize else None
-        work, _held = _arguments(
-            problem,
+        read = _contiguous_rows(problem)  # what it owns, C reads
+        work = structure(
+            read,
             output=_address(output),
             row_total=_address(row_total),
             final_state=_address(state),
@@ -113,7 +115,7 @@ class RecurrencesInC:
             border_state=_address(border),
             border_total=_address(border_total),
         )
-        run_units(code.recurrence, work, _threads(problem))
+        run_units(code.recurrence, work, threads_for(problem))
         return RecurrenceResult(output, row_total, state, total, border, border_total)
 
     def backward(
@@ -148,8 +150,9 @@ class RecurrencesInC:
         total = new((batch, key_heads, dim)) if problem.normalize else None
         border_state, grad_output = border_state.contiguous(), last_contiguous(grad_output)
         grad_state, grad_total = _contiguous(grad_state), _contiguous(grad_total)
-        work, _held = _arguments(
-            problem,
+        read = _contiguous_rows(problem)  # what it owns, C reads
+        work = structure(
+            read,
             output=_address(output),
             row_total=_address(row_total),
             border_state=_address(border_state),
@@ -166,10 +169,10 @@ class RecurrencesInC:
             grad_state=_address(state),
             grad_total=_address(total),
         )
-        run_units(code.recurrence_backward, work, _threads(problem))
-        query, key = (_sum_of_parts(gradient).to(dtype) for gradient in (query, key))
-        decay, beta = (None if gradient is None else _sum_of_parts(gradient) for gradient in (decay, beta))
-        removal = None if removal is None else _sum_of_parts(removal).to(dtype)
+        run_units(code.recurrence_backward, work, threads_for(problem))
+        query, key = (sum_of_parts(gradient).to(dtype) for gradient in (query, key))
+        decay, beta = (None if gradient is None else sum_of_parts(gradient) for gradient in (decay, beta))
+        removal = None if removal is None else sum_of_parts(removal).to(dtype)
         return RecurrenceGradients(query, key, value, decay, beta, state, total, removal)
 
     def segments(self, problem: RecurrenceProblem) -> int:
@@ -182,7 +185,7 @@ def _segment_chunks(problem: RecurrenceProblem) -> int:
     return max(4, min(64, SEGMENT_ENTRIES // max(problem.key.shape[-1] * problem.value.shape[-1], 1)))
 
 
-def _threads(problem: RecurrenceProblem) -> int:
+def threads_for(problem: RecurrenceProblem) -> int:
     """The number of threads that the work is worth."""
     batch, heads, tokens, dim = problem.query.shape
     return thread_count(2 * batch * heads * tokens * (BLOCK + dim) * (dim + problem.value.shape[-1]), LEAST_WORK)
@@ -191,22 +194,15 @@ def _threads(problem: RecurrenceProblem) -> int:
 def _parts(problem: RecurrenceProblem) -> int:
     """Parts of the value columns: only where key heads alone would leave threads without work."""
     units, value_dim = max(problem.key.shape[0] * problem.key.shape[1], 1), problem.value.shape[-1]
-    return max(1, min(-(-_threads(problem) // units), -(-value_dim // LEAST_PART)))
+    return max(1, min(-(-threads_for(problem) // units), -(-value_dim // LEAST_PART)))
 
 
-def _arguments(problem: RecurrenceProblem, **results: Any) -> tuple[RecurrenceStruct, list[Any]]:
-    """The C structure, and the objects that own its memory, to be referenced as long as it is used."""
+def structure(problem: RecurrenceProblem, scale: float = 1.0, **results: Any) -> RecurrenceStruct:
+    """The C structure of a problem whose last axes, state and total are contiguous; scale: of queries, before φ."""
     (batch, heads, tokens, dim), (_, key_heads, _, value_dim) = problem.query.shape, problem.value.shape
-    query, key, value = (last_contiguous(tensor.detach()) for tensor in (problem.query, problem.key, problem.value))
-    removal = None if problem.removal is None else last_contiguous(problem.removal.detach())
-    decay, beta = (None if tensor is None else tensor.detach() for tensor in (problem.decay, problem.beta))
-    decay = decay if decay is None or decay.ndim == 3 else last_contiguous(decay)
-    state, total = _contiguous(problem.state), _contiguous(problem.total)
-    parts, none = _parts(problem), RowsStruct(None, 0, 0, 0)
-    work = RecurrenceStruct(
-        next_unit=0,
+    decay, beta, removal, parts, none = problem.decay, problem.beta, problem.removal, _parts(problem), RowsStruct()
+    return RecurrenceStruct(
         unit_count=batch * key_heads * parts if heads else 0,
-        failed=0,
         batch=batch,
         heads=heads,
         group=heads // max(key_heads, 1),
@@ -215,21 +211,41 @@ def _arguments(problem: RecurrenceProblem, **results: Any) -> tuple[RecurrenceSt
         value_dim=value_dim,
         parts=parts,
         segment=_segment_chunks(problem),
-        dtype=library.DTYPES.index(query.dtype),
+        dtype=library.DTYPES.index(problem.query.dtype),
         decay_kind=0 if decay is None else decay.ndim - 2,
         feature_map=FEATURE_MAPS.index(problem.feature_map),
         normalize=problem.normalize,
-        query=rows_struct(query),
-        key=rows_struct(key),
-        value=rows_struct(value),
-        decay=none if decay is None else RowsStruct(decay.data_ptr(), *decay.stride()[:3]),
-        beta=none if beta is None else RowsStruct(beta.data_ptr(), *beta.stride()),
+        scale=scale,
+        query=rows_struct(problem.query),
+        key=rows_struct(problem.key),
+        value=rows_struct(problem.value),
+        decay=none if decay is None else rows_struct(decay),
+        beta=none if beta is None else rows_struct(beta),
         removal=none if removal is None else rows_struct(removal),
-        state=_address(state),
-        total=_address(total),
+        state=_address(problem.state),
+        total=_address(problem.total),
         **results,
     )
-    return work, [query, key, value, decay, beta, removal, state, total]
+
+
+def _contiguous_rows(problem: RecurrenceProblem) -> RecurrenceProblem:
+    """The problem without its history, copied where a last axis, or a state, is not contiguous: as C reads it."""
+    query, key, value = (last_contiguous(tensor.detach()) for tensor in (problem.query, problem.key, problem.value))
+    removal = None if problem.removal is None else last_contiguous(problem.removal.detach())
+    decay, beta = (None if tensor is None else tensor.detach() for tensor in (problem.decay, problem.beta))
+    decay = decay if decay is None or decay.ndim == 3 else last_contiguous(decay)
+    state, total = _contiguous(problem.state), _contiguous(problem.total)
+    return replace(
+        problem,
+        query=query,
+        key=key,
+        value=value,
+        decay=decay,
+        beta=beta,
+        state=state,
+        total=total,
+        removal=removal,
+    )
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -237,7 +253,7 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _sum_of_parts(gradient: Tensor) -> Tensor:
+def sum_of_parts(gradient: Tensor) -> Tensor:
     """The sum of the parts of a gradient, (P, ...)."""
     return gradient.sum(0) if len(gradient) > 1 else gradient.squeeze(0)
 

@@ -29,6 +29,8 @@ struct recurrence {
     int64_t parts, segment;   /* parts of the value columns; chunks from one stored state to the next */
     int64_t dtype, decay_kind, feature_map;
     int64_t normalize;        /* whether outputs are divided by q_t . (sum of decayed keys), the total of their weights */
+    int64_t checked, invalid; /* forward: whether numbers are checked; whether one is not finite, a decay above 0, or a beta not in 0..2 */
+    double scale;             /* of queries, before the feature map */
     struct rows query, key;   /* (B, H, N, D), (B, K, N, D) */
     struct rows value;        /* (B, K, N, V) */
     struct rows decay, beta;  /* g (B, K, N) or (B, K, N, D), at most 0; (B, K, N) or null */
@@ -36,8 +38,8 @@ struct recurrence {
     const float *state;       /* (B, K, D, V), before the first token, or null for 0 */
     const float *total;       /* (B, K, D), the sum of keys that belongs to it, or null */
     void *output;             /* (B, H, N, V) */
-    float *row_total;         /* (B, H, N) where normalised, else null */
-    float *final_state, *final_total;     /* (B, K, D, V), (B, K, D) */
+    float *row_total;         /* (B, H, N) where normalised, or null */
+    float *final_state, *final_total;     /* (B, K, D, V), (B, K, D); null where not wanted */
     float *border_state, *border_total;   /* (B, K, T, D, V), (B, K, T, D): before each segment; null where not wanted */
     struct rows grad_output;              /* (B, H, N, V) */
     const float *grad_final_state, *grad_final_total;                /* as the final ones, or null */
@@ -45,7 +47,7 @@ struct recurrence {
     void *grad_value;                                                /* (B, K, N, V) */
     float *grad_decay, *grad_beta;                                   /* (P, B, K, N) or (P, B, K, N, D); (P, B, K, N) */
     void *grad_removal;                                              /* (P, B, K, N, D) */
-    float *grad_state, *grad_total;                                  /* as the states */
+    float *grad_state, *grad_total;                                  /* as the states, or null */
 };
 
 /* One token: outputs, and the state after it. Without memory for recent tokens the new state is written. With it the token is

@@ -6,6 +6,8 @@
 struct backward {
     struct chunk chunk;
     struct carry gradient;       /* of the state after the chunk, then of that before it */
+    int last;                    /* whether the gradient of the state after the chunk is 0 */
+    int wanted;                  /* whether the gradient of the state before it is */
     float *matrices, *totals;    /* the states between the chunks of a segment */
     float *written_columns;      /* [value_padded][BLOCK] */
     float *state_columns;        /* [value_padded][padded], of the state or of its gradient */
@@ -73,7 +75,7 @@ APART void decayed_pair_gradients(const struct backward *state, const float *row
     const struct chunk *chunk = &state->chunk;
     int64_t padded = chunk->padded, groups = (chunk->count + GROUP - 1) / GROUP, group;
     float *sums = state->columns;
-    multiply_entries(chunk->key, chunk->group_end, BLOCK * padded, chunk->moving);
+    multiply_entries(chunk->key, chunk->group_end, chunk->rows * padded, chunk->moving);
     for (group = 0; group < groups; group++) {
         int64_t first = group * GROUP;
         product((struct factor){state->grad_weights + first * BLOCK, BLOCK, 1}, GROUP, chunk->moving, padded, 0, first, sums, 0);
@@ -82,7 +84,7 @@ APART void decayed_pair_gradients(const struct backward *state, const float *row
             multiply_entries(chunk->moving + j * padded, chunk->group_whole + group * padded, padded, chunk->moving + j * padded);
         group_pair_gradients(state, rows, group);
     }
-    multiply_entries(rows, chunk->in_group, BLOCK * padded, chunk->moving);
+    multiply_entries(rows, chunk->in_group, chunk->rows * padded, chunk->moving);
     for (group = groups - 1; group >= 0; group--) {
         int64_t first = group * GROUP, after = first + GROUP;
         product((struct factor){state->grad_weights + first, 1, BLOCK}, GROUP, chunk->moving, padded, after, groups * GROUP, sums, 0);
@@ -101,15 +103,20 @@ APART void reader_gradients(const struct recurrence *problem, struct backward *s
     int64_t padded = chunk->padded, columns = chunk->value_padded;
     pair_product(state->grad_output, chunk->count, columns, state->written_columns, state->grad_weights);
     mask_pairs(chunk, problem->decay_kind, strict, grad_totals, 1.0f, state->grad_weights);
-    product((struct factor){state->grad_output, columns, 1}, BLOCK, state->state_columns, padded, 0, columns, state->grad_rows, 0);
+    if (chunk->empty)
+        memset(state->grad_rows, 0, (size_t)(chunk->rows * padded) * sizeof(float));
+    else
+        product((struct factor){state->grad_output, columns, 1}, chunk->rows, state->state_columns, padded, 0, columns, state->grad_rows, 0);
     for (int64_t i = 0; grad_totals && i < chunk->count; i++)
         for (int64_t a = 0; a < padded; a += LANES) {
             float *target = state->grad_rows + i * padded + a;
             store(target, load(target) + load(before.total + a) * grad_totals[i]);
             store(state->gradient.total + a, load(state->gradient.total + a) + load(reading + i * padded + a) * grad_totals[i]);
         }
-    if (problem->decay_kind != NO_DECAY) multiply_entries(state->grad_rows, chunk->from_start, BLOCK * padded, state->grad_rows);
-    product((struct factor){reading, 1, padded}, padded, state->grad_output, columns, 0, chunk->count, state->gradient.matrix, 1);
+    if (problem->decay_kind != NO_DECAY && !chunk->empty)
+        multiply_entries(state->grad_rows, chunk->from_start, chunk->rows * padded, state->grad_rows);
+    if (state->wanted)
+        product((struct factor){reading, 1, padded}, padded, state->grad_output, columns, 0, chunk->count, state->gradient.matrix, 1);
     if (problem->decay_kind == FEATURE_DECAY) {
         decayed_pair_gradients(state, rows);
     } else {
@@ -118,15 +125,16 @@ APART void reader_gradients(const struct recurrence *problem, struct backward *s
     }
 }
 
-/* Writes gradients of packed rows, from row `first` of the result on, through the feature map: its derivative is 1, or e^x where
- * that is less. */
+/* Writes gradients of packed rows, from row `first` of the result on, through the feature map, whose derivative is 1, or e^x where
+ * that is less, and times the factor that the rows were packed with. */
 INLINE void store_features(const struct recurrence *problem, const struct chunk *chunk, const float *gradient, const float *rows,
-                           void *result, int64_t first) {
+                           float factor, void *result, int64_t first) {
     const int dtype = problem->parts > 1 ? FLOAT32 : (int)problem->dtype;
     for (int64_t i = 0; i < chunk->count; i++)
         for (int64_t a = 0; a < problem->dim; a += LANES) {
             lanes entry = load(gradient + i * chunk->padded + a);
             if (problem->feature_map == ELU) entry *= min_lanes(1.0f, load(rows + i * chunk->padded + a));
+            entry *= factor;
             store_entries(entry_at(result, (first + i) * problem->dim, dtype), a, problem->dim, dtype, entry);
         }
 }
@@ -136,15 +144,15 @@ APART void process_head(const struct recurrence *problem, struct backward *state
     const struct chunk *chunk = &state->chunk;
     int64_t first = ((part * problem->batch + chunk->batch) * problem->heads + head) * problem->tokens + chunk->first;
     const int dtype = (int)problem->dtype;
-    pack_features(head_rows(&problem->query, chunk->batch, head, chunk->first, dtype), problem->query.row, chunk->count, problem->dim,
-                  dtype, problem->feature_map, state->rows);
+    pack_features(chunk, head_rows(&problem->query, chunk->batch, head, chunk->first, dtype), problem->query.row, problem->dim, dtype,
+                  (float)problem->scale, problem->feature_map, state->rows);
     pack_output_gradient(problem, state, head);
     pair_weights(problem, chunk, state->rows, 0, 1.0f, state->reading, state->columns, state->weights);
     upper_product(state->weights, chunk->count, state->grad_output, chunk->value_padded, state->grad_written);
     const float *reading = decayed_rows(problem, chunk, state->rows, state->reading);
     reader_gradients(problem, state, state->rows, reading, problem->normalize ? state->grad_totals : 0, 0);
-    if (problem->decay_kind != NO_DECAY) add_entries(state->rows, state->grad_rows, BLOCK * chunk->padded, 1.0f, state->grad_sums);
-    store_features(problem, chunk, state->grad_rows, state->rows, problem->grad_query, first);
+    if (problem->decay_kind != NO_DECAY) add_entries(state->rows, state->grad_rows, chunk->rows * chunk->padded, 1.0f, state->grad_sums);
+    store_features(problem, chunk, state->grad_rows, state->rows, (float)problem->scale, problem->grad_query, first);
 }
 
 /* The delta rule: from the gradient of what is written to that of values, by the transposed system; then removed keys are readers
@@ -152,11 +160,11 @@ APART void process_head(const struct recurrence *problem, struct backward *state
 APART void delta_gradients(const struct recurrence *problem, struct backward *state, int64_t first) {
     struct chunk *chunk = &state->chunk;
     int64_t columns = chunk->value_padded;
-    memset(state->grad_output, 0, (size_t)(BLOCK * columns) * sizeof(float)); /* -beta times the solution */
+    memset(state->grad_output, 0, (size_t)(chunk->rows * columns) * sizeof(float)); /* -beta times the solution */
     for (int64_t row = (chunk->count - 1) / GROUP * GROUP; row >= 0; row -= GROUP)
         for (int64_t a = 0; a < columns; a += PAIR) {
             float negative[GROUP * PAIR] ALIGNED = {0};
-            add_product((struct factor){chunk->solving + row, 1, BLOCK}, (struct vectors){state->grad_output + a, columns, row + GROUP, BLOCK},
+            add_product((struct factor){chunk->solving + row, 1, BLOCK}, (struct vectors){state->grad_output + a, columns, row + GROUP, chunk->rows},
                         negative, PAIR, 0);
             for (int64_t j = row + GROUP - 1; j >= row; j--)
                 for (int64_t b = a; b < a + PAIR; b += LANES) {
@@ -212,15 +220,21 @@ APART void state_gradients(const struct recurrence *problem, struct backward *st
     const struct chunk *chunk = &state->chunk;
     const float *key = problem->decay_kind == NO_DECAY ? chunk->key : chunk->key_to_end;
     int64_t padded = chunk->padded, columns = chunk->value_padded;
+    if (state->last) {
+        memset(state->grad_written, 0, (size_t)(chunk->rows * columns) * sizeof(float));
+        memset(state->grad_key, 0, (size_t)(chunk->rows * padded) * sizeof(float));
+        memset(border, 0, (size_t)padded * sizeof(float));
+        return;
+    }
     struct carry after = carry_at(state, chunk->first / BLOCK % problem->segment + 1);
-    transpose_matrix(state->gradient.matrix, padded, columns, state->state_columns);
-    product((struct factor){key, padded, 1}, BLOCK, state->gradient.matrix, columns, 0, padded, state->grad_written, 0);
-    product((struct factor){chunk->written, columns, 1}, BLOCK, state->state_columns, padded, 0, columns, state->grad_key, 0);
+    transpose_matrix(state->gradient.matrix, padded, columns, state->state_columns, padded);
+    product((struct factor){key, padded, 1}, chunk->rows, state->gradient.matrix, columns, 0, padded, state->grad_written, 0);
+    product((struct factor){chunk->written, columns, 1}, chunk->rows, state->state_columns, padded, 0, columns, state->grad_key, 0);
     for (int64_t i = 0; problem->normalize && i < chunk->count; i++)
         for (int64_t a = 0; a < padded; a += LANES)
             store(state->grad_key + i * padded + a, load(state->grad_key + i * padded + a) + load(state->gradient.total + a));
     if (problem->decay_kind == NO_DECAY) return;
-    multiply_entries(state->grad_key, chunk->to_end, BLOCK * padded, state->grad_key);
+    multiply_entries(state->grad_key, chunk->to_end, chunk->rows * padded, state->grad_key);
     for (int64_t a = 0; a < padded; a++) {
         float *row = state->gradient.matrix + a * columns;
         lanes sum = {0};
@@ -241,22 +255,22 @@ APART void process_chunk(const struct recurrence *problem, struct backward *stat
     int64_t padded = chunk->padded, columns = chunk->value_padded;
     pack_chunk(problem, chunk);
     if (problem->beta.data) solve_writes(problem, chunk, &before, state->reading, state->columns);
-    transpose_matrix(chunk->written, BLOCK, columns, state->written_columns);
-    memset(state->grad_sums, 0, (size_t)(BLOCK * padded) * sizeof(float));
+    transpose_matrix(chunk->written, chunk->rows, columns, state->written_columns, BLOCK);
+    memset(state->grad_sums, 0, (size_t)(chunk->rows * padded) * sizeof(float));
     state_gradients(problem, state, border);
-    transpose_matrix(before.matrix, padded, columns, state->state_columns);
+    if (!chunk->empty) transpose_matrix(before.matrix, padded, columns, state->state_columns, padded);
     for (int64_t query_head = chunk->key_head * problem->group; query_head < (chunk->key_head + 1) * problem->group; query_head++)
         process_head(problem, state, query_head, part);
     if (problem->beta.data) delta_gradients(problem, state, first);
     if (problem->decay_kind != NO_DECAY) {
-        add_entries(chunk->key, state->grad_key, BLOCK * padded, -1.0f, state->grad_sums);
-        if (problem->beta.data) add_entries(removed_keys(problem, chunk), state->grad_rows, BLOCK * padded, 1.0f, state->grad_sums);
+        add_entries(chunk->key, state->grad_key, chunk->rows * padded, -1.0f, state->grad_sums);
+        if (problem->beta.data) add_entries(removed_keys(problem, chunk), state->grad_rows, chunk->rows * padded, 1.0f, state->grad_sums);
         decay_gradients(problem, state, border, first);
     }
-    if (problem->removal.data) store_features(problem, chunk, state->grad_rows, chunk->removal, problem->grad_removal, first);
-    for (int64_t a = 0; problem->beta.data && !problem->removal.data && a < BLOCK * padded; a += LANES)
+    if (problem->removal.data) store_features(problem, chunk, state->grad_rows, chunk->removal, 1.0f, problem->grad_removal, first);
+    for (int64_t a = 0; problem->beta.data && !problem->removal.data && a < chunk->rows * padded; a += LANES)
         store(state->grad_key + a, load(state->grad_key + a) + load(state->grad_rows + a));
-    store_features(problem, chunk, state->grad_key, chunk->key, problem->grad_key, first);
+    store_features(problem, chunk, state->grad_key, chunk->key, 1.0f, problem->grad_key, first);
     const int dtype = (int)problem->dtype;
     for (int64_t i = 0; i < chunk->count; i++) {
         void *target = entry_at(problem->grad_value, (value_first + i) * problem->value_dim + chunk->value_begin, dtype);
@@ -265,16 +279,21 @@ APART void process_chunk(const struct recurrence *problem, struct backward *stat
     }
 }
 
-/* The states between the chunks of a segment, from the stored one. */
+/* Whether nothing follows the chunk, of which there is a gradient. */
+INLINE int is_last(const struct recurrence *problem, const struct chunk *chunk) {
+    return chunk->first + BLOCK >= problem->tokens && !problem->grad_final_state && !problem->grad_final_total;
+}
+
+/* The states between the chunks of a segment, from the stored one; without any, there is one segment, which starts from 0. */
 INLINE void replay_segment(const struct recurrence *problem, struct backward *state, int64_t begin, int64_t end) {
     struct chunk *chunk = &state->chunk;
     int64_t span = problem->segment * BLOCK, borders = (problem->tokens + span - 1) / span;
     struct carry carry = carry_at(state, 0);
     load_state(problem, chunk, problem->border_state, problem->border_total, state_index(problem, chunk, borders, begin / span), &carry);
-    for (chunk->first = begin; chunk->first < end; chunk->first += BLOCK) {
-        struct carry after = carry_at(state, (chunk->first - begin) / BLOCK + 1);
-        chunk->count = min_int(problem->tokens - chunk->first, BLOCK);
-        if (chunk->first + BLOCK >= end && problem->decay_kind == NO_DECAY) break;
+    for (int64_t first = begin; first < end; first += BLOCK) {
+        struct carry after = carry_at(state, (first - begin) / BLOCK + 1);
+        begin_chunk(problem, chunk, first, problem->border_state != 0);
+        if (first + BLOCK >= end && (problem->decay_kind == NO_DECAY || is_last(problem, chunk))) break;
         pack_chunk(problem, chunk);
         if (problem->beta.data) solve_writes(problem, chunk, &carry, state->reading, state->columns);
         advance_state(problem, chunk, &carry, &after);
@@ -291,7 +310,8 @@ INLINE void process_sequence(const struct recurrence *problem, struct backward *
         int64_t end = min_int(begin + span, problem->tokens);
         replay_segment(problem, state, begin, end);
         for (int64_t first = (end - 1) / BLOCK * BLOCK; first >= begin; first -= BLOCK) {
-            chunk->first = first, chunk->count = min_int(problem->tokens - first, BLOCK);
+            begin_chunk(problem, chunk, first, problem->border_state != 0);
+            state->last = is_last(problem, chunk), state->wanted = first > 0 || problem->grad_state;
             process_chunk(problem, state, part, border);
         }
     }

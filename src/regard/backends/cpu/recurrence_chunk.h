@@ -16,6 +16,8 @@ static const float ONES[GROUP] = {1, 1, 1, 1, 1, 1, 1, 1};
 /* A chunk of one key head. Decay factors are there where there is decay; G is the sum of g within the chunk. */
 struct chunk {
     int64_t batch, key_head, first, count; /* its first token, and how many it has */
+    int64_t rows;                          /* the rows that are laid out, 0 beyond the count: whole pairs of vectors */
+    int empty;                             /* whether the state before it is 0 */
     int64_t padded, value_padded;          /* features and value columns with padding */
     int64_t value_begin, value_count;      /* the value columns of this part */
     float *key, *key_columns;              /* [BLOCK][padded] and [padded][BLOCK] */
@@ -24,7 +26,7 @@ struct chunk {
     float *written;                        /* u, [BLOCK][value_padded] */
     float *from_start, *to_end;            /* e^G_i and e^(G_end - G_i), [BLOCK][padded] */
     float *whole;                          /* e^G_end, [padded] */
-    float *pair_decay;                     /* decay per head: e^(G_i - G_j), [BLOCK][BLOCK], 0 above the diagonal */
+    float *pair_decay;                     /* decay per head: e^(G_i - G_j), [BLOCK][BLOCK], in vectors up to the diagonal */
     float *step;                           /* decay per feature: e^g_i, [BLOCK][padded] */
     float *in_group, *group_end;           /* from the start of a token's group, and to its end, [BLOCK][padded] */
     float *group_whole;                    /* over whole groups, [BLOCK / GROUP][padded] */
@@ -76,26 +78,27 @@ INLINE lanes elu_plus_one(lanes x) {
     return (lanes)((positive & (bits)(x + 1.0f)) | (~positive & ~none & (bits)power));
 }
 
-/* Packs rows of queries or keys through the feature map, as target[BLOCK][padded]: 0 beyond their number and their dim. */
-APART void pack_features(const void *rows, int64_t stride, int64_t count, int64_t dim, int dtype, int64_t feature_map, float *target) {
-    int64_t padded = padded_dim(dim);
+/* Packs rows of queries or keys, times a factor, through the feature map, as target[rows][padded]: 0 beyond their number and dim. */
+APART void pack_features(const struct chunk *chunk, const void *rows, int64_t stride, int64_t dim, int dtype, float factor,
+                         int64_t feature_map, float *target) {
+    int64_t padded = chunk->padded, count = chunk->count;
     for (int64_t i = 0; i < count; i++)
         for (int64_t a = 0; a < padded; a += LANES) {
-            lanes entry = load_entries(row_at(rows, i, stride, dtype), a, dim, dtype, 0);
+            lanes entry = load_entries(row_at(rows, i, stride, dtype), a, dim, dtype, 0) * factor;
             if (feature_map == ELU) entry = first_lanes(elu_plus_one(entry), dim - a > 0 ? dim - a : 0);
             store(target + i * padded + a, entry);
         }
-    memset(target + count * padded, 0, (size_t)((BLOCK - count) * padded) * sizeof(float));
+    memset(target + count * padded, 0, (size_t)((chunk->rows - count) * padded) * sizeof(float));
 }
 
-/* target[columns][rows] = source[rows][columns], of whole vectors. */
-APART void transpose_matrix(const float *source, int64_t rows, int64_t columns, float *target) {
+/* target[columns][stride] = source[rows][columns], of whole vectors. */
+APART void transpose_matrix(const float *source, int64_t rows, int64_t columns, float *target, int64_t stride) {
     for (int64_t i = 0; i < rows; i += LANES)
         for (int64_t a = 0; a < columns; a += LANES) {
             lanes block[LANES];
             for (int l = 0; l < LANES; l++) block[l] = load(source + (i + l) * columns + a);
             transpose(block);
-            for (int l = 0; l < LANES; l++) store(target + (a + l) * rows + i, block[l]);
+            for (int l = 0; l < LANES; l++) store(target + (a + l) * stride + i, block[l]);
         }
 }
 
@@ -143,7 +146,7 @@ INLINE void mask_pairs(const struct chunk *chunk, int64_t decay_kind, const int 
     for (int64_t row = 0; row < chunk->count; row++) {
         int64_t kept = row + 1 - strict;
         float more = added ? added[row] : 0.0f;
-        for (int64_t j = 0; j < BLOCK; j += LANES) {
+        for (int64_t j = 0; j < chunk->rows; j += LANES) {
             lanes entry = {0};
             if (j < kept) {
                 entry = (load(pairs + row * BLOCK + j) + more) * factor;
@@ -153,7 +156,7 @@ INLINE void mask_pairs(const struct chunk *chunk, int64_t decay_kind, const int 
             store(pairs + row * BLOCK + j, entry);
         }
     }
-    memset(pairs + chunk->count * BLOCK, 0, (size_t)((BLOCK - chunk->count) * BLOCK) * sizeof(float));
+    memset(pairs + chunk->count * BLOCK, 0, (size_t)((chunk->rows - chunk->count) * BLOCK) * sizeof(float));
 }
 
 /* The decay of one number for each token, in base 2; sums are in double, and their differences have no large errors. */
@@ -161,38 +164,35 @@ INLINE void prepare_head_decay(const struct recurrence *problem, const struct ch
     const float *decay = head_rows(&problem->decay, chunk->batch, chunk->key_head, chunk->first, 0);
     float high[BLOCK] ALIGNED, low[BLOCK] ALIGNED, start[BLOCK] ALIGNED, end[BLOCK] ALIGNED;
     double sum[BLOCK], all = 0;
-    for (int64_t i = 0; i < BLOCK; i++) {
+    for (int64_t i = 0; i < chunk->rows; i++) {
         double own = i < chunk->count ? 1.4426950408889634 * decay[i * problem->decay.row] : 0.0;
         all += own < -200.0 ? -200.0 : own; /* 2^-200 is 0, and infinity would have no differences */
         sum[i] = all, high[i] = (float)all, low[i] = (float)(all - high[i]);
     }
-    for (int64_t i = 0; i < BLOCK; i++) end[i] = (float)(all - sum[i]);
-    for (int64_t i = 0; i < BLOCK; i += LANES) {
+    for (int64_t i = 0; i < chunk->rows; i++) end[i] = (float)(all - sum[i]);
+    for (int64_t i = 0; i < chunk->rows; i += LANES) {
         store(start + i, exp2_lanes(load(high + i)));
         store(end + i, exp2_lanes(load(end + i)));
     }
-    for (int64_t i = 0; i < BLOCK; i++) {
-        for (int64_t j = 0; j < BLOCK; j += LANES) {
-            lanes factor = {0};
-            if (j <= i) factor = exp2_lanes(min_lanes(0.0f, (high[i] - load(high + j)) + (low[i] - load(low + j))));
-            store(chunk->pair_decay + i * BLOCK + j, factor);
-        }
+    for (int64_t i = 0; i < chunk->rows; i++) {
+        for (int64_t j = 0; j <= i; j += LANES)
+            store(chunk->pair_decay + i * BLOCK + j, exp2_lanes(min_lanes(0.0f, (high[i] - load(high + j)) + (low[i] - load(low + j)))));
         for (int64_t a = 0; a < chunk->padded; a += LANES) {
             store(chunk->from_start + i * chunk->padded + a, broadcast(start[i]));
             store(chunk->to_end + i * chunk->padded + a, broadcast(end[i]));
         }
     }
-    for (int64_t a = 0; a < chunk->padded; a += LANES) store(chunk->whole + a, broadcast(start[BLOCK - 1]));
+    for (int64_t a = 0; a < chunk->padded; a += LANES) store(chunk->whole + a, broadcast(start[chunk->rows - 1]));
 }
 
 /* The decay of each feature. No exponent is ever positive, and none is a difference: from a token to a later one it is
  * to the end of its group, over whole groups, and from the start of the later one's group. */
 INLINE void prepare_feature_decay(const struct recurrence *problem, const struct chunk *chunk) {
     const float *decay = head_rows(&problem->decay, chunk->batch, chunk->key_head, chunk->first, 0);
-    int64_t padded = chunk->padded;
+    int64_t padded = chunk->padded, groups = chunk->rows / GROUP;
     for (int64_t a = 0; a < padded; a += LANES) {
         lanes group_sums[BLOCK / GROUP], before = {0}, after = {0};
-        for (int64_t group = 0; group < BLOCK / GROUP; group++) {
+        for (int64_t group = 0; group < groups; group++) {
             lanes sum = {0}, running = broadcast(1.0f);
             for (int64_t i = group * GROUP; i < (group + 1) * GROUP; i++) {
                 lanes own = {0};
@@ -212,13 +212,13 @@ INLINE void prepare_feature_decay(const struct recurrence *problem, const struct
             group_sums[group] = sum;
             store(chunk->group_whole + group * padded + a, exp2_lanes(sum));
         }
-        for (int64_t group = 0; group < BLOCK / GROUP; group++) {
+        for (int64_t group = 0; group < groups; group++) {
             lanes factor = exp2_lanes(before);
             for (int64_t i = group * GROUP; i < (group + 1) * GROUP; i++)
                 store(chunk->from_start + i * padded + a, load(chunk->in_group + i * padded + a) * factor);
             before += group_sums[group];
         }
-        for (int64_t group = BLOCK / GROUP - 1; group >= 0; group--) {
+        for (int64_t group = groups - 1; group >= 0; group--) {
             lanes factor = exp2_lanes(after);
             for (int64_t i = group * GROUP; i < (group + 1) * GROUP; i++)
                 store(chunk->to_end + i * padded + a, load(chunk->group_end + i * padded + a) * factor);
@@ -234,16 +234,16 @@ APART void pack_chunk(const struct recurrence *problem, const struct chunk *shar
     const int dtype = (int)problem->dtype;
     const void *key = head_rows(&problem->key, chunk->batch, chunk->key_head, chunk->first, dtype);
     const void *value = head_rows(&problem->value, chunk->batch, chunk->key_head, chunk->first, dtype);
-    pack_features(key, problem->key.row, chunk->count, problem->dim, dtype, problem->feature_map, chunk->key);
-    transpose_matrix(chunk->key, BLOCK, chunk->padded, chunk->key_columns);
+    pack_features(chunk, key, problem->key.row, problem->dim, dtype, 1.0f, problem->feature_map, chunk->key);
+    transpose_matrix(chunk->key, chunk->rows, chunk->padded, chunk->key_columns, BLOCK);
     if (problem->removal.data)
-        pack_features(head_rows(&problem->removal, chunk->batch, chunk->key_head, chunk->first, dtype), problem->removal.row, chunk->count,
-                      problem->dim, dtype, IDENTITY, chunk->removal);
+        pack_features(chunk, head_rows(&problem->removal, chunk->batch, chunk->key_head, chunk->first, dtype), problem->removal.row,
+                      problem->dim, dtype, 1.0f, IDENTITY, chunk->removal);
     pack_rows(row_at(value, 1, chunk->value_begin, dtype), problem->value.row, chunk->count, chunk->value_count, 1.0f, chunk->written, dtype);
     if (problem->decay_kind == HEAD_DECAY) prepare_head_decay(problem, chunk);
     if (problem->decay_kind == FEATURE_DECAY) prepare_feature_decay(problem, chunk);
-    if (problem->decay_kind != NO_DECAY) multiply_entries(chunk->key, chunk->to_end, BLOCK * chunk->padded, chunk->key_to_end);
-    for (int64_t i = 0; problem->beta.data && i < BLOCK; i++)
+    if (problem->decay_kind != NO_DECAY) multiply_entries(chunk->key, chunk->to_end, chunk->rows * chunk->padded, chunk->key_to_end);
+    for (int64_t i = 0; problem->beta.data && i < chunk->rows; i++)
         chunk->beta[i] = i < chunk->count ? *(const float *)head_rows(&problem->beta, chunk->batch, chunk->key_head, chunk->first + i, 0) : 0.0f;
 }
 
@@ -255,7 +255,7 @@ INLINE const float *removed_keys(const struct recurrence *problem, const struct 
 /* What rows read of the state: themselves times the decay from the chunk's start; `decayed` is memory for it. */
 INLINE const float *decayed_rows(const struct recurrence *problem, const struct chunk *chunk, const float *rows, float *decayed) {
     if (problem->decay_kind == NO_DECAY) return rows;
-    multiply_entries(rows, chunk->from_start, BLOCK * chunk->padded, decayed);
+    multiply_entries(rows, chunk->from_start, chunk->rows * chunk->padded, decayed);
     return decayed;
 }
 
@@ -280,9 +280,9 @@ INLINE void group_pairs(const struct chunk *chunk, const float *rows, int64_t gr
 APART void decayed_pairs(const struct chunk *shared, const float *rows, float *row_memory, float *columns, float *pairs) {
     const struct chunk copy = *shared, *chunk = &copy; /* in registers: what is stored elsewhere cannot change it */
     int64_t padded = chunk->padded;
-    multiply_entries(rows, chunk->in_group, BLOCK * padded, row_memory);
-    multiply_entries(chunk->key, chunk->group_end, BLOCK * padded, chunk->moving);
-    transpose_matrix(chunk->moving, BLOCK, padded, columns);
+    multiply_entries(rows, chunk->in_group, chunk->rows * padded, row_memory);
+    multiply_entries(chunk->key, chunk->group_end, chunk->rows * padded, chunk->moving);
+    transpose_matrix(chunk->moving, chunk->rows, padded, columns, BLOCK);
     for (int64_t group = 0; group * GROUP < chunk->count; group++) {
         int64_t first = group * GROUP;
         for (int64_t j = 0; j < first; j += PAIR)
@@ -317,10 +317,14 @@ APART void solve_writes(const struct recurrence *problem, const struct chunk *sh
     int64_t columns = chunk->value_padded, rows = (chunk->count + GROUP - 1) / GROUP * GROUP;
     const float *removed = removed_keys(problem, chunk);
     pair_weights(problem, chunk, removed, 1, -1.0f, row_memory, column_memory, chunk->solving);
-    const float *reading = decayed_rows(problem, chunk, removed, row_memory);
-    product((struct factor){reading, chunk->padded, 1}, BLOCK, carry->matrix, columns, 0, chunk->padded, chunk->residual, 0);
-    for (int64_t a = 0; a < BLOCK * columns; a += LANES)
-        store(chunk->residual + a, load(chunk->written + a) - load(chunk->residual + a));
+    if (chunk->empty) {
+        memcpy(chunk->residual, chunk->written, (size_t)(chunk->rows * columns) * sizeof(float));
+    } else {
+        const float *reading = decayed_rows(problem, chunk, removed, row_memory);
+        product((struct factor){reading, chunk->padded, 1}, chunk->rows, carry->matrix, columns, 0, chunk->padded, chunk->residual, 0);
+        for (int64_t a = 0; a < chunk->rows * columns; a += LANES)
+            store(chunk->residual + a, load(chunk->written + a) - load(chunk->residual + a));
+    }
     for (int64_t row = 0; row < rows; row += GROUP) {
         for (int64_t a = 0; a < columns; a += PAIR)
             add_product((struct factor){chunk->solving + row * BLOCK, BLOCK, 1}, (struct vectors){chunk->written + a, columns, 0, row},
@@ -376,6 +380,12 @@ INLINE void store_state(const struct recurrence *problem, const struct chunk *ch
         memcpy(matrix + (index * problem->dim + a) * problem->value_dim + chunk->value_begin,
                carry->matrix + a * chunk->value_padded, (size_t)chunk->value_count * sizeof(float));
     if (total && !chunk->value_begin) memcpy(total + index * problem->dim, carry->total, (size_t)problem->dim * sizeof(float));
+}
+
+/* The chunk from a token on; `given`: whether there is a state before the first token. */
+INLINE void begin_chunk(const struct recurrence *problem, struct chunk *chunk, int64_t first, int given) {
+    chunk->first = first, chunk->count = min_int(problem->tokens - first, BLOCK);
+    chunk->rows = min_int(padded_dim(chunk->count), BLOCK), chunk->empty = !first && !given;
 }
 
 /* The key head and the value columns of a unit of work; the number of its part. */
