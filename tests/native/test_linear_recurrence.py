@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.backends.cpu import build, linear_recurrence
+from regard.backends.cpu import build, recurrence_struct
 from regard.backends.cpu.cpu_backend import CPU
 from regard.backends.cpu.token_step import one_token
 from regard.core.recurrence_problem import RecurrenceProblem
@@ -152,7 +152,7 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, tuple[Tensor, floa
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass starts from a stored state every four chunks."""
-    monkeypatch.setattr(linear_recurrence, "SEGMENT_ENTRIES", 1)
+    monkeypatch.setattr(recurrence_struct, "SEGMENT_ENTRIES", 1)
 
 
 @pytest.mark.parametrize("kind", KINDS + REMOVALS)
@@ -236,7 +236,7 @@ def test_any_strides(kind):
 @pytest.mark.parametrize("kind", KINDS + REMOVALS)
 @pytest.mark.parametrize("heads", [1, 3])
 def test_threads_change_the_rounding_of_shared_gradients_alone(monkeypatch, kind, heads):
-    monkeypatch.setattr(linear_recurrence, "LEAST_WORK", 1)
+    monkeypatch.setattr(recurrence_struct, "LEAST_WORK", 1)
     inputs = make_inputs((1, heads, heads, 131, 17, 70), kind)
     seeds, found = seeds_for(inputs), []
     before = torch.get_num_threads()
@@ -372,4 +372,4 @@ def test_a_step_is_of_one_token_on_the_cpu_in_a_known_dtype():
 def test_the_order_of_feature_maps_is_that_of_the_header():
     header = (build.SOURCES / "recurrence.h").read_text("utf-8")
     (names,) = re.findall(r"enum \{ (IDENTITY, \w+) \}", header)
-    assert tuple(names.lower().split(", ")) == linear_recurrence.FEATURE_MAPS
+    assert tuple(names.lower().split(", ")) == recurrence_struct.FEATURE_MAPS

@@ -16,7 +16,14 @@ from torch import Size, Tensor, dtype
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.normalizer import Normalizer
 from ..core.problem import Problem
-from ..core.recurrence_problem import FeatureMapName, RecurrenceGradients, RecurrenceProblem, RecurrenceResult
+from ..core.recurrence_problem import (
+    FeatureMapName,
+    RecurrenceGradients,
+    RecurrenceInputs,
+    RecurrenceProblem,
+    RecurrenceResult,
+    StoredRecurrence,
+)
 from ..lenses.forms import WeightForm
 from ..tiles.key_lists import KeyLists, ListGradients, ListTerms
 from ..tiles.pair_terms import PairTerms
@@ -380,6 +387,23 @@ class TokenStep(Protocol):
         ...
 
 
+class RecurrencePass(Protocol):
+    """The outputs of the recurrence from a state of 0, for tensors of one layout, whose numbers are checked."""
+
+    def forward(self, inputs: RecurrenceInputs, *, stores: bool = False) -> tuple[Tensor, StoredRecurrence] | None:
+        """The output, and if `stores` what `backward` needs.
+
+        None where query, key, value or removal are not finite, a decay is above 0, or a beta not within 0..2.
+        """
+        ...
+
+    def backward(
+        self, inputs: RecurrenceInputs, stored: StoredRecurrence, grad_output: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of all inputs, in their order."""
+        ...
+
+
 class Recurrences(Protocol):
     """S_t = e^{g_t} S_{t-1} + φ(k_t) u_tᵀ and o_t = S_tᵀ φ(q_t): linear attention over keys that have an order."""
 
@@ -411,6 +435,13 @@ class Recurrences(Protocol):
 
         border_state: of `forward`; where outputs are divided by their totals, so are output, row_total and
         border_total, which are needed there.
+        """
+        ...
+
+    def prepare_pass(self, problem: RecurrenceProblem, scale: float) -> RecurrencePass | None:
+        """What computes outputs alone of such tensors without a state; None where there is nothing for them.
+
+        scale: of queries, before the feature map.
         """
         ...
 

@@ -17,6 +17,7 @@ from .linear_plans import choose_plan
 from .linear_problem import make_linear_problem
 from .linear_state import LinearState
 from .linear_weights import report_to_hook
+from .recurrence_outputs import recurrence_outputs
 from .single_token import single_token
 
 
@@ -115,12 +116,13 @@ def linear_attention(
     substitute = linear_substitute()
     if substitute is not None:
         return substitute(query, key, value, options, False)[0]
-    step = None if state is None else single_token(query, key, value, options)
-    if step is None:
-        problem = make_linear_problem(query, key, value, **options)
-        output = choose_plan(problem).run().output
+    if state is None:
+        output = recurrence_outputs(query, key, value, options)
     else:
-        output, _ = step
+        step = single_token(query, key, value, options)
+        output = None if step is None else step[0]
+    if output is None:
+        output = choose_plan(make_linear_problem(query, key, value, **options)).run().output
     if _is_observed():
         report_to_hook(query, key, value, options)
     return output

@@ -60,6 +60,10 @@ class RecurrencesInTriton:
             )
         return reasons
 
+    def prepare_pass(self, problem: RecurrenceProblem, scale: float) -> None:
+        """None: a launch reads the shapes of its tensors anew."""
+        return
+
     def segments(self, problem: RecurrenceProblem) -> int:
         """The number of states that `forward` stores for `backward`, of each key head: one for each chunk."""
         return -(-problem.key.shape[2] // chunk_of(problem))

@@ -1,0 +1,188 @@
+"""Outputs of causal linear attention from a state of 0, in one call of a backend, and without the state at the end.
+
+The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtypes of an
+earlier call all checks but those of numbers would end as they did, so what computes them is memoized; the numbers are
+checked where they are read. What is refused here, `make_linear_problem` takes, or says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .. import native
+from ..backends.base import RecurrencePass
+from ..backends.registry import BACKENDS
+from ..core.recurrence_problem import FeatureMapName, RecurrenceInputs, RecurrenceProblem
+from ..core.torch_modes import mapped_by_autograd, no_mode_active
+from ..masks.causal import Causal
+from .feature_maps import Elu, Identity
+from .linear_arguments import LinearOptions
+from .linear_plans import choose_plan
+from .linear_problem import make_linear_problem
+from .recurrence import differentiable_views
+
+PLAIN_TYPES = (Tensor, Parameter)
+MAX_PASSES = 4096
+"""The number of memoized passes at which the memo is cleared."""
+
+_passes: dict[tuple[Any, ...], RecurrencePass | None] = {}  # None: a call that takes the long way
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceKind:
+    """What is computed of tensors: feature map, whether weights are divided by their sum, and the scale of queries."""
+
+    feature_map: FeatureMapName
+    normalize: bool
+    scale: float
+
+    def in_full(self, inputs: RecurrenceInputs) -> Tensor:
+        """The outputs by the general path."""
+        query, key, value, decay, beta, removal = inputs
+        problem = make_linear_problem(
+            query,
+            key,
+            value,
+            feature_map=Elu() if self.feature_map == "elu" else Identity(),
+            causal=True,
+            normalize=self.normalize,
+            decay=decay,
+            beta=beta,
+            removal=removal,
+            scale=self.scale,
+        )
+        return choose_plan(problem).run().output
+
+
+def recurrence_outputs(query: Tensor, key: Tensor, value: Tensor, options: LinearOptions) -> Tensor | None:
+    """The output of `linear_attention`, differentiable as often as is asked for; None where another path computes it.
+
+    Shapes: query (B, H, N, D), key (B, Hk, N, D), value (B, Hk, N, Dv).
+    """
+    if torch.compiler.is_compiling() or type(query) not in PLAIN_TYPES:
+        return None
+    mask, get = options.get("mask"), options.get
+    if not (get("causal") is True if mask is None else type(mask) is Causal):
+        return None
+    if get("state") is not None or get("bonus") is not None or not no_mode_active():
+        return None
+    kind = _kind(query, options)
+    if kind is None:
+        return None
+    inputs = query, key, value, get("decay"), get("beta"), get("removal")
+    known = _known(kind, inputs)
+    if known is None:
+        return None
+    try:
+        prepared = _passes[known]
+    except KeyError:
+        prepared = _remember(known, kind, inputs)
+    if prepared is None:
+        return None
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
+        return _apply(kind, prepared, *inputs)
+    found = prepared.forward(inputs)
+    return None if found is None else found[0]
+
+
+def _kind(query: Tensor, options: LinearOptions) -> RecurrenceKind | None:
+    """What is computed; None for feature maps that backends have no code for, and a scale that is no number."""
+    feature_map, normalize, scale = options.get("feature_map"), options.get("normalize", True), options.get("scale")
+    of_map = Elu if feature_map is None else type(feature_map)
+    if of_map not in (Elu, Identity) or type(normalize) is not bool:
+        return None
+    if scale is None:
+        dim = query.shape[-1] if query.ndim else 0
+        scale = max(dim, 1) ** -0.5 if of_map is Identity and not normalize else 1.0
+    elif type(scale) not in (float, int) or not abs(scale) < float("inf"):
+        return None
+    return RecurrenceKind("elu" if of_map is Elu else "identity", normalize, float(scale))
+
+
+def _known(kind: RecurrenceKind, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What decides the pass; None for what is no plain tensor, and a gate of another kind than a pass has."""
+    known: list[Any] = [kind.feature_map, kind.normalize, kind.scale, torch.get_num_threads(), native.variant_in_use()]
+    for tensor in inputs:
+        if tensor is None:
+            known.append(None)
+            continue
+        if type(tensor) not in PLAIN_TYPES:
+            return None
+        try:
+            known += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        except RuntimeError:  # a nested or a sparse tensor
+            return None
+    return tuple(known)
+
+
+def _remember(known: tuple[Any, ...], kind: RecurrenceKind, inputs: RecurrenceInputs) -> RecurrencePass | None:
+    """Memoize the pass of the first backend that has recurrences for such tensors."""
+    if len(_passes) >= MAX_PASSES:
+        _passes.clear()
+    query, key, value, decay, beta, removal = inputs
+    problem = RecurrenceProblem(
+        query,
+        key,
+        value,
+        decay,
+        beta,
+        feature_map=kind.feature_map,
+        normalize=kind.normalize,
+        removal=removal,
+    )
+    found = None
+    for backend in BACKENDS:
+        if backend.runs(query, key, value) and backend.recurrences is not None:
+            found = backend.recurrences.prepare_pass(problem, kind.scale)
+            break
+    _passes[known] = found
+    return found
+
+
+class _RecurrenceOutputs(torch.autograd.Function):
+    """The outputs of a pass, with the tensors of the recurrence as those with gradients; None as the pass has it."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: RecurrenceKind, prepared: RecurrencePass, *inputs: Any) -> Tensor | None:
+        found = prepared.forward(cast("RecurrenceInputs", inputs), stores=True)
+        if found is None:
+            return None
+        output, stored = found
+        ctx.call = kind, prepared
+        ctx.save_for_backward(*inputs, *stored)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        (kind, prepared), saved, needed = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        inputs, stored = saved[:6], saved[6:]
+        if torch.is_grad_enabled() or mapped_by_autograd(grad_output):
+            return None, None, *_in_full(kind, inputs, needed, grad_output)
+        found = prepared.backward(inputs, stored, grad_output)
+        return None, None, *(own if need else None for own, need in zip(found, needed, strict=True))
+
+
+def _in_full(
+    kind: RecurrenceKind, inputs: tuple[Any, ...], needed: tuple[bool, ...], grad_output: Tensor
+) -> list[Tensor | None]:
+    """The gradients by the general path, which can be differentiated in turn and mapped."""
+    twice, views = torch.is_grad_enabled(), cast("list[Any]", differentiable_views(inputs, needed))
+    wanted = [tensor for tensor, need in zip(views, needed, strict=True) if need]
+    with torch.enable_grad():
+        output = kind.in_full(cast("RecurrenceInputs", tuple(views)))
+        found = iter(
+            torch.autograd.grad(
+                output, wanted, grad_output, create_graph=twice, allow_unused=True, materialize_grads=True
+            )
+        )
+    return [next(found) if need else None for need in needed]
+
+
+_apply: Callable[..., Tensor | None] = super(torch.autograd.Function, _RecurrenceOutputs).apply  # pyright: ignore[reportAttributeAccessIssue]
+"""`_RecurrenceOutputs.apply` in fewer steps: transforms of torch.func, for which it would look, are excluded."""
