@@ -44,8 +44,8 @@ def memoize_by_tensors(
     >>> memoize_by_tensors((lengths,), "most", lambda: int(lengths.max()))
     3
     """
-    unknown = any(each.requires_grad or counted(each) is None for each in tensors)
-    if unknown or under_transform() or under_dispatch_mode():
+    traced = under_transform() or under_dispatch_mode()  # first: dynamo cannot trace what counts writes
+    if traced or any(each.requires_grad or counted(each) is None for each in tensors):
         return compute()
     if (known := _memoized.get(tensors[0])) is None:
         known = _memoized[tensors[0]] = {}

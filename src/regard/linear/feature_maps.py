@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..core.tensor_memo import memoize_by_tensors
 from ..errors import ConfigurationError, ShapeError
 from ..utils.numbers import whole_number
 
@@ -168,7 +169,27 @@ class FavorPlus:
                 f"the feature map has dim={self.dim}, but queries and keys have the dim {x.shape[-1]}: make it with "
                 f"FavorPlus({x.shape[-1]})"
             )
-        return x @ (self.matrix * self.dim**-0.25).to(x.device, x.dtype).mT
+        return x @ self._rows_for(x).mT
+
+    def _rows_for(self, x: Tensor) -> Tensor:
+        """The rows w / D^¼, (m, D), with device and dtype of x."""
+        return memoize_by_tensors(
+            (self.matrix,),
+            ("rows", self.dim, x.device, x.dtype),
+            lambda: (self.matrix * self.dim**-0.25).to(x.device, x.dtype),
+        )
+
+    def without_factors(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """φ of queries and keys for the softmax kernel, without factors of a query or a head: normalised, they cancel.
+
+        Shapes: query (..., M, D), key (..., N, D) with at least one key; the largest logarithm of a query, and of a
+        head's keys, is 0.
+        """
+        of_queries = self._projected(query)
+        half_squares = key.square().sum(-1, keepdim=True) * (0.5 * self.dim**-0.5)
+        of_keys = self._projected(key) - half_squares
+        largest = of_keys.detach().amax((-2, -1), keepdim=True)
+        return (of_queries - of_queries.detach().amax(-1, keepdim=True)).exp(), (of_keys - largest).exp()
 
 
 def orthogonal_rows(count: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
@@ -196,6 +217,13 @@ def query_features(feature_map: FeatureMap, query: Tensor) -> tuple[Tensor, Tens
     logarithms = feature_map.logarithms(query)
     largest = logarithms.detach().amax(-1, keepdim=True)
     return (logarithms - largest).exp(), largest
+
+
+def normalized_features(feature_map: FeatureMap, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """φ(query) and φ(key), of at least one key, without factors that cancel in normalised attention."""
+    if isinstance(feature_map, FavorPlus) and feature_map.kernel == "softmax":
+        return feature_map.without_factors(query, key)
+    return feature_map(query), feature_map(key)
 
 
 def key_features(

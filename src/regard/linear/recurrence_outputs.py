@@ -13,15 +13,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Parameter, functional
 
-from .. import native
-from ..backends.base import RecurrencePass
+from ..backends.base import RecurrencePass, Recurrences
 from ..backends.registry import BACKENDS
+from ..core.finite import all_finite
 from ..core.recurrence_problem import FeatureMapName, RecurrenceInputs, RecurrenceProblem
 from ..core.torch_modes import mapped_by_autograd, no_mode_active
 from ..masks.causal import Causal
-from .feature_maps import Elu, Identity
+from .feature_maps import Elu, FeatureMap, Identity, normalized_features, query_features
 from .linear_arguments import LinearOptions
 from .linear_plans import choose_plan
 from .linear_problem import make_linear_problem
@@ -70,12 +70,22 @@ def recurrence_outputs(query: Tensor, key: Tensor, value: Tensor, options: Linea
     mask, get = options.get("mask"), options.get
     if not (get("causal") is True if mask is None else type(mask) is Causal):
         return None
-    if get("state") is not None or get("bonus") is not None or not no_mode_active():
+    if get("state") is not None or not no_mode_active():
         return None
-    kind = _kind(query, options)
+    kind, feature_map, bonus = _kind(query, options), get("feature_map"), get("bonus")
     if kind is None:
         return None
+    if bonus is not None or not (feature_map is None or type(feature_map) in (Elu, Identity)):
+        features = _features(kind, query, key, value, Elu() if feature_map is None else feature_map)
+        if features is None:
+            return None
+        (query, key), kind = features, RecurrenceKind("identity", kind.normalize, 1.0)
     inputs = query, key, value, get("decay"), get("beta"), get("removal")
+    return _outputs(kind, inputs) if bonus is None else _with_bonus(kind, inputs, bonus)
+
+
+def _outputs(kind: RecurrenceKind, inputs: RecurrenceInputs) -> Tensor | None:
+    """The outputs of the pass for such inputs, if there is one that takes them."""
     known = _known(kind, inputs)
     if known is None:
         return None
@@ -92,22 +102,72 @@ def recurrence_outputs(query: Tensor, key: Tensor, value: Tensor, options: Linea
 
 
 def _kind(query: Tensor, options: LinearOptions) -> RecurrenceKind | None:
-    """What is computed; None for feature maps that backends have no code for, and a scale that is no number."""
+    """What is computed; None for a scale, or a normalize, that is none."""
     feature_map, normalize, scale = options.get("feature_map"), options.get("normalize", True), options.get("scale")
-    of_map = Elu if feature_map is None else type(feature_map)
-    if of_map not in (Elu, Identity) or type(normalize) is not bool:
+    if type(normalize) is not bool:
         return None
     if scale is None:
         dim = query.shape[-1] if query.ndim else 0
-        scale = max(dim, 1) ** -0.5 if of_map is Identity and not normalize else 1.0
+        scale = max(dim, 1) ** -0.5 if type(feature_map) is Identity and not normalize else 1.0
     elif type(scale) not in (float, int) or not abs(scale) < float("inf"):
         return None
-    return RecurrenceKind("elu" if of_map is Elu else "identity", normalize, float(scale))
+    return RecurrenceKind("identity" if type(feature_map) is Identity else "elu", normalize, float(scale))
+
+
+def _features(
+    kind: RecurrenceKind, query: Tensor, key: Tensor, value: Tensor, feature_map: FeatureMap
+) -> tuple[Tensor, Tensor] | None:
+    """φ of scaled queries and of keys; None where they are not those of the pass, or nothing may compute it.
+
+    What is not finite is looked for here: φ of it may be finite.
+    """
+    tensors = query, key, value
+    if not all(type(each) in PLAIN_TYPES and each.dtype is torch.float32 and each.is_cpu for each in tensors):
+        return None
+    if not query.ndim == key.ndim == value.ndim == 4 or not key.numel() or not callable(feature_map):
+        return None
+    if isinstance(feature_map, type) or _recurrences(*tensors) is None or not all_finite(query, key):
+        return None
+    if kind.scale != 1.0:
+        query = query * kind.scale
+    if kind.normalize:
+        return normalized_features(feature_map, query, key)
+    features, factor = query_features(feature_map, query)
+    return None if factor is not None else (features, feature_map(key))
+
+
+def _with_bonus(kind: RecurrenceKind, inputs: RecurrenceInputs, bonus: Tensor) -> Tensor | None:
+    """Outputs of queries that read the state before their own token, whose weight φ(q) · (u ⊙ φ(k)) has a bonus u."""
+    query, key, value, decay, beta, removal = inputs
+    if kind.normalize or beta is not None or removal is not None or not _fits_bonus(bonus, query, key):
+        return None
+    earlier = _outputs(kind, (query.roll(-1, 2), key, value, decay, None, None))  # the first query is read last
+    if earlier is None:
+        return None
+    own = (query * key * bonus).sum(-1, keepdim=True) * value
+    return own + functional.pad(earlier[:, :, :-1], (0, 0, 1, 0))
+
+
+def _fits_bonus(bonus: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether a bonus broadcasts to keys, each of one query head, and is finite."""
+    if type(bonus) not in PLAIN_TYPES or bonus.dtype is not torch.float32 or not bonus.is_cpu or bonus.ndim != 4:
+        return False
+    if query.shape != key.shape or not all_finite(bonus):
+        return False
+    return all(own in (1, wanted) for own, wanted in zip(bonus.shape, key.shape, strict=True))
+
+
+def _recurrences(*inputs: Tensor) -> Recurrences | None:
+    """The recurrences of the first backend that has some for such tensors."""
+    for backend in BACKENDS:
+        if backend.runs(*inputs) and backend.recurrences is not None:
+            return backend.recurrences
+    return None
 
 
 def _known(kind: RecurrenceKind, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What decides the pass; None for what is no plain tensor, and a gate of another kind than a pass has."""
-    known: list[Any] = [kind.feature_map, kind.normalize, kind.scale, torch.get_num_threads(), native.variant_in_use()]
+    known: list[Any] = [kind.feature_map, kind.normalize, kind.scale, torch.get_num_threads()]
     for tensor in inputs:
         if tensor is None:
             known.append(None)
@@ -136,12 +196,10 @@ def _remember(known: tuple[Any, ...], kind: RecurrenceKind, inputs: RecurrenceIn
         normalize=kind.normalize,
         removal=removal,
     )
-    found = None
-    for backend in BACKENDS:
-        if backend.runs(query, key, value) and backend.recurrences is not None:
-            found = backend.recurrences.prepare_pass(problem, kind.scale)
-            break
-    _passes[known] = found
+    maker = _recurrences(query, key, value)
+    if maker is None:
+        return None
+    found = _passes[known] = maker.prepare_pass(problem, kind.scale)
     return found
 
 

@@ -51,7 +51,12 @@ class RecurrencePassInC:
     ones: Tensor | None
 
     def forward(self, inputs: RecurrenceInputs, *, stores: bool = False) -> tuple[Tensor, StoredRecurrence] | None:
-        """The output, and if `stores` what `backward` needs; None where a number is out of its range or not finite."""
+        """The output, and if `stores` what `backward` needs; None where a number is out of its range or not finite.
+
+        None too where there is no native code any more.
+        """
+        if not library.available():
+            return None
         query, numbers = inputs[0], self._with_inputs(inputs)
         output = torch.empty_like(query) if self.like_query else new_large(query, *self.output_shape)
         numbers[OUTPUT], numbers[CHECKED] = output.data_ptr(), 1
