@@ -329,15 +329,14 @@ def test_every_place_that_keeps_nan_behind_masks_is_listed():
             if module != nan_safety.__name__
             for caller in callers(module, path.read_text("utf-8"), guard)
         }
-        for guard in ("run_nan_safe", "zero_nonfinite_inputs")
+        for guard in ("run_nan_safe", "finite_problem", "zero_nonfinite_inputs")
     }
     assert all(found.values())
     assert unlisted(set().union(*found.values()), NAMED.findall(text)) == []
     of_lenses = text[text.index("- lenses and hooks:") :].split("\n- ")[0]
     named = [name for name in NAMED.findall(of_lenses) if "." in name]
-    assert [
-        name for name in named if not any(f".{name}." in f".{each}." for each in found["zero_nonfinite_inputs"])
-    ] == []
+    callers_of_lenses = found["finite_problem"] | found["zero_nonfinite_inputs"]
+    assert [name for name in named if not any(f".{name}." in f".{each}." for each in callers_of_lenses)] == []
 
 
 def test_every_line_of_the_table_is_there():

@@ -17,7 +17,7 @@ from .core.problem import Problem
 from .core.score_forms import at_least_float32
 from .core.torch_modes import functorch_active, generator_restored, is_causal_bias, under_transform
 from .errors import ConfigurationError, MaskError, ShapeError
-from .kernels import Plan, Result, choose, readable, zero_nonfinite_inputs
+from .kernels import Plan, Result, choose, finite_problem, readable
 from .kernels.hooks import CURRENT_HOOK, current_substitute, run_with_hook
 from .kernels.lens_pass import run_reductions, start_lenses
 from .kernels.packed_inputs import widened
@@ -69,9 +69,11 @@ def attention(
         score: f, from `regard.scores`; without one q · k / √dim (Vaswani et al. 2017, arXiv 1706.03762, Eq. 1).
         mask: M, which keys each query attends to: from `regard.masks`, or a bool tensor that broadcasts to
             (..., heads, M, N), where True = attend. NaN or infinity in a masked position reaches nothing. A row that
-            attends to NaN has output NaN; one that attends to infinity has no finite output, but for a key whose score
-            is -infinity: it counts for nothing, or makes the row NaN. With a softcap or an additive score, whose tanh
-            is finite at infinity, a row that attends to infinity in a query or key has output NaN.
+            attends to NaN has output NaN; one that attends to infinity has no finite output, but for pairs that
+            infinity in query or key scores -infinity: they have weight 0, and no part in a gradient. (With another
+            normalizer than softmax, under torch.func and off the CPU such pairs may make row or gradients NaN.) With a
+            softcap or an additive score, whose tanh is finite at infinity, a row that attends to infinity in a query or
+            key has output NaN.
         bias: B, added to the scores: from `regard.biases`, or a floating-point tensor that broadcasts likewise.
         scale: instead of 1/√dim, for the default score.
         softcap: c · tanh(score / c) before bias and mask (Gemma 2, arXiv 2408.00118, section 2).
@@ -280,7 +282,7 @@ def observe_problem(problem: Problem, lenses: Sequence[Lens], kernel: str | None
         return substitute.observe(problem, lenses)
     looks = start_lenses(problem, lenses)
     output, lse = _run_with_lse(problem, kernel)
-    problem = zero_nonfinite_inputs(problem)  # rows that attend to NaN show it through their log-sum-exp
+    problem = finite_problem(problem)  # rows that attend to NaN show it through their log-sum-exp
     run_reductions(problem, lse, (reduction for look in looks.values() for reduction in look.reductions))
     return Observation(output, lse, {lens: look.finish(problem, lse) for lens, look in looks.items()})
 

@@ -20,7 +20,7 @@ from ..core.log_sum_exp import with_exact_lse
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs, at_least_float32, per_head
 from ..errors import ConfigurationError, DtypeError, MaskError, RegardError, ShapeError
-from ..kernels import zero_nonfinite_inputs
+from ..kernels import finite_problem
 from ..kernels.hooks import compute_lse
 from ..kernels.lens_pass import tile_writer
 from ..kernels.validation import FLOATING
@@ -254,7 +254,7 @@ class TiledWeights:
     """The weights of another problem, of softmax or of features, by tiles."""
 
     def __init__(self, problem: Problem) -> None:
-        problem, lse = with_exact_lse(zero_nonfinite_inputs(problem), compute_lse(problem))
+        problem, lse = with_exact_lse(finite_problem(problem), compute_lse(problem))
         self.batched = BatchedProblem.from_problem(problem)
         lse = lse.reshape(*self.batched.shape[:3], 1)
         self.lse = torch.where(lse.isfinite(), lse, FAR)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.problem import Problem
 from ..errors import ConfigurationError
-from ..kernels import Result, choose, zero_nonfinite_inputs
+from ..kernels import Result, choose, finite_problem
 from ..kernels.hooks import AttentionSubstitute, active_substitute
 from ..lenses import Weights
 from ..utils.call_site import CallSite, find_call_site
@@ -41,7 +41,7 @@ class AttentionCall:
 
         values: (key heads, Dv) in place of all v_j.
         """
-        problem, heads = zero_nonfinite_inputs(self.problem), self.problem.heads
+        problem, heads = finite_problem(self.problem), self.problem.heads
         found = torch.zeros_like(self.output)
         for column in _columns(chosen):
             weights = Weights(columns=slice(column, column + 1)).compute(problem, self.lse)  # [..., H, M, 1]

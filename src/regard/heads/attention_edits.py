@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..attention import Observation, observe_problem
 from ..core.problem import Problem
 from ..errors import ConfigurationError, nearest
-from ..kernels import Result, choose, zero_nonfinite_inputs
+from ..kernels import Result, choose, finite_problem
 from ..kernels.hooks import (
     CURRENT_HOOK,
     AttentionHook,
@@ -207,7 +207,7 @@ class _Editor:
             seen = observe_problem(problem, lenses)
             if self.hook is not None:
                 with torch.no_grad():
-                    self.hook(zero_nonfinite_inputs(problem), seen.lse.detach())
+                    self.hook(finite_problem(problem), seen.lse.detach())
             return replace(seen, output=_edited(problem, seen.output, seen.lse, found))
 
     def _found(self, problem: Problem) -> list[_CallEdit]:

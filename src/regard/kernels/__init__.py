@@ -4,6 +4,7 @@ from ..core.normalizer import register_normalizer as register_normalizer
 from .base import Cost as Cost
 from .base import Kernel as Kernel
 from .base import Result as Result
+from .nan_safety import finite_problem as finite_problem
 from .nan_safety import zero_nonfinite_inputs as zero_nonfinite_inputs
 from .planning.choice import KERNELS as KERNELS
 from .planning.choice import choose as choose
@@ -18,6 +19,7 @@ __all__ = [
     "Plan",
     "Result",
     "choose",
+    "finite_problem",
     "make_problem",
     "readable",
     "register_normalizer",

@@ -82,6 +82,7 @@ class Cost:
     parts: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Kernel(Protocol):
     """An implementation of attention."""
 

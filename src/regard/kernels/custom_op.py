@@ -26,10 +26,12 @@ from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
 from ..core.torch_modes import functorch_active, mapped_by_autograd, without_autocast
 from ..errors import ConfigurationError, ExportError, KernelError
+from ..masks import Mask
 from ..tiles.memo import ForwardState
 from ..utils.pytree import tree_flatten, tree_tensors, tree_unflatten
-from .base import NanSafeKernel, OwnGradient, Result
+from .base import Kernel, NanSafeKernel, OwnGradient, Result
 from .formula import by_operators, formula
+from .infinite_scores import mask_without_infinity
 from .nan_safety import run_nan_safe, zero_nonfinite_inputs
 
 MAX_SECOND_DERIVATIVE_PAIRS = 2**27
@@ -77,6 +79,14 @@ def _is_nan_safe(name: str, problem: Problem, *, backward: bool) -> bool:
     return kernel.is_nan_safe(problem, backward=backward)
 
 
+def _computation(name: str, problem: Problem, mask: Mask | None) -> OwnGradient:
+    """The kernel of that name, which computes the problem with the given mask; if with its own it does not, `tiled`."""
+    kernel = _COMPUTATIONS[name]
+    if problem.mask is mask or (isinstance(kernel, Kernel) and not kernel.why_not(problem)):
+        return kernel
+    return _COMPUTATIONS["tiled"]
+
+
 def _lse_dtype(problem: Problem, name: str) -> torch.dtype:
     """The dtype of the log-sum-exp that is kept for the gradient."""
     if name in _WITH_EXACT_LSE and problem.normalizer is None:
@@ -112,7 +122,8 @@ def compute_forward(problem: Problem, name: str) -> tuple[Tensor, Tensor]:
 
     def compute(clean: Problem) -> Result:
         # Which rows attend to NaN, softmax attention is asked, whatever the normalizer.
-        return _with_sinks(clean, _COMPUTATIONS[name if clean.normalizer is problem.normalizer else "tiled"])
+        own = _computation(name, clean, problem.mask) if clean.normalizer is problem.normalizer else None
+        return _with_sinks(clean, own or _COMPUTATIONS["tiled"])
 
     with torch.no_grad():
         if _is_nan_safe(name, problem, backward=False):
@@ -167,15 +178,17 @@ def compute_gradients(
         tensors = tree_tensors(problem)
         needed_ids = {id(tensor) for tensor, need in zip(tensors, needed, strict=True) if need}
         nan_safe = _is_nan_safe(name, problem, backward=True)
-        compute = partial(_gradients, computation=_COMPUTATIONS[name], needed=needed_ids, nan_safe=nan_safe)
+        compute = partial(_gradients, name=name, needed=needed_ids, nan_safe=nan_safe)
         if not (nan_safe or output.is_cpu):  # as `waits` says, a file further
-            gradients, _ = compute(*_without_nonfinite(problem, output, lse, grad_output, grad_lse))
+            clean = _without_nonfinite(problem, output, lse, grad_output, grad_lse)
+            gradients, _ = compute(*clean, mask=problem.mask)
         else:
-            gradients, checked = compute(problem, output, lse, grad_output, grad_lse)
+            gradients, checked = compute(problem, output, lse, grad_output, grad_lse, mask=problem.mask)
             wanted = (gradient for gradient, need in zip(gradients, needed, strict=True) if need)
             if not (checked or nan_safe or all_finite(*wanted)):
                 clean = _without_nonfinite(problem, output, lse, grad_output, grad_lse)
-                gradients, _ = (gradients, False) if clean[0] is problem else compute(*clean)
+                if clean[0] is not problem:
+                    gradients, _ = compute(*clean, mask=mask_without_infinity(problem))
     return [
         _as_gradient_of(tensor, gradient) if need else tensor.new_empty(0)
         for gradient, tensor, need in zip(gradients, tensors, needed, strict=True)
@@ -216,14 +229,16 @@ def _gradients(
     grad_output: Tensor,
     grad_lse: Tensor | None,
     *,
-    computation: OwnGradient,
+    mask: Mask | None,
+    name: str,
     needed: set[int],
     nan_safe: bool,
 ) -> tuple[list[Tensor], bool]:
     """The gradients of a problem's tensors in the order of `tree_tensors`, undefined where none is needed.
 
-    Also whether they need no check for NaN.
+    Also whether they need no check for NaN. mask: that of the pairs that count, in place of the problem's.
     """
+    masked = problem if mask is problem.mask else replace(problem, mask=mask)
     has_lse_grad = grad_lse is not None and (waits(grad_lse) or bool(grad_lse.any()))
     grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
     if nan_safe:
@@ -233,12 +248,12 @@ def _gradients(
         lse, share = split_float64(lse)
         grad_output, grad_lse = grad_output * share.unsqueeze(-1).to(grad_output.dtype), grad_lse * share
     usual, upstream = nan_safe or (not exact and within_float32(lse)), (grad_output, grad_lse)
-    coarse = None if usual or exact else coarse_rows(problem, lse)
+    coarse = None if usual or exact else coarse_rows(masked, lse)
     if coarse is not None:
         # Of these rows the kernel takes no notice: their gradients are computed in float64, and added.
         lse, grad_lse = lse.masked_fill(coarse, float("inf")), grad_lse.masked_fill(coarse, 0.0)
         grad_output = grad_output.masked_fill(coarse.unsqueeze(-1), 0.0)
-    batched = BatchedProblem.from_problem(problem)
+    batched = BatchedProblem.from_problem(masked)
     output, lse, grad_output, grad_lse = (
         batched.flatten_batch(tensor) for tensor in (output, lse, grad_output, grad_lse)
     )
@@ -249,7 +264,7 @@ def _gradients(
     bias = problem.bias is not None and any(id(parameter) in needed for parameter in problem.bias.parameters())
     normalizer = problem.normalizer is not None and any(id(each) in needed for each in problem.normalizer.parameters())
     saved = Saved(output, lse, grad_output, grad_lse, bias, has_lse_grad, normalizer)
-    gradients = computation.backward(batched, saved)
+    gradients = _computation(name, masked, problem.mask).backward(batched, saved)
     if coarse is None and isinstance(problem.pairs, DotPairs) and problem.sinks is None and not gradients.others:
         # The usual case without another problem: query, key and value are the first tensors, no other has a gradient.
         dots = (batched.unflatten_batch(each) for each in (gradients.query, gradients.key, gradients.value))
@@ -262,7 +277,7 @@ def _gradients(
         shapes = [tensor.shape for tensor in tree_tensors(problem)]
         as_problem = tree_unflatten(form, [t.sum_to_size(shape) for t, shape in zip(tensors, shapes, strict=True)])
         rows = coarse & ((upstream[0] != 0).any(-1) | (upstream[1] != 0))
-        add_exact_gradients(problem, rows, *upstream, needed, as_problem)
+        add_exact_gradients(masked, rows, *upstream, needed, as_problem)
     return tree_tensors(as_problem), False
 
 
@@ -342,13 +357,13 @@ def _mapped_gradients(
     if clean is not problem:
         output, lse = result
         grad_output, grad_lse = grad_output.masked_fill(output.isnan(), 0.0), grad_lse.masked_fill(lse.isnan(), 0.0)
-    twice, tensors = torch.is_grad_enabled(), tree_tensors(clean)
+    twice, tensors, mask = torch.is_grad_enabled(), tree_tensors(clean), mask_without_infinity(problem)
     with torch.enable_grad():
         inputs = [
             (tensor.view_as(tensor) if twice else tensor.detach().requires_grad_()) if need else tensor
             for tensor, need in zip(tensors, needed, strict=True)
         ]
-        computed = formula(replace(_with_tensors(clean, inputs), wants_lse=True))
+        computed = formula(replace(_with_tensors(clean, inputs), mask=mask, wants_lse=True))
     wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
     results = computed.output, require_lse(computed.lse)
     found = torch.autograd.grad(
@@ -448,14 +463,14 @@ def _second_derivative(
     grad_output, grad_lse, output, lse, *tensors = saved
     # As in `compute_gradients`: the gradient of finite inputs, with none from the rows that attend to NaN.
     problem = _with_tensors(problem, tensors)
-    is_clean = (clean := zero_nonfinite_inputs(problem)) is problem
+    is_clean, mask = (clean := zero_nonfinite_inputs(problem)) is problem, mask_without_infinity(problem)
     problem, tensors = clean, tree_tensors(clean)
     inputs = [tensor for tensor, need in zip(tensors, needed, strict=True) if need]
 
     def computed(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         spread = _scatter_needed(inputs, needed)
         over = [tensor if new is None else new for tensor, new in zip(tensors, spread, strict=True)]
-        result = formula(replace(_with_tensors(problem, over), wants_lse=True))
+        result = formula(replace(_with_tensors(problem, over), mask=mask, wants_lse=True))
         return result.output, require_lse(result.lse)
 
     def gradient(grad_output: Tensor, grad_lse: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from ..backends.torch.dense_block import NARROW
 from ..core.problem import Problem
 from ..errors import ConfigurationError
 from ..lenses import Lens
-from . import Kernel, Result, choose, zero_nonfinite_inputs
+from . import Kernel, Result, choose, finite_problem
 from .custom_op import apply_kernel
 
 AttentionHook: TypeAlias = Callable[[Problem, Tensor], None]
@@ -194,7 +194,7 @@ def run_with_hook(problem: Problem, kernel: Kernel, hook: AttentionHook | Attent
         lse = compute_lse(problem) if result.lse is None else result.lse
         token = CURRENT_HOOK.set(None)  # attention that the hook itself computes does not call it again
         try:
-            hook(zero_nonfinite_inputs(problem), lse.detach())
+            hook(finite_problem(problem), lse.detach())
         finally:
             CURRENT_HOOK.reset(token)
     return result

@@ -5,7 +5,8 @@ NaN is NaN, forward and backward, in every kernel. A kernel's result is finite o
 reads no keys of skipped tiles): checking the result is enough, and the slower path runs only where it is not finite.
 Native flash code checks what it writes (`Result.checked`, `ProblemGradients.checked`); the results of others are read
 once more. A tanh, of a softcap or of an additive score, makes infinity finite: there queries and keys are checked
-beforehand.
+beforehand. Where numbers can be read, a pair of softmax attention that infinity in query or key scores -infinity counts
+as masked (`infinite_scores`): gradients are those of the other pairs.
 
 On a device that computes asynchronously nothing is read, as that waits for it. A `NanSafeKernel` needs no care there.
 For any other the slower path is the only one: inputs are set to finite ones, a pass over each. Which rows attend to NaN
@@ -23,14 +24,15 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
   more where there is a mask. What is not finite goes the way of all kernels, `custom_op`; where nothing is masked, by
   softmax, and no gradient is wanted, it is right as it is;
 - backward: `custom_op.compute_gradients`, which computes again from the finite inputs of
-  `custom_op._without_nonfinite`; the second derivative likewise,
+  `custom_op._without_nonfinite`, with the mask of `mask_without_infinity`; the second derivative likewise,
   `custom_op._second_derivative`, and many gradients at once, `custom_op._mapped_gradients`. Where autograd
   differentiates (`reference`; `sdpa` off the CPU, with a bias that has a gradient, or under a transform), none of these
   is reached: `run_nan_safe` passes finite inputs already forward;
-- lenses and hooks: `zero_nonfinite_inputs` here, called by `attention.observe_problem` and `hooks.run_with_hook`; in a
-  ring by `ring.shard_lenses`, `ring.linear_lenses` and `ring.shard_hooks`; by `approximations.methods` and
-  `approximations.comparison`; where terms are edited by `AttentionCall.key_sums` and
-  `attention_edits._Editor.observe`. Rows that attend to NaN have the log-sum-exp NaN;
+- lenses and hooks: `finite_problem` here, called by `attention.observe_problem`, `hooks.run_with_hook` and
+  `approximations.methods`, and where terms are edited by `AttentionCall.key_sums` and
+  `attention_edits._Editor.observe`; `zero_nonfinite_inputs`, which leaves the mask as it is, in a ring by
+  `ring.shard_lenses`, `ring.linear_lenses` and `ring.shard_hooks`, and by `approximations.comparison`. Rows that attend
+  to NaN have the log-sum-exp NaN;
 - parameters of a score, whose gradients are sums over masked positions too:
   `validation._pairs_with_finite_gradients`; those of projections in torch's twin: `nn.multihead`, `forward`;
 - rings: `ring.block_attention` calls `custom_op` for each block, or a kernel in place where all inputs are finite
@@ -56,6 +58,7 @@ from ..core.score_forms import AdditivePairs, zero_nonfinite
 from ..core.torch_modes import functorch_active, under_transform
 from ..tiles.row_spans import device_spans
 from .base import Result
+from .infinite_scores import has_infinite_scores, mask_without_infinity, rows_with_infinity
 
 Compute = Callable[[Problem], Result]
 
@@ -81,28 +84,38 @@ def run_nan_safe(problem: Problem, compute: Compute, *, propagates_nan: bool = T
             return compute(problem)
         return _run_on_finite_inputs(problem, _finite(problem), compute)
     if propagates_nan or all_finite(problem.pairs.query, problem.pairs.key):
-        if all_pairs_exist:
-            return compute(problem)
         # Where autograd differentiates `compute`, NaN may be in a gradient though not in the result.
-        if not problem.requires_grad():
+        differentiated = problem.requires_grad()
+        if all_pairs_exist and not (differentiated and has_infinite_scores(problem)):
+            return compute(problem)
+        if not differentiated:
             result = compute(problem)
             if result.checked or all_finite(result.output):
                 return result
-    clean = zero_nonfinite_inputs(problem)
+    clean = finite_problem(problem)
     return compute(problem) if clean is problem else _run_on_finite_inputs(problem, clean, compute)
 
 
 def _run_on_finite_inputs(problem: Problem, clean: Problem, compute: Compute) -> Result:
     """The result for finite inputs, with NaN in the rows that attend to an entry that was not finite."""
-    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     result = compute(clean)
+    query, key, value = problem.pairs.query, problem.pairs.key, problem.value
+    if clean.mask is not problem.mask:
+        bad_row = rows_with_infinity(problem)
+        bad = bad_row | _attends_to(replace(clean, mask=problem.mask), ~value.isfinite(), compute)
+        return _with_nan(result, bad, bad_row)
     bad_query = ~query.isfinite().all(-1, keepdim=True)  # [..., H, M, 1]
     bad_key = ~key.isfinite().all(-1, keepdim=True)  # [..., Hk, N, 1]
     sees_key = _attends_to(clean, bad_key, compute)
     sees_value = _attends_to(clean, bad_key | ~value.isfinite(), compute)
     sees_any = _attends_to(clean, torch.ones_like(bad_key), compute)
     bad_row = _affected(problem, sees_key | (bad_query & sees_any))
-    output = result.output.masked_fill(sees_value | bad_row, float("nan"))
+    return _with_nan(result, sees_value | bad_row, bad_row)
+
+
+def _with_nan(result: Result, bad: Tensor, bad_row: Tensor) -> Result:
+    """The result with NaN in these entries (..., heads, M, Dv or 1) of the output, and in these rows of the other."""
+    output = result.output.masked_fill(bad, float("nan"))
     if result.lse is None:
         return Result(output)
     return Result(output, result.lse.masked_fill(bad_row.squeeze(-1), float("nan")))
@@ -115,6 +128,14 @@ def _affected(problem: Problem, rows: Tensor) -> Tensor:
     if problem.heads:
         return problem.normalizer.affected(rows)
     return problem.normalizer.affected(rows.unsqueeze(-3)).squeeze(-3)
+
+
+def finite_problem(problem: Problem) -> Problem:
+    """`zero_nonfinite_inputs`, with a mask that leaves out the pairs whose score infinity made -infinity."""
+    clean = zero_nonfinite_inputs(problem)
+    if clean is problem or (mask := mask_without_infinity(problem)) is problem.mask:
+        return clean
+    return replace(clean, mask=mask)
 
 
 def zero_nonfinite_inputs(problem: Problem) -> Problem:

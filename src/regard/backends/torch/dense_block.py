@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...core.finite import all_finite, waits
+from ...core.grid import WHOLE
 from ...core.log_sum_exp import lse_dtype, merge_softmax
 from ...core.problem import Problem
 from ...core.score_forms import DotPairs, at_least_float32, per_head, per_key_head
@@ -73,10 +74,17 @@ class Rectangle:
         query = without_single_row(query)
         output, lse = _flash(query, key, value, is_causal=self.causal, attn_mask=self.added, scale=self.scale)
         output, lse = output[:, :, :rows], lse[:, :, :rows]
-        if self.added is not None and (lse == 0).any():
-            # That is what the flash kernel calls the log-sum-exp of a row that keeps nothing.
-            lse = lse.masked_fill((self.added == float("-inf")).all(-1), float("-inf"))
+        if (lse == 0).any():  # which is what the flash kernel calls the log-sum-exp of a row that keeps nothing
+            lse = lse.masked_fill(self._keeps_nothing(), float("-inf"))
         return _narrowed(output, self.value.shape[-1]), lse
+
+    def _keeps_nothing(self) -> Tensor:
+        """Which rows (B or 1, H or 1, m) have only scores of -inf, by the mask or by infinity in query or key."""
+        if all_finite(self.query, self.key):
+            nothing = torch.zeros(1, 1, 1, dtype=torch.bool, device=self.query.device)
+            return nothing if self.added is None else (self.added == float("-inf")).all(-1)
+        parts = split_slice(slice(0, self.query.shape[2]), NARROW)
+        return torch.cat([(self._scores(rows) == float("-inf")).all(-1) for rows in parts], -1)
 
     def _one_long_row(self) -> tuple[Tensor, Tensor]:
         """Heads of a group as rows, or parts of the keys: torch's kernel sums a single row one key after another."""
@@ -133,13 +141,13 @@ class Rectangle:
         dim = max(self.query.shape[-1], self.value.shape[-1])
         return _widened(self.query, dim), _widened(self.key, dim), _widened(self.value, dim)
 
-    def _scores(self) -> Tensor:
-        query, key = at_least_float32(self.query), at_least_float32(self.key)
+    def _scores(self, rows: slice = WHOLE) -> Tensor:
+        query, key = at_least_float32(self.query[:, :, rows]), at_least_float32(self.key)
         scores = per_head(lambda folded: self.scale * (folded @ key.mT), query, key)
         if self.causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1 + (rows.start or 0))
             scores = scores.masked_fill(later, float("-inf"))
-        return scores if self.added is None else scores + self.added
+        return scores if self.added is None else scores + self.added[..., rows, :]
 
     def _formula(self) -> tuple[Tensor, Tensor]:
         scores, value = self._scores(), at_least_float32(self.value)
