@@ -16,12 +16,12 @@ from regard.kernels.decode import DecodeKernel
 from regard.kernels.infinite_scores import mask_without_infinity
 from regard.kernels.tiled import TiledKernel
 from regard.testing import SOFTMAX, Case, Expected, Inputs, OracleResult, assert_close, cases, long_cases, make_inputs
-from regard.testing.cases import AXES
 from regard.testing.oracle import upstream_gradients, with_repeated_heads
 
 ON_CPU = tuple(kernel for kernel in KERNELS if kernel.name != "flex")
 SMALL = (*ON_CPU, BlockSparseKernel((3, 2), 3), DecodeKernel(2), TiledKernel(16))
-GROUPS = 16
+GROUPS, EVERY = 4, 6
+"""Tests that share the cases, and every so many of the long ones."""
 NAN, INF = math.nan, math.inf
 
 
@@ -111,39 +111,24 @@ def suite(kernels, among):
         yield from ((kernel, case) for kernel in kernels if not kernel.why_not(problem))
 
 
-@pytest.fixture(scope="module")
-def short():
-    return list(suite(SMALL, filter(of_products, cases(2))))
-
-
-@pytest.fixture(scope="module")
-def long():
-    return list(suite(ON_CPU, filter(of_products, long_cases())))
-
-
-@pytest.fixture(scope="module", params=["short", "long"])
-def chosen_and_others(request, covering):
-    """As few cases of each kernel as hold every choice, and the others, which are left to the longest tests."""
-    pairs, chosen = request.getfixturevalue(request.param), set()
-    for kernel in SMALL:
-        indices = [index for index, (own, _) in enumerate(pairs) if own is kernel]
-        rows = [{axis: getattr(pairs[index][1], axis) for axis in AXES} for index in indices]
-        chosen |= {indices[row] for row in covering(rows, 1)}
-    assert {pairs[index][0].name for index in chosen} >= {"sdpa", "block_sparse", "decomposed", "tiled", "reference"}
-    return sorted(chosen), sorted({*range(len(pairs))} - chosen), pairs
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_kernels_agree_with_the_oracle(group, assert_all):
+    pairs = list(suite(SMALL, filter(of_products, cases(1))))
+    assert {kernel.name for kernel, _ in pairs} >= {"sdpa", "block_sparse", "decomposed", "tiled", "reference"}
+    assert_all(assert_agrees_with_infinity, pairs[group::GROUPS])
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_kernels_agree_with_the_oracle(group, chosen_and_others, assert_all):
-    chosen, _, pairs = chosen_and_others
-    assert_all(assert_agrees_with_infinity, [pairs[index] for index in chosen][group::GROUPS])
+def test_several_tiles(group, assert_all):
+    among = list(filter(of_products, long_cases()))[::EVERY]
+    assert_all(assert_agrees_with_infinity, list(suite(ON_CPU, among))[group::GROUPS])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", range(GROUPS))
-def test_kernels_agree_with_the_oracle_on_the_other_cases(group, chosen_and_others, assert_all):
-    _, others, pairs = chosen_and_others
-    assert_all(assert_agrees_with_infinity, [pairs[index] for index in others][group::GROUPS])
+@pytest.mark.parametrize("group", range(4 * GROUPS))
+def test_kernels_agree_with_the_oracle_on_more_cases(group, assert_all):
+    among = [case for each in (cases(2), long_cases()) for case in each if of_products(case)]
+    assert_all(assert_agrees_with_infinity, list(suite(SMALL, among[group :: 4 * GROUPS])))
 
 
 @pytest.mark.parametrize("variant", native.variants())
