@@ -199,7 +199,7 @@ def test_second_derivatives_and_many_gradients_at_once():
         above = torch.ones(3, *output.shape, dtype=torch.float64).cumsum(0).sin()
         mapped = torch.autograd.grad(output, own, above, is_grads_batched=True, retain_graph=True)
         first = torch.autograd.grad(output.sin().sum(), own, create_graph=True)
-        second = torch.autograd.grad(sum(each.square().sum() for each in first), own)
+        second = torch.autograd.grad([each.square().sum() for each in first], own)
         found.append([*mapped, *first, *second])
     for has, needs in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(has, needs, rtol=1e-9, atol=1e-12)
@@ -226,10 +226,11 @@ def test_lenses_see_no_weight(kernel):
     tensors = drawn(key=3)
     tensors[0] = tensors[0].abs() + 0.5
     tensors[1][..., 3, 0] = -INF
-    double, exists = masked_truth(tensors, torch.ones(7, 11, dtype=torch.bool))
+    (query, key, value), exists = masked_truth(tensors, torch.ones(7, 11, dtype=torch.bool))
     weights, received = lenses.Weights(), lenses.Received()
-    expected = regard.observe(*double, weights, received, mask=exists)
-    seen = regard.observe(*tensors, weights, received, kernel=kernel)
+    expected = regard.observe(query, key, value, weights, received, mask=exists)
+    query, key, value = tensors
+    seen = regard.observe(query, key, value, weights, received, kernel=kernel)
     assert seen[weights][..., 3].eq(0).all()
     assert seen[received][..., 3].eq(0).all()
     torch.testing.assert_close(seen[weights], expected[weights].float(), rtol=1e-5, atol=1e-6)
