@@ -2,7 +2,8 @@
 
 The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
 earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
-is known of a mask that is not made of numbers alone is forgotten with it, and with a change of what it reads. The next
+is known of a mask that is not made of numbers alone is forgotten with it, and with a change of what it reads. Of a bias
+of content, or of a tensor, only the kind is in the key: its numbers, of few pairs, each call computes anew. The next
 token of a text has one key more each time: there the number of keys counts up to the next power of two.
 
 The key has the parts that `signature` lists, or the call takes the long way: it is written out where it is used, as an
@@ -13,7 +14,7 @@ strides and scale, which what is prepared depends on; whether keys and values ha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from types import NoneType
 from typing import Any, ParamSpec, TypeAlias, cast
@@ -24,19 +25,25 @@ from torch.nn import Parameter
 
 from . import native
 from .backends.base import PreparedStep
-from .biases import Bias
+from .biases import Bias, as_bias
+from .biases.all_pairs import Described, described, numbers_of_pairs
+from .biases.base import TensorBias
+from .core.finite import all_finite
 from .core.normalizer import Normalizer
 from .core.problem import Problem
+from .core.score_forms import DotPairs
 from .core.state import is_constant
 from .core.torch_modes import no_mode_active
 from .errors import RegardError
 from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
-from .kernels.short import PreparedCall
+from .kernels.short import MAX_PAIRS_OF_BIAS, PreparedCall, attend_with_gradient, attend_without_gradient
 from .kernels.validation import drops_nothing, make_problem
 from .masks import Mask
+from .tiles.dense_mask import dense_mask
 from .tiles.memo import memo_of, memo_of_bias
+from .tiles.pair_terms import PairTerms
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
@@ -48,7 +55,36 @@ MAX_CALLS = 4096
 """The number of memoized calls at which the memo is cleared."""
 
 
-_Calls: TypeAlias = dict[tuple[Any, ...], PreparedCall | PreparedStep | None]  # None: a call that takes the long way
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedBiasCall:
+    """What is known of calls of a kind whose bias has other numbers each time, of few pairs: all but these.
+
+    reads_mask: whether the numbers depend on which pairs exist.
+    """
+
+    without_bias: PreparedCall
+    reads_mask: bool
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, *, learned: bool
+    ) -> Tensor | None:
+        """The output of such a call, as `PreparedCall.run`."""
+        call = self.without_bias
+        if learned and mask is not None and not all_finite(query, key):
+            return None
+        problem = Problem(DotPairs(query, key, call.scale), value, mask, normalizer=call.normalizer)
+        numbers = numbers_of_pairs(cast(Bias, bias), problem, dense_mask(problem) if self.reads_mask else None)
+        keep = None if call.terms is None else call.terms.keep
+        terms = PairTerms.over_pairs(numbers.detach() if learned else numbers, value.shape[2], keep)
+        if learned:
+            problem.bias = TensorBias(numbers)
+            return attend_with_gradient(problem, call.prepared, call.spans, terms)
+        masked = mask is not None or call.normalizer is not None
+        return attend_without_gradient(call.prepared, call.spans, query, key, value, terms, masked=masked)
+
+
+_Prepared: TypeAlias = PreparedCall | PreparedBiasCall | PreparedStep
+_Calls: TypeAlias = dict[tuple[Any, ...], _Prepared | None]  # None: a call that takes the long way
 _calls: _Calls = {}
 
 
@@ -120,7 +156,12 @@ def attend_repeatedly(
     of_normalizer = None
     if normalizer is not None and (of_normalizer := _described_normalizer(normalizer)) is None:
         return None
-    learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    bias = as_bias(cast(Tensor, bias)) if type(bias) in PLAIN_TYPES else bias
+    of_bias = None if bias is None else described(bias)
+    learned = (
+        query.requires_grad or key.requires_grad or value.requires_grad or (of_bias is not None and of_bias.learned)
+    )
+    learned = learned and torch.is_grad_enabled()
     constant = mask is None or is_constant(mask)
     step = queries == 1 <= keys and not learned and constant and normalizer is None and bias is None
     if step and key_shape[2] != keys:
@@ -130,12 +171,12 @@ def attend_repeatedly(
         if (memo := memo_of(mask)).state is None:
             return None
         calls, of_mask = memo.calls, None
-    if bias is not None:
-        if not constant or (of_bias := memo_of_bias(bias)) is None:
+    if bias is not None and of_bias is None:
+        if not constant or (memo := memo_of_bias(bias)) is None:
             return None
-        calls = of_bias.calls
+        calls = memo.calls
     in_use = torch.get_num_threads(), native.variant_in_use(), rates.times_saved
-    settings = of_mask, scale, of_normalizer, learned, *in_use
+    settings = of_mask, scale, of_normalizer, learned, None if of_bias is None else of_bias.kind, *in_use
     if step:
         known = *settings, *_described(query), *_described_growing(key), *_described_growing(value)
     else:  # `_described` without its calls, which take a microsecond
@@ -151,30 +192,38 @@ def attend_repeatedly(
         return None
     except KeyError:
         problem = make_problem(query, key, value, mask=mask, scale=scale, normalizer=normalizer, bias=bias)
-        call = _remember(calls, known, _as_given(problem, normalizer), step)
+        call = _remember(calls, known, _as_given(problem, normalizer), step, of_bias)
     if call is None:
         return None
-    if type(call) is PreparedCall:
+    if type(call) is PreparedCall or type(call) is PreparedBiasCall:
         return call.run(query, key, value, mask, cast("Bias | None", bias), learned=learned)
     return cast(PreparedStep, call).run(query, key, value)
 
 
 def _attend_one_head(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | Tensor | None = None, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    bias: Bias | Tensor | None = None,
+    **options: Any,
 ) -> Tensor | None:
     """`attend_repeatedly` for tensors without an axis of heads, (batch, length, dim) or (length, dim).
 
-    The long way takes masks with tensors, whose axes are those of the weights, and single queries, for which it may
-    choose another kernel; and it refuses what does not fit, in words of the axes that the tensors have.
+    The long way takes masks and biases with tensors, whose axes are those of the weights, and single queries, for which
+    it may choose another kernel; and it refuses what does not fit, in words of the axes that the tensors have.
     """
     if not (mask is None or (isinstance(mask, Mask) and is_constant(mask))):
+        return None
+    if isinstance(bias, Tensor) or described(bias) is not None:
         return None
     try:
         if not query.ndim == key.ndim == value.ndim or query.shape[-2] == 1:
             return None
         batched = query.ndim == 3
         four = [tensor.unsqueeze(1) if batched else tensor[None, None] for tensor in (query, key, value)]
-        output = attend_repeatedly(*four, mask=mask, **options)
+        output = attend_repeatedly(*four, mask=mask, bias=bias, **options)
     except (RegardError, AttributeError, RuntimeError):
         return None
     if output is None:
@@ -210,15 +259,23 @@ def _as_given(problem: Problem, normalizer: Normalizer | None) -> Problem:
 
 
 def _remember(
-    calls: _Calls, known: tuple[Any, ...], problem: Problem, step: bool
-) -> PreparedCall | PreparedStep | None:
-    """Memoize what there is to know of a problem: what computes its like, by the kernel that is chosen for it."""
+    calls: _Calls, known: tuple[Any, ...], problem: Problem, step: bool, of_bias: Described | None
+) -> _Prepared | None:
+    """Memoize what there is to know of a problem: what computes its like, by the kernel that is chosen for it.
+
+    of_bias: of a bias whose numbers each call computes.
+    """
     if len(calls) >= MAX_CALLS:
         calls.clear()
     kernel, call = choose(problem), None
     if step and kernel is DECODE:
         call = DECODE.prepare_step(problem)
-    elif not step and kernel is SHORT:
+    elif not step and kernel is SHORT and of_bias is None:
         call = SHORT.prepare_call(problem)
+    elif of_bias is not None and kernel is SHORT and problem.queries * problem.keys <= MAX_PAIRS_OF_BIAS:
+        with torch.no_grad():
+            problem.bias_values()  # which refuses one that does not fit
+        without = SHORT.prepare_call(replace(problem, bias=None))
+        call = None if without is None else PreparedBiasCall(without, of_bias.reads_mask)
     calls[known] = call
     return call

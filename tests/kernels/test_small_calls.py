@@ -358,3 +358,105 @@ def test_what_is_known_of_a_bias_goes_with_it_and_into_no_copy():
     del bias, memo
     gc.collect()
     assert gone() is None
+
+
+UNIT = torch.nn.functional.normalize(torch.randn(11, 4, 13, 6, generator=torch.Generator().manual_seed(3)), dim=-1)
+CONTENT = {
+    "tensor": (lambda t: biases.tensor(t[0]), lambda batch, keys: [torch.randn(batch, 4, 1, keys)]),
+    "shaw": (lambda t: biases.shaw(t[0], before=5, after=2), lambda batch, keys: [torch.randn(4, 8, 6)]),
+    "shaw of all heads": (lambda t: biases.shaw(t[0], before=2, after=20), lambda batch, keys: [torch.randn(1, 23, 6)]),
+    "deberta": (
+        lambda t: biases.deberta(t[0], t[1], buckets=8, max_distance=20),
+        lambda batch, keys: [torch.randn(4, 16, 6), torch.randn(4, 16, 6)],
+    ),
+    "deberta of keys": (lambda t: biases.deberta(None, t[0], buckets=4), lambda batch, keys: [torch.randn(1, 8, 6)]),
+    "transformer-xl": (
+        lambda t: biases.transformer_xl(*t),
+        lambda batch, keys: [torch.randn(4, 6, 8), torch.randn(4, 6), torch.randn(4, 6)],
+    ),
+    "tupe": (
+        lambda t: biases.tupe(t[0], t[1], from_first=t[2], to_first=t[3]),
+        lambda batch, keys: [torch.randn(1, keys, 6), torch.randn(1, keys + 2, 6), torch.randn(4), torch.randn(4)],
+    ),
+    "cope": (lambda t: biases.cope(t[0]), lambda batch, keys: [torch.randn(4, 5, 6)]),
+    "gates": (lambda t: biases.forget_gates(t[0]), lambda batch, keys: [-torch.rand(batch, 4, keys)]),
+    "gates of both directions": (
+        lambda t: biases.forget_gates(t[0], t[1]),
+        lambda batch, keys: [-torch.rand(4, keys), -torch.rand(batch, 1, keys)],
+    ),
+    "path": (
+        lambda t: biases.path(t[0], t[1]),
+        lambda batch, keys: [UNIT[:batch, :2, :keys].clone(), 2 * torch.rand(batch, 2, keys)],
+    ),
+    "path of heads, gates and a tensor": (
+        lambda t: biases.path(t[0], t[1]) + biases.forget_gates(t[2]) + biases.tensor(t[3]),
+        lambda batch, keys: [
+            *(UNIT[:batch, :, :keys].clone(), 2 * torch.rand(batch, 4, keys)),
+            *(-torch.rand(keys), torch.randn(4, 1, keys)),
+        ],
+    ),
+}
+"""By name a bias that is made anew for each call from some tensors, and such tensors."""
+
+
+def content_call(name: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Queries of 4 heads, keys and values of 2, and the tensors of a bias."""
+    batch, queries, keys = sizes
+    shapes = (batch, 4, queries, 6), (batch, 2, keys, 6), (batch, 2, keys, 7)
+    own = CONTENT[name][1](batch, keys)
+    return [torch.randn(shape).to(dtype) for shape in shapes], own
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("sizes", [(1, 11, 11), (2, 7, 13)], ids=str)
+@pytest.mark.parametrize("mask", [masks.causal(), masks.causal() & ~masks.strided(3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CONTENT)
+def test_biases_that_content_decides_are_repeated_with_other_numbers(name, dtype, mask, sizes):
+    for learned in (False, True, True):
+        inputs, own = content_call(name, sizes, dtype)
+        exact = [tensor.double().requires_grad_() for tensor in (*inputs, *own)]
+        expected = regard.attention(*exact[:3], mask=mask, bias=CONTENT[name][0](exact[3:]), kernel="reference")
+        given = [tensor.requires_grad_(learned) for tensor in (*inputs, *own)]
+        found = [regard.attention(*given[:3], mask=mask, bias=CONTENT[name][0](given[3:])) for _ in range(2)]
+        tight = 2e-5 if dtype is torch.float32 else 3e-2
+        for each in found:
+            torch.testing.assert_close(each.double(), expected, rtol=tight, atol=tight)
+        if learned:
+            above = torch.randn_like(found[1])
+            ours = torch.autograd.grad(found[1], given, above)
+            exactly = torch.autograd.grad(expected, exact, above.double())
+            for mine, other in zip(ours, exactly, strict=True):
+                torch.testing.assert_close(
+                    mine.double(), other, rtol=2 * tight, atol=2 * tight * float(other.abs().max())
+                )
+    assert known() == [True, True]  # without gradients, and with
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_nan_behind_the_mask_reaches_no_gradient_of_what_content_decides(name):
+    (query, key, value), own = content_call(name, (2, 11, 11), torch.float32)
+    mask, bad = masks.causal() & masks.window(before=4), key.clone()
+    bad[:, :, -1, 2] = torch.nan  # the last row alone attends to it
+    upstream = torch.randn(2, 4, 11, 7)
+    upstream[:, :, -1] = 0.0
+    found = []
+    for keys in (key, bad, key, bad):
+        given = [tensor.clone().requires_grad_() for tensor in (query, keys, value, *own)]
+        output = regard.attention(*given[:3], mask=mask, bias=CONTENT[name][0](given[3:]))
+        found.append([output[:, :, :-1], *torch.autograd.grad(output, given, upstream)])
+        with torch.no_grad():
+            found[-1].append(regard.attention(*given[:3], mask=mask, bias=CONTENT[name][0](given[3:]))[:, :, :-1])
+    for others in found[1:]:
+        for mine, other in zip(others, found[0], strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=2e-5)
+
+
+def test_what_a_bias_of_another_kind_refuses_is_refused_after_repeated_calls():
+    (query, key, value), own = content_call("shaw", (1, 11, 11), torch.float32)
+    for _ in range(2):
+        regard.attention(query, key, value, bias=biases.shaw(own[0], before=5, after=2))
+    with pytest.raises(ShapeError, match=re.escape("it is for 4 of 5")):
+        regard.attention(query, key, value, bias=biases.shaw(own[0][..., :5], before=5, after=2))
+    with pytest.raises(ShapeError, match="does not broadcast"):
+        regard.attention(query, key, value, bias=torch.zeros(3, 11, 11))

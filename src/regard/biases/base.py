@@ -296,6 +296,8 @@ def summed_to(upstream: Tensor, shape: torch.Size) -> Tensor:
     >>> summed_to(torch.ones(2, 3, 4), torch.Size((1, 1, 3, 1))).flatten()
     tensor([8., 8., 8.])
     """
+    if upstream.shape == shape:
+        return at_least_float32(upstream)
     more = max(len(shape) - upstream.ndim, 0)
     return at_least_float32(upstream).sum_to_size(shape[more:]).reshape(shape)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.problem import Problem
+from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
+from .all_pairs import AllPairs, score_scale, wide_key, wide_query
 from .base import Bias, describe_tensor, is_floating
 from .distance_tables import ContentBias
 from .relative_vectors import heads_side, per_head_vectors
@@ -37,24 +40,29 @@ class CountedPositions(RowBias):
 
     def of_rows(self, grid: Grid, keep: Tensor | None) -> Tensor:
         query = self.query[..., grid.rows, :]
-        gates = torch.sigmoid(self.scale * query @ self.key[..., grid.columns, :].mT)
+        return self.interpolated(query, query @ self.key[..., grid.columns, :].mT, keep)
+
+    def interpolated(self, query: Tensor, products: Tensor, keep: Tensor | None) -> Tensor:
+        """The numbers of some rows, from their products with the keys, (..., H, m, n)."""
+        gates = torch.sigmoid(self.scale * products)
         if keep is not None:
-            gates = gates.masked_fill(~keep, 0.0)
+            gates = gates * keep
         last = self.vectors.shape[-2] - 1
         places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # p_ij
         table = query @ self.vectors.mT  # [..., H, m, positions]
-        below = places.detach().floor()
-        low, high = (table.gather(-1, at.long().clamp(max=last)) for at in (below, below + 1))
-        return low + (places - below) * (high - low)
+        steps = pad(table.diff(dim=-1), (0, 1))
+        below = places.detach().long().clamp_(0, last)  # of NaN, too, which is no index
+        return torch.addcmul(table.gather(-1, below), places - below, steps.gather(-1, below))
 
     def __repr__(self) -> str:
         return f"counted positions {describe_tensor(self.vectors)}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Cope(ContentBias):
+class Cope(ContentBias, AllPairs):
     """Vectors for counted positions; see `cope`."""
 
+    reads_mask: ClassVar[bool] = True
     vectors: Tensor
 
     def bound(self, problem: Problem) -> Bias:
@@ -67,6 +75,11 @@ class Cope(ContentBias):
         (query, scale), (key, _) = (heads_side(self, problem, side) for side in ("query", "key"))
         vectors = per_head_vectors(self, "vectors", self.vectors, problem)
         return CountedPositions(query, key, vectors, scale, problem.mask)
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        query, key, vectors = wide_query(problem), wide_key(problem), at_least_float32(self.vectors)
+        bound = CountedPositions(query, key, vectors, score_scale(problem), problem.mask)
+        return bound.interpolated(query, query @ key.mT, keep)
 
     def __repr__(self) -> str:
         return f"cope({describe_tensor(self.vectors)})"

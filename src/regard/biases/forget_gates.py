@@ -14,6 +14,7 @@ from ..core.grid import Grid
 from ..core.problem import Problem
 from ..core.torch_modes import under_transform
 from ..errors import DtypeError, ShapeError
+from .all_pairs import AllPairs
 from .base import Bias, describe_tensor, is_floating
 from .distance_tables import CallBias, ContentBias
 
@@ -66,7 +67,7 @@ def two_terms(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ForgetGates(ContentBias):
+class ForgetGates(ContentBias, AllPairs):
     """c of all keys, (..., heads, N) in float64, and of the gates for keys after the query; see `forget_gates`."""
 
     sums: Tensor
@@ -79,6 +80,13 @@ class ForgetGates(ContentBias):
             return GateSums(*before, self.exact)
         rows, columns = _rows_and_columns(problem, "log_gates_after", self.sums_after)
         return GateSums(*before, self.exact, side="before") + GateSums(-rows, -columns, self.exact, side="after")
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        before = _differences(self.sums, problem)
+        if self.sums_after is None:
+            return before.float()
+        after, first = _differences(self.sums_after, problem), problem.keys - problem.queries
+        return (before.tril(first) - after.triu(first + 1)).float()
 
     def __repr__(self) -> str:
         return f"forget_gates({tuple(self.sums.shape)})"
@@ -123,6 +131,11 @@ def forget_gates(log_gates: Tensor, log_gates_after: Tensor | None = None) -> Bi
             raise DtypeError(f"{name} needs floating-point logarithms of gates, (..., heads, keys); it is {has}")
     after = None if log_gates_after is None else log_gates_after.double().cumsum(-1)
     return ForgetGates(log_gates.double().cumsum(-1), log_gates.dtype == torch.float64, after)
+
+
+def _differences(sums: Tensor, problem: Problem) -> Tensor:
+    """c_i - c_j of all pairs, whose queries are at the last M keys: (..., heads, M, N), in float64."""
+    return sums[..., problem.keys - problem.queries :, None] - sums[..., None, :]
 
 
 def _rows_and_columns(problem: Problem, name: str, sums: Tensor) -> tuple[Tensor, Tensor]:

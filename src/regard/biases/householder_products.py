@@ -16,6 +16,7 @@ from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
+from .all_pairs import AllPairs, score_scale, wide_key, wide_query
 from .base import Bias, describe_tensor, is_floating
 from .distance_tables import ContentBias
 from .relative_vectors import heads_side
@@ -84,7 +85,7 @@ class ReflectedScores(RowBias):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Path(ContentBias):
+class Path(ContentBias, AllPairs):
     """Reflections of the tokens between key and query; see `path`."""
 
     vectors: Tensor
@@ -100,6 +101,16 @@ class Path(ContentBias):
         (query, scale), (key, _) = (heads_side(self, problem, side) for side in ("query", "key"))
         vectors, beta = (_per_key(self, name, each, problem) for name, each in self._named())
         return ReflectedScores(query, key, vectors, beta, *_chunks(key, vectors, beta), scale, problem.mask)
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        heads, scale = problem.pairs.query.shape[1], score_scale(problem)
+        vectors, beta = at_least_float32(self.vectors), at_least_float32(self.beta).unsqueeze(-1)
+        if not vectors.ndim == beta.ndim == 4 or not vectors.shape[1] == beta.shape[1] == heads:
+            vectors, beta = (_per_key(self, name, each, problem) for name, each in self._named())
+        weighted = (vectors * beta).mT
+        products = (wide_query(problem) @ weighted * -scale).tril(problem.keys - problem.queries)
+        # c (I + T) = β (q · w), as in `ReflectedScores`, of all tokens as one chunk.
+        return _solved(vectors @ weighted, products, upper=False) @ _after(vectors @ wide_key(problem).mT)
 
     def _named(self) -> list[tuple[str, Tensor]]:
         return [("vectors", self.vectors), ("beta", self.beta.unsqueeze(-1))]

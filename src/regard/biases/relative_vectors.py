@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, zero_nonfinite
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
+from .all_pairs import MAX_TABLES, AllPairs, pair_columns, scaled_product, score_scale, wide_key, wide_query
 from .base import Bias, describe_tensor, is_floating
 from .distance_index import ClippedDistances, DistanceIndex, EachDistance, LogBuckets, ReachedColumns
 from .distance_tables import ContentBias, KeyTable, QueryTable, QueryVectors
@@ -23,7 +25,7 @@ MOST_COLUMNS, FEW_QUERIES = 1024, 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RelativeKeys(ContentBias):
+class RelativeKeys(ContentBias, AllPairs):
     """scale · query · vectors[head, clip(distance)]; see `shaw`."""
 
     vectors: Tensor
@@ -32,6 +34,9 @@ class RelativeKeys(ContentBias):
     def bound(self, problem: Problem) -> Bias:
         query, scale = heads_side(self, problem, "query")
         return _by_query(problem, query, per_head_vectors(self, "vectors", self.vectors, problem) * scale, self.index)
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        return _of_pairs(problem, wide_query(problem), at_least_float32(self.vectors), self.index)
 
     def __repr__(self) -> str:
         return f"shaw({describe_tensor(self.vectors)}, before={self.index.before}, after={self.index.after})"
@@ -71,7 +76,7 @@ def shaw(vectors: Tensor, *, before: int, after: int) -> Bias:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Disentangled(ContentBias):
+class Disentangled(ContentBias, AllPairs):
     """Content with position: scale · (q_i · keys[bucket] + k_j · queries[bucket]); see `deberta`."""
 
     keys: Tensor | None
@@ -90,6 +95,15 @@ class Disentangled(ContentBias):
             vectors = per_head_vectors(self, "queries", self.queries, problem)
             vectors, index = _reached(problem, vectors, self.index)
             terms.append(KeyTable(large_product(key, vectors * scale), index))
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        terms = []
+        if self.keys is not None:
+            terms.append(_of_pairs(problem, wide_query(problem), at_least_float32(self.keys), self.index))
+        if self.queries is not None:
+            vectors = at_least_float32(self.queries)
+            terms.append(_of_pairs(problem, wide_key(problem), vectors, self.index, by_key=True).mT)
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def __repr__(self) -> str:
@@ -142,7 +156,7 @@ def deberta(keys: Tensor | None, queries: Tensor | None, *, buckets: int = 256, 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ProjectedSinusoids(ContentBias):
+class ProjectedSinusoids(ContentBias, AllPairs):
     """scale · ((q_i + position_bias) · weight · sinusoid(i - j) + content_bias · k_j); see `transformer_xl`."""
 
     weight: Tensor
@@ -162,6 +176,17 @@ class ProjectedSinusoids(ContentBias):
         vectors = sinusoids(-torch.arange(low, high + 1, device=query.device), weight.shape[-1]).to(weight.dtype)
         by_query = _by_query(problem, query + position, vectors @ (weight.mT * scale), index)
         return by_query + KeyTable(key @ (content.mT * scale), ClippedDistances(0, 0))
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        weight, content, position = map(at_least_float32, (self.weight, self.content_bias, self.position_bias))
+        queries, keys, scale = problem.queries, problem.keys, score_scale(problem)
+        projected = (wide_query(problem) + position.unsqueeze(-2)) @ weight  # [B, H, M, E]
+        by_distance = projected @ _scaled_waves(queries, keys, weight.shape[-1], scale)
+        index = EachDistance(1 - keys, queries + keys - 1)
+        by_query = by_distance.gather(
+            -1, pair_columns(index, queries, keys, projected.shape[:2], by_key=False).of_pairs
+        )
+        return by_query + scaled_product(wide_key(problem), content.unsqueeze(-2), scale).mT
 
     def __repr__(self) -> str:
         return f"transformer_xl({describe_tensor(self.weight)})"
@@ -205,6 +230,23 @@ def sinusoids(distances: Tensor, width: int) -> Tensor:
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=distances.device) / width)
     angles = distances.double()[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+@lru_cache(MAX_TABLES)
+def _scaled_waves(queries: int, keys: int, width: int, scale: float) -> Tensor:
+    """Sinusoids of all distances at default positions, from that of the last key to the first query on, as columns."""
+    with torch.inference_mode(False):
+        return (sinusoids(-torch.arange(1 - keys, queries), width) * scale).float().T.contiguous()
+
+
+def _of_pairs(problem: Problem, rows: Tensor, vectors: Tensor, index: DistanceIndex, *, by_key: bool = False) -> Tensor:
+    """Scale · rows · vectors[index(distance)] of all pairs at default positions, (..., heads, M, N).
+
+    by_key: the rows are those of the keys, and the result is (..., heads, N, M).
+    """
+    leading = rows.shape[:2] if rows.shape[0] > 1 or vectors.shape[0] == 1 < rows.shape[1] else rows.shape[1:2]
+    columns = pair_columns(index, problem.queries, problem.keys, leading, by_key=by_key)
+    return scaled_product(rows, columns.among(vectors), score_scale(problem)).gather(-1, columns.of_pairs)
 
 
 def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceIndex) -> Bias:

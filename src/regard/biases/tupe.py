@@ -11,11 +11,12 @@ from ..core.grid import Grid
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
 from ..errors import ConfigurationError, DtypeError, ShapeError
+from .all_pairs import AllPairs, scaled_product, score_scale
 from .base import Bias, describe_tensor, is_floating
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionProducts(Bias):
+class PositionProducts(Bias, AllPairs):
     """scale · queries[i] · keys[j] of the positions i and j; of the first position numbers of its own; see `tupe`."""
 
     queries: Tensor
@@ -47,6 +48,23 @@ class PositionProducts(Bias):
                 at_first = at_first if at_first.ndim == 2 or grid.heads else at_first.unsqueeze(-3)
                 values = torch.where(at_first, at_least_float32(number)[:, None, None], values)
         return values if grid.heads or values.shape[-3] != 1 else values.squeeze(-3)
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        keys, first = problem.keys, problem.keys - problem.queries
+        query, key = at_least_float32(self.queries), at_least_float32(self.keys)
+        query = query if query.shape[1] == problem.queries else query[:, first:keys]
+        key = key if key.shape[1] == keys else key[:, :keys]
+        values = scaled_product(query.unsqueeze(0), key, score_scale(problem))
+        if self.to_first is None and self.from_first is None:
+            return values
+        heads = max(len(each) for each in (self.to_first, self.from_first) if each is not None)
+        if values.shape[-3] < heads:
+            values = values.expand(*values.shape[:-3], heads, -1, -1).clone()
+        if self.to_first is not None:
+            values[..., 0] = self.to_first.unsqueeze(-1)
+        if self.from_first is not None:  # of a later first query no number is: its gradient is 0
+            values[..., : max(1 - first, 0), :] = self.from_first[:, None, None]
+        return values
 
     def __repr__(self) -> str:
         return f"tupe({describe_tensor(self.queries)}, {describe_tensor(self.keys)})"

@@ -51,6 +51,19 @@ class PairTerms:
         keep = None if keep is None else _over_pairs("keep", keep, torch.bool, shape)
         return cls(bias, along, keep, landmarks)
 
+    @classmethod
+    def over_pairs(cls, bias: Tensor, keys: int, keep: Tensor | None) -> PairTerms:
+        """A bias that broadcasts to the weights, as is known, of any dtype, beside a mask of other terms."""
+        if bias.dtype is not torch.float32:
+            bias = bias.float()
+        if bias.ndim < 4:
+            bias = bias[(None,) * (4 - bias.ndim)]
+        if bias.shape[3] != keys:
+            bias = bias.expand(*bias.shape[:3], keys)
+        if bias.stride(3) != 1 < keys:
+            bias = bias.contiguous()
+        return cls(bias, None, keep)
+
     def tensors(self) -> list[Tensor]:
         """Those that there are."""
         return [tensor for tensor in (self.bias, self.along, self.keep) if tensor is not None]

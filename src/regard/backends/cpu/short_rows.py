@@ -130,7 +130,7 @@ class _BiasGradient:
 
     def total(self, terms: PairTerms) -> Tensor:
         """The gradient over all batches: (H, M + N - 1), or (B or 1, H, M, N) as the bias differs between batches."""
-        if terms.bias_by_batch:
+        if terms.bias_by_batch or (self.parts.ndim == 4 and len(self.parts) == 1):
             return self.parts
         return self.parts.sum(0, keepdim=self.parts.ndim == 4)
 
