@@ -145,6 +145,10 @@ def test_unknown_words_are_copied_where_a_model_has_learned_it(line, text, parts
     assert (placed.text, list(placed.parts)) == (text, parts)
     assert placed.put_back(placed.text) == line
     assert not any(part[0].islower() for part in KNOWN.take_out(line.replace("“boson”", "")).parts)
+    names = KNOWN.take_out(line)
+    assert placed.unknown == tuple(part for part in parts if part not in names.parts)
+    assert names.unknown == ()
+    assert names.put_back(placed.spelled if len(names.parts) == len(parts) else names.text) == line
 
 
 def test_what_is_copied_is_kept_with_a_model(tmp_path):
@@ -210,6 +214,27 @@ def test_a_translator_names_the_words_that_it_does_not_know():
         ["line 3: words that the model does not know stay as they are: 'quarks', 'bosons'"],
     ]
     assert any("it seems to be French" in warning for warning in found[3].warnings)
+    assert [one.unknown_words for one in found[:3]] == [("quarks",), (), ("quarks", "bosons")]
+
+
+def test_the_trust_of_a_translation_knows_of_unknown_words(monkeypatch):
+    translator = placing(["he has a dog cats see the"], "words")
+    assert translator.placeholders is not None
+    translator.placeholders = replace(translator.placeholders, unknown_words=True)
+    read = []
+    monkeypatch.setattr(
+        Placeholders, "take_out", lambda self, line, of=Placeholders.take_out: read.append(line) or of(self, line)
+    )
+    lines, doubtful = ["he has a dog", "he has cats", "he has Ngozi"], ["he has a quark", "he has quarks"]
+    text = [*lines, *doubtful] * 20
+    translations = translator.translate(text, observe=False)
+    assert read == text  # each line once
+    trust = translator.calibrate(translations, [one.text if one.source in lines else "x" for one in translations])
+    assert trust.weights[-1] < -0.3
+    known, unknown = translator.translate(["he has a dog", "he has a boson"], observe=False)
+    assert known.trust is not None
+    assert unknown.trust is not None
+    assert known.trust > 0.8 > 0.2 > unknown.trust
 
 
 def test_a_name_with_a_term_is_no_part():

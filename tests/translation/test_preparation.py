@@ -110,6 +110,18 @@ def test_copies_are_added_and_counted(folder):
     assert max(source.count("of the") for source in sources) == 2  # of three it would have more than 20 words
 
 
+def test_some_pairs_are_left_out_and_their_words_are_known(folder):
+    whole = PreparedText.of(preparation(folder, unknown_words=True))
+    some = PreparedText.of(preparation(folder, unknown_words=True, text={"left_out": 0.75}))
+    assert 4 <= len(some.train) <= len(whole.train) / 2
+    assert some.placeholders == whole.placeholders
+    assert (some.validation, some.test) == (whole.validation, whole.test)
+    plain, fewer = (PreparedText.of(preparation(folder, placeholders=False, text={"left_out": p})) for p in (0, 0.75))
+    assert set(fewer.train) < set(plain.train)
+    with pytest.raises(ConfigurationError, match=r"texts.0.left_out"):
+        preparation(folder, text={"left_out": 1.0})
+
+
 def test_joined_pairs_are_those_of_the_text():
     pairs = [(f"s{row}", f"t{row}") for row in range(50)]
     longer = joined(pairs, 0.4, random.Random(1))

@@ -54,12 +54,37 @@ def test_it_is_kept_in_the_folder(tmp_path):
     kept = json.loads((tmp_path / "trust.json").read_text())
     (tmp_path / "trust.json").write_text(json.dumps(kept | {"weights": [1.0]}))
     with pytest.raises(
-        CheckpointError, match=r"trust.json cannot be read: it has 1 weights, and needs 7; remove it, or calibrate anew"
+        CheckpointError,
+        match=r"trust.json cannot be read: it has 1 weights, and needs 8, or 7 of an older fit; remove it, or cal",
     ):
         Trust.load(tmp_path)
     (tmp_path / "trust.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"trust.json cannot be read: .*; remove it, or calibrate anew"):
         Trust.load(tmp_path)
+
+
+def test_unknown_words_count():
+    numbers, qualities = made(2000)
+    random.seed(7)
+    unknown = [random.randrange(5) for _ in numbers]
+    some = [one._replace(unknown_words=count) for one, count in zip(numbers, unknown, strict=True)]
+    lower = [quality - 0.04 * count for quality, count in zip(qualities, unknown, strict=True)]
+    trust = Trust.fit(some, lower)
+    assert trust.weights[-1] == pytest.approx(-0.04, abs=0.003)
+    assert trust.correlation > Trust.fit(numbers, lower).correlation + 0.02
+
+
+def test_an_older_fit_is_used_as_it_was(tmp_path):
+    numbers, _ = made(200)
+    kept = {"weights": [0.8, 1.6, 0.2, 0.05, 0.8, -0.06, -0.004], "correlation": 0.7, "pairs": 2961}
+    (tmp_path / "trust.json").write_text(json.dumps(kept))
+    trust = Trust.load(tmp_path)
+    assert trust is not None
+    for one in numbers:
+        p, r, l = one.log_probability / one.tokens, one.tokens / one.source_tokens, math.log(one.source_tokens)  # noqa: E741
+        said = 0.8 + 1.6 * p + 0.2 * r + 0.05 * l + 0.8 * p * p - 0.06 * r * r - 0.004 * l * r
+        assert trust.of(one) == pytest.approx(min(max(said, 0), 1), abs=1e-12)
+        assert trust.of(one._replace(unknown_words=3)) == trust.of(one)
 
 
 def test_qualities_of_other_translations_are_refused():

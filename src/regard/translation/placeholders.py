@@ -54,17 +54,31 @@ _PART_OF_QUOTE = re.compile(r"""[^\s"“”']+""")
 class PlacedLine:
     """A line as a model reads it: `parts[i]` is what the i-th of the signs stands for.
 
-    capitals: whether the line is in capitals, which the text is not; its translation is put back in them.
+    capitals: whether the line is in capitals, which the text is not; its translation is put back in them. unknown: the
+    parts that are copied because the model does not know them, and for nothing else: words that are no names.
     """
 
     text: str
     parts: tuple[str, ...] = ()
     capitals: bool = False
+    unknown: tuple[str, ...] = ()
 
     @property
     def stand_for(self) -> dict[str, str]:
         """What each sign stands for."""
         return dict(zip(SIGNS, self.parts, strict=False))
+
+    @property
+    def spelled(self) -> str:
+        """The text with its unknown words spelled, and signs for its other parts.
+
+        >>> PlacedLine("① has ② cats.", ("Ngozi", "tabby"), unknown=("tabby",)).spelled
+        '① has tabby cats.'
+        """
+        text = self.text
+        for sign, part in self.stand_for.items():
+            text = text.replace(sign, part) if part in self.unknown else text
+        return text
 
     def named(self, tokens: Sequence[str]) -> tuple[str, ...]:
         """Tokens for display, with the parts in place of their signs."""
@@ -127,16 +141,11 @@ class Placeholders:
             return self
         return replace(self, words=self.words.union(words, (word.capitalize() for word in words)))
 
-    @property
-    def names_only(self) -> Placeholders:
-        """The same without unknown words that are no names."""
-        return replace(self, unknown_words=False)
-
     def as_read(self, line: str) -> PlacedLine:
         """A line as a model reads it: with placeholders, and without capitals where all its letters are.
 
         >>> Placeholders(frozenset(["stop", "at"])).as_read("STOP AT www.x.org!")
-        PlacedLine(text='Stop at ①!', parts=('www.x.org',), capitals=True)
+        PlacedLine(text='Stop at ①!', parts=('www.x.org',), capitals=True, unknown=())
         """
         placed = self.take_out(line)
         letters = "".join(filter(str.isalpha, placed.text))
@@ -148,16 +157,21 @@ class Placeholders:
     def take_out(self, line: str, first: int = 0) -> PlacedLine:
         """A line with placeholders for its parts, the first of them the sign with that number, from 0."""
         signs: dict[str, str] = {}
+        named: set[str] = set()
         unused = iter(SIGNS[first : self.most])
         text, at = [], 0
-        for start, end in self._parts(line):
-            sign = signs.get(line[start:end]) or next(unused, None)
+        for start, end, unknown in self._parts(line):
+            part = line[start:end]
+            sign = signs.get(part) or next(unused, None)
             if sign is None:
                 continue
-            signs[line[start:end]] = sign
+            signs[part] = sign
+            if not unknown:
+                named.add(part)
             text += [line[at:start], sign]
             at = end
-        return PlacedLine("".join([*text, line[at:]]), (*[""] * first, *signs))
+        unknown_words = tuple(part for part in signs if part not in named)
+        return PlacedLine("".join([*text, line[at:]]), (*[""] * first, *signs), unknown=unknown_words)
 
     def pair(self, source: str, target: str, first: int = 0) -> tuple[str, str]:
         """A line and its translation with placeholders for the parts that are in both.
@@ -180,31 +194,35 @@ class Placeholders:
             target, count = re.subn(whole, sign, target) if part else (target, 0)
             if not count:
                 source = source.replace(sign, part)
-        return PlacedLine(source, placed.parts), target
+        return replace(placed, text=source), target
 
-    def _parts(self, line: str) -> Iterator[tuple[int, int]]:
-        """Where each part begins and ends, in their order."""
+    def _parts(self, line: str) -> Iterator[tuple[int, int, bool]]:
+        """Where each part begins and ends, in their order, and whether it is an unknown word and no name."""
         quoted = [found.span() for found in _QUOTED.finditer(line) if not set(_SENTENCE_MARKS) & set(found[0][-2])]
         words = {word[0] for word in re.finditer(_NAME, line)} - {"I"}
         titled = 2 * sum(word[0].isupper() for word in words) > len(words)
         at = 0
         for start, end in [*quoted, (len(line), len(line))]:
             for found in _FOUND.finditer(line, at, start):
-                known = found[0] in self.words or len(found[0]) > LONGEST_PART
-                if not known and (found["copied"] is not None or self._is_name(line, found, titled)):
-                    yield found.span()
-            yield from (word.span() for word in _PART_OF_QUOTE.finditer(line, start, end))
+                if found[0] in self.words or len(found[0]) > LONGEST_PART:
+                    continue
+                if found["copied"] is not None or self._is_name(line, found, titled):
+                    yield *found.span(), False
+                elif self.unknown_words and self._is_unknown(line, found):
+                    yield *found.span(), True
+            yield from ((*word.span(), False) for word in _PART_OF_QUOTE.finditer(line, start, end))
             at = end
 
-    def _is_name(self, line: str, found: re.Match[str], titled: bool) -> bool:
-        """Whether a word is a name: capitalised and unknown, or, within a sentence, unknown in this spelling.
+    def _is_unknown(self, line: str, found: re.Match[str]) -> bool:
+        """Whether a word without a capital letter is unknown, or has an unknown part between hyphens."""
+        unknown = not found[0][0].isupper() and any(part not in self.words for part in found[0].split("-"))
+        return unknown and _IN_PROSE.match(line, found.start()) is not None
 
-        With `unknown_words` others are too that are unknown, or have an unknown part between hyphens.
-        """
+    def _is_name(self, line: str, found: re.Match[str], titled: bool) -> bool:
+        """Whether a word is a name: capitalised and unknown, or, within a sentence, unknown in this spelling."""
         word = found[0]
         if not word[0].isupper():
-            unknown = self.unknown_words and any(part not in self.words for part in word.split("-"))
-            return unknown and _IN_PROSE.match(line, found.start()) is not None
+            return False
         before = line[: found.start()].rstrip(", ")[-1:]
         return word.lower() not in self.words or (not titled and word[1:].islower() and before.islower())
 

@@ -39,6 +39,8 @@ class MixedText(Section):
     """Pairs of it to validate or test on, which are not trained on."""
     times: Count = 1
     """How often each pair is in the prepared text."""
+    left_out: Share = 0.0
+    """Share of its pairs that are not in the prepared text, drawn; the words of all are known to be translated."""
     joined: Share = 0.0
     """For which share of its pairs two or three are joined to a longer one as well, half of them neighbours, and half
     drawn from the whole text."""
@@ -174,6 +176,8 @@ def _mixed(
 ) -> list[Pair]:
     """The pairs of a text with their copies, as often as it is mixed in."""
     found: list[Pair] = []
+    if one.left_out:
+        pairs = [pair for pair in pairs if draw.random() >= one.left_out]
     for _ in range(one.times):
         found += pairs
         chosen = [pair for pair in pairs if draw.random() < one.varied_copies]

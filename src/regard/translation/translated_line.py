@@ -52,6 +52,8 @@ class Translation:
 
     kept: what of a line without candidates is its own translation, as a line of emoji. trust: the quality that the
     model's own numbers predict, chrF / 100 in 0..1, where the model was calibrated (see `Trust`); None elsewhere.
+    unknown_words: those that are copied because the model does not know them, each once; of a model that copies none,
+    none.
     """
 
     source: str
@@ -60,6 +62,7 @@ class Translation:
     warnings: tuple[str, ...] = ()
     kept: str = ""
     trust: float | None = None
+    unknown_words: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

@@ -563,11 +563,7 @@ class Translator:
                 f"there are {len(translations):,} translations and {len(references):,} references: each needs its own"
             )
         known = [(one, line) for one, line in zip(translations, references, strict=True) if one.candidates and line]
-        numbers = [
-            TranslationNumbers(best.log_probability, len(best.tokens), len(one.source_tokens))
-            for one, _ in known
-            for best in one.candidates[:1]
-        ]
+        numbers = [_numbers(one.candidates[0], len(one.source_tokens), one.unknown_words) for one, _ in known]
         self.trust = Trust.fit(numbers, [sentence_quality(one.text, line) for one, line in known])
         return self.trust
 
@@ -657,7 +653,7 @@ class Translator:
             warnings += [*end_warnings(joined[0], len(parts)), *self._doubts(read, joined[0].text)]
         trust = None
         if self.trust is not None and joined:
-            trust = self.trust.of(TranslationNumbers(joined[0].log_probability, len(joined[0].tokens), len(ids)))
+            trust = self.trust.of(_numbers(joined[0], len(ids), read.placed.unknown))
             if trust < LOW:
                 warnings.append(f"the translation is likely to be poor: predicted chrF {100 * trust:.0f} of 100")
         return Translation(
@@ -667,16 +663,16 @@ class Translator:
             warnings=tuple(f"line {number}: {warning}" for warning in warnings),
             kept=read.placed.put_back(put_back("", read.kept.parts, torch.zeros(0, 0))),
             trust=trust,
+            unknown_words=read.placed.unknown,
         )
 
     def _doubts(self, read: ReadLine, said: str) -> Iterator[str]:
         """Sentences about a line in another language than the model reads, unknown words, and what is not copied."""
-        plain = PlacedLine(read.line) if self.placeholders is None else self.placeholders.names_only.as_read(read.line)
-        if self.source_language and (other := other_language(plain.text, self.source_language)):
+        if self.source_language and (other := other_language(read.placed.spelled, self.source_language)):
             known = NAMES.get(self.source_language, self.source_language)
             yield f"it seems to be {NAMES[other]}, and the model reads {known}: the translation is a guess"
-        if unknown := [part for part in read.placed.parts if part not in plain.parts]:
-            yield f"words that the model does not know stay as they are: {named(unknown)}"
+        if read.placed.unknown:
+            yield f"words that the model does not know stay as they are: {named(read.placed.unknown)}"
         if missing := read.placed.missing(said):
             yield f"the translation leaves out {named(missing)}"
 
@@ -713,6 +709,11 @@ def _candidate(hypothesis: BeamHypothesis, text: str, vocabulary: LineVocabulary
         self_weights=hypothesis.self_weights,
         finished=hypothesis.finished,
     )
+
+
+def _numbers(best: Candidate, source_tokens: int, unknown_words: Collection[str]) -> TranslationNumbers:
+    """What the model says of a translation."""
+    return TranslationNumbers(best.log_probability, len(best.tokens), source_tokens, len(unknown_words))
 
 
 def _check_pairs(source_lines: Sequence[str], target_lines: Sequence[str]) -> None:

@@ -30,22 +30,24 @@ class TranslationNumbers(NamedTuple):
     tokens: int
     """Of the translation, its END too."""
     source_tokens: int
+    unknown_words: int = 0
+    """Of the source, those that are copied because the model does not know them (see `Placeholders`)."""
 
     def features(self) -> list[float]:
-        """1, p, r, l, p², r² and l r: p the mean log probability of a token, r tokens for each source token, l the log
-        of the source's length.
+        """1, p, r, l, p², r², l r and u: p the mean log probability of a token, r tokens for each source token, l the
+        log of the source's length, u its unknown words.
         """
         p = self.log_probability / max(self.tokens, 1)
         r, l = self.tokens / max(self.source_tokens, 1), math.log(max(self.source_tokens, 1))  # noqa: E741
-        return [1.0, p, r, l, p * p, r * r, l * r]
+        return [1.0, p, r, l, p * p, r * r, l * r, float(self.unknown_words)]
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Predicts chrF / 100 of a translation, in 0..1, from its log probability and lengths: w · features, least squares.
+    """Predicts chrF / 100 of a translation, in 0..1, from what a model says of it: w · features, least squares.
 
-    correlation: Pearson's, of predicted and true quality of pairs that the fit has not seen (five folds). pairs: of so
-    many pairs.
+    weights: w, one for each feature; without the last, as of older fits, unknown words count for nothing. correlation:
+    Pearson's, of predicted and true quality of pairs that the fit has not seen (five folds). pairs: of so many pairs.
 
     Text of the kind that the model translates well and of kinds that it does not has to be in the pairs that it is
     fitted to; of a kind that is in none of them it knows nothing.
@@ -78,7 +80,8 @@ class Trust:
 
     def of(self, numbers: TranslationNumbers) -> float:
         """The predicted quality of a translation, 0..1."""
-        return min(max(float(np.dot(self.weights, numbers.features())), 0.0), 1.0)
+        features = numbers.features()[: len(self.weights)]
+        return min(max(float(np.dot(self.weights, features)), 0.0), 1.0)
 
     def save(self, folder: Path) -> None:
         """Write trust.json into the folder of a model, which every later translation reads.
@@ -101,8 +104,10 @@ class Trust:
     def _of_fields(cls, fields: dict[str, Any]) -> Trust:
         trust = cls(tuple(map(float, fields["weights"])), float(fields["correlation"]), int(fields["pairs"]))
         needed = len(TranslationNumbers(0, 1, 1).features())
-        if len(trust.weights) != needed:
-            raise ValueError(f"it has {len(trust.weights)} weights, and needs {needed}")
+        if len(trust.weights) not in (needed, needed - 1):
+            raise ValueError(
+                f"it has {len(trust.weights)} weights, and needs {needed}, or {needed - 1} of an older fit"
+            )
         return trust
 
 
