@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,10 @@ class Score(nn.Module, ABC):
         return OverProjectedKeys(self)
 
 
+class _Weighted(Protocol):
+    weight: nn.Parameter
+
+
 class OverProjectedKeys:
     """A score that takes keys already projected by `project_key`."""
 
@@ -81,14 +86,14 @@ class OverProjectedKeys:
         return f"{self.score!r}.over_projected_keys()"
 
 
-def check_dim(score: nn.Module, argument: str, tensor: Tensor, dim: int) -> None:
+def check_dim(score: _Weighted, argument: str, tensor: Tensor, dim: int) -> None:
     """Raise an error if a tensor's last dimension, device or dtype differs from the score's parameters."""
     if tensor.shape[-1] != dim:
         raise ShapeError(
             f"{argument} has the dim {tensor.shape[-1]} (shape {tuple(tensor.shape)}), but {score} was made for "
             f"{argument}_dim={dim}"
         )
-    weight = next(score.parameters())
+    weight = score.weight
     if tensor.device != weight.device:
         raise DeviceError(
             f"{argument} is on {tensor.device}, but the parameters of {score} are on {weight.device}: move one of them "
