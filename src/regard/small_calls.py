@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import NoneType
-from typing import Any, ParamSpec, TypeAlias, cast
+from typing import Any, ParamSpec, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -25,29 +25,36 @@ from torch.nn import Parameter
 
 from . import native
 from .backends.base import PreparedStep
-from .biases import Bias, as_bias
+from .biases import Bias, RelativeBias, as_bias
 from .biases.all_pairs import Described, described, numbers_of_pairs
 from .biases.base import TensorBias
 from .core.finite import all_finite
 from .core.normalizer import Normalizer
 from .core.problem import Problem
-from .core.score_forms import DotPairs
+from .core.score_forms import DotPairs, PairForm
 from .core.state import is_constant
 from .core.torch_modes import no_mode_active
 from .errors import RegardError
 from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
-from .kernels.short import MAX_PAIRS_OF_BIAS, PreparedCall, attend_with_gradient, attend_without_gradient
-from .kernels.validation import drops_nothing, make_problem
+from .kernels.short import (
+    MAX_PAIRS_OF_BIAS,
+    PreparedCall,
+    attend_with_gradient,
+    attend_without_gradient,
+    hides_nonfinite,
+)
+from .kernels.validation import AttentionOptions, ScoreLike, drops_nothing, make_problem, scored_pairs
 from .masks import Mask
+from .scores import Dot
 from .tiles.dense_mask import dense_mask
 from .tiles.memo import memo_of, memo_of_bias
 from .tiles.pair_terms import PairTerms
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
-QUICK = ("mask", "scale", "normalizer", "bias")
+QUICK = ("mask", "scale", "normalizer", "bias", "softcap", "sinks", "score")
 """The options of calls that are remembered."""
 LONGEST = 512
 """The most queries and keys of a small call: of longer ones the steps of Python are a small part."""
@@ -65,22 +72,37 @@ class PreparedBiasCall:
     without_bias: PreparedCall
     reads_mask: bool
 
+    def takes(self, pairs: PairForm) -> TypeGuard[DotPairs]:
+        """Whether the pair form that a score gives is of these calls."""
+        return self.without_bias.takes(pairs)
+
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, *, learned: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Bias | None,
+        sinks: Tensor | None,
+        *,
+        learned: bool,
     ) -> Tensor | None:
         """The output of such a call, as `PreparedCall.run`."""
-        call = self.without_bias
+        call, weights = self.without_bias, self.without_bias.weights
         if learned and mask is not None and not all_finite(query, key):
             return None
-        problem = Problem(DotPairs(query, key, call.scale), value, mask, normalizer=call.normalizer)
+        pairs = DotPairs(query, key, weights.scale)
+        problem = Problem(pairs, value, mask, None, weights.softcap, sinks, normalizer=weights.normalizer)
         numbers = numbers_of_pairs(cast(Bias, bias), problem, dense_mask(problem) if self.reads_mask else None)
         keep = None if call.terms is None else call.terms.keep
         terms = PairTerms.over_pairs(numbers.detach() if learned else numbers, value.shape[2], keep)
+        if sinks is not None:
+            terms = PairTerms.with_sinks(terms, sinks)
         if learned:
             problem.bias = TensorBias(numbers)
             return attend_with_gradient(problem, call.prepared, call.spans, terms)
-        masked = mask is not None or call.normalizer is not None
-        return attend_without_gradient(call.prepared, call.spans, query, key, value, terms, masked=masked)
+        hides = mask is not None or hides_nonfinite(weights)
+        return attend_without_gradient(call.prepared, call.spans, query, key, value, terms, hides=hides)
 
 
 _Prepared: TypeAlias = PreparedCall | PreparedBiasCall | PreparedStep
@@ -128,6 +150,9 @@ def attend_repeatedly(
     scale: float | None = None,
     normalizer: Normalizer | None = None,
     bias: Bias | Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    score: ScoreLike | None = None,
     **_: object,
 ) -> Tensor | None:
     """The output of a call whose like was computed before by the kernel `short`, or `decode`; None for any other call.
@@ -136,68 +161,77 @@ def attend_repeatedly(
     call, and it is not compiled.
 
     Raises:
-        ShapeError, DtypeError, MaskError, ConfigurationError: as `attention`.
+        ShapeError, DtypeError, DeviceError, MaskError, ConfigurationError: as `attention`.
     """
-    if not no_mode_active() or CURRENT_HOOK.get() is not None:
+    if not no_mode_active() or CURRENT_HOOK.get() is not None or not _are_small(query, key, value):
         return None
-    if not (
-        type(query) in PLAIN_TYPES and type(key) is type(value) is Tensor and (mask is None or isinstance(mask, Mask))
-    ):
+    if not (mask is None or isinstance(mask, Mask)):
         return None
-    try:
-        shape, key_shape, value_shape = query.shape, key.shape, value.shape
-    except RuntimeError:  # a nested tensor has none; the long way refuses it
-        return None
-    if not len(shape) == len(key_shape) == len(value_shape) == 4:
-        return None
-    queries, keys = shape[2], value_shape[2]
-    if queries > LONGEST or keys > LONGEST:
-        return None
-    of_normalizer = None
-    if normalizer is not None and (of_normalizer := _described_normalizer(normalizer)) is None:
-        return None
-    bias = as_bias(cast(Tensor, bias)) if type(bias) in PLAIN_TYPES else bias
-    of_bias = None if bias is None else described(bias)
-    learned = (
-        query.requires_grad or key.requires_grad or value.requires_grad or (of_bias is not None and of_bias.learned)
-    )
-    learned = learned and torch.is_grad_enabled()
+    learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    extras = None
+    if not (normalizer is softcap is sinks is score is None):
+        if (extras := _described_extras(normalizer, softcap, sinks, score)) is None:
+            return None
+        learned = learned or (sinks is not None and sinks.requires_grad and torch.is_grad_enabled())
     constant = mask is None or is_constant(mask)
-    step = queries == 1 <= keys and not learned and constant and normalizer is None and bias is None
-    if step and key_shape[2] != keys:
+    step = query.shape[2] == 1 <= value.shape[2] and not learned and constant and extras is None and bias is None
+    if step and key.shape[2] != value.shape[2]:
         return None
-    calls, of_mask = _calls, mask
+    calls, of_mask, of_bias = _calls, mask, None
     if not constant:
         if (memo := memo_of(mask)).state is None:
             return None
         calls, of_mask = memo.calls, None
-    if bias is not None and of_bias is None:
-        if not constant or (memo := memo_of_bias(bias)) is None:
+    if bias is not None:
+        bias = as_bias(cast(Tensor, bias)) if type(bias) in PLAIN_TYPES else bias
+        of_bias = described(bias)
+        if of_bias is None and (memo := memo_of_bias(bias)) is not None and constant:
+            calls = memo.calls
+        elif of_bias is None and (of_bias := _described_by_distance(bias)) is None:
             return None
-        calls = memo.calls
+        learned = learned or (of_bias is not None and of_bias.learned and torch.is_grad_enabled())
     in_use = torch.get_num_threads(), native.variant_in_use(), rates.times_saved
-    settings = of_mask, scale, of_normalizer, learned, None if of_bias is None else of_bias.kind, *in_use
+    settings = of_mask, scale, extras, None if of_bias is None else of_bias.kind, learned, *in_use
     if step:
         known = *settings, *_described(query), *_described_growing(key), *_described_growing(value)
     else:  # `_described` without its calls, which take a microsecond
         known = (
             *settings,
-            *(shape, query.stride(), query.dtype, query.device),
-            *(key_shape, key.stride(), key.dtype, key.device),
-            *(value_shape, value.stride(), value.dtype, value.device),
+            *(query.shape, query.stride(), query.dtype, query.device),
+            *(key.shape, key.stride(), key.dtype, key.device),
+            *(value.shape, value.stride(), value.dtype, value.device),
         )
     try:
         call = calls[known]
     except TypeError:  # a scale without a hash is no number, which the long way refuses
         return None
     except KeyError:
-        problem = make_problem(query, key, value, mask=mask, scale=scale, normalizer=normalizer, bias=bias)
+        options: AttentionOptions = {"mask": mask, "scale": scale, "normalizer": normalizer, "bias": bias}
+        options |= {"softcap": softcap, "sinks": sinks, "score": score}
+        problem = make_problem(query, key, value, **options)
         call = _remember(calls, known, _as_given(problem, normalizer), step, of_bias)
-    if call is None:
-        return None
-    if type(call) is PreparedCall or type(call) is PreparedBiasCall:
-        return call.run(query, key, value, mask, cast("Bias | None", bias), learned=learned)
-    return cast(PreparedStep, call).run(query, key, value)
+    if type(call) is not PreparedCall and type(call) is not PreparedBiasCall:
+        return None if call is None else cast(PreparedStep, call).run(query, key, value)
+    if score is not None and type(score) is not Dot:  # which is of queries and keys as they are
+        pairs = scored_pairs(score, query, key, scale, masked=mask is not None)
+        if not call.takes(pairs):
+            return None
+        query, key = pairs.query, pairs.key
+        learned = learned or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
+    return call.run(query, key, value, mask, cast("Bias | None", bias), sinks, learned=learned)
+
+
+def _are_small(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these are plain tensors of four axes, of few queries and keys."""
+    if not (type(query) in PLAIN_TYPES and type(key) is type(value) is Tensor):
+        return False
+    try:
+        shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    except RuntimeError:  # a nested tensor has none; the long way refuses it
+        return False
+    if not len(shape) == len(key_shape) == len(value_shape) == 4:
+        return False
+    return shape[2] <= LONGEST and value_shape[2] <= LONGEST
 
 
 def _attend_one_head(
@@ -211,12 +245,15 @@ def _attend_one_head(
 ) -> Tensor | None:
     """`attend_repeatedly` for tensors without an axis of heads, (batch, length, dim) or (length, dim).
 
-    The long way takes masks and biases with tensors, whose axes are those of the weights, and single queries, for which
-    it may choose another kernel; and it refuses what does not fit, in words of the axes that the tensors have.
+    The long way takes masks and biases with tensors, whose axes are those of the weights, sinks, which need an axis of
+    heads, scores, which may read the axes, and single queries, for which it may choose another kernel; and it refuses
+    what does not fit, in words of the axes that the tensors have.
     """
     if not (mask is None or (isinstance(mask, Mask) and is_constant(mask))):
         return None
     if isinstance(bias, Tensor) or described(bias) is not None:
+        return None
+    if options.get("sinks") is not None or options.get("score") is not None:
         return None
     try:
         if not query.ndim == key.ndim == value.ndim or query.shape[-2] == 1:
@@ -229,6 +266,22 @@ def _attend_one_head(
     if output is None:
         return None
     return output.squeeze(1) if batched else output[0, 0]
+
+
+def _described_extras(
+    normalizer: Normalizer | None, softcap: float | None, sinks: Tensor | None, score: ScoreLike | None
+) -> tuple[Any, ...] | None:
+    """What tells these options of two calls apart, sinks and a score by their kind; None of those of the long way."""
+    of_normalizer = of_sinks = None
+    if normalizer is not None and (of_normalizer := _described_normalizer(normalizer)) is None:
+        return None
+    if softcap is not None and type(softcap) not in (int, float):
+        return None
+    if sinks is not None:
+        if type(sinks) not in PLAIN_TYPES:
+            return None
+        of_sinks = sinks.shape, sinks.dtype, sinks.device, sinks.layout
+    return of_normalizer, softcap, of_sinks, None if score is None else type(score)
 
 
 def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:
@@ -258,6 +311,13 @@ def _as_given(problem: Problem, normalizer: Normalizer | None) -> Problem:
     return replace(problem, sinks=None, normalizer=normalizer)
 
 
+def _described_by_distance(bias: object) -> Described | None:
+    """The same of a bias by distance, which has other numbers in each call; None of any other."""
+    if not isinstance(bias, RelativeBias) or type(bias).bound is not Bias.bound:
+        return None
+    return Described(type(bias), any(each.requires_grad for each in bias.parameters()), reads_mask=False)
+
+
 def _remember(
     calls: _Calls, known: tuple[Any, ...], problem: Problem, step: bool, of_bias: Described | None
 ) -> _Prepared | None:
@@ -272,7 +332,9 @@ def _remember(
         call = DECODE.prepare_step(problem)
     elif not step and kernel is SHORT and of_bias is None:
         call = SHORT.prepare_call(problem)
-    elif of_bias is not None and kernel is SHORT and problem.queries * problem.keys <= MAX_PAIRS_OF_BIAS:
+    elif kernel is SHORT and of_bias is not None and isinstance(problem.bias, RelativeBias):
+        call = SHORT.prepare_call(problem, bias_anew=True)
+    elif kernel is SHORT and of_bias is not None and problem.queries * problem.keys <= MAX_PAIRS_OF_BIAS:
         with torch.no_grad():
             problem.bias_values()  # which refuses one that does not fit
         without = SHORT.prepare_call(replace(problem, bias=None))

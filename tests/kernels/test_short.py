@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard import biases, masks, native
+from regard import biases, masks, native, normalizers
 from regard.core.grid import Grid
 from regard.errors import KernelError, MaskError
 from regard.kernels import short
@@ -262,8 +262,8 @@ def test_small_problems_with_a_bias_or_any_mask_are_not_compared():
 def test_features_are_refused():
     query, key, value = tensors()
     refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"softcap": 2.0}, "its code has no softcap"),
         ({"dropout_p": 0.1}, "its code has no dropout"),
+        ({"sinks": torch.zeros(4), "normalizer": normalizers.Softpick()}, "its code has sinks of softmax alone"),
     )
     for options, why in refused:
         with pytest.raises(KernelError, match=why):

@@ -2,17 +2,20 @@
 
 import copy
 import gc
+import math
 import pickle
 import re
 import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import regard
-from regard import biases, masks, native, normalizers, small_calls
+from regard import biases, masks, native, normalizers, scores, small_calls
 from regard.errors import ConfigurationError, ShapeError
 from regard.kernels.hooks import attention_hook
 from regard.kernels.planning.rates import ZEN_4
@@ -43,6 +46,18 @@ def agrees(tensors: list[Tensor], **options) -> None:
     for _ in range(3):  # the first is remembered, others are repeated
         expected = regard.attention(*(tensor.double() for tensor in tensors), kernel="reference", **options)
         torch.testing.assert_close(regard.attention(*tensors, **options).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def gradients_agree(tensors: list[Tensor], learned: list[Tensor], make: Callable[[], dict[str, Any]]) -> None:
+    """The gradients of the tensors, and of what the options read; options are made anew for each call."""
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    above = torch.randn_like(tensors[2][..., :1, :]).expand(*tensors[0].shape[:-1], -1)
+    for _ in range(3):
+        found, expected = (
+            torch.autograd.grad(regard.attention(*leaves, kernel=kernel, **make()), [*leaves, *learned], above)
+            for kernel in (None, "reference")
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal(), masks.causal() & masks.window(3)])
@@ -460,3 +475,201 @@ def test_what_a_bias_of_another_kind_refuses_is_refused_after_repeated_calls():
         regard.attention(query, key, value, bias=biases.shaw(own[0][..., :5], before=5, after=2))
     with pytest.raises(ShapeError, match="does not broadcast"):
         regard.attention(query, key, value, bias=torch.zeros(3, 11, 11))
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.strided(3)])
+def test_softcaps_and_sinks(mask):
+    """Softcaps are told apart; sinks are those of the call, of any dtype and strides, learned or not."""
+    tensors = inputs(2, 3, 11, 5)
+    for softcap in (None, 0.5, 2.0):
+        for sinks in (None, torch.randn(3), torch.randn(3).double(), torch.randn(6)[::2], 9.0 + torch.zeros(3)):
+            agrees(tensors, mask=mask, softcap=softcap, sinks=sinks)
+    assert known() == [True] * 9  # by softcap, without sinks and by their two dtypes
+    learned = torch.randn(3, requires_grad=True)
+    gradients_agree(tensors, [learned], lambda: {"mask": mask, "sinks": learned, "softcap": 0.7})
+    gradients_agree(tensors, [], lambda: {"mask": mask, "softcap": 0.7})
+
+
+def test_a_hook_sees_the_same_sinks_bit_for_bit():
+    tensors, sinks, seen = inputs(1, 4, 9, 16), torch.randn(4), []
+    for options in ({"sinks": sinks}, {"sinks": sinks, "mask": masks.causal(), "softcap": 2.0}):
+        plain = [regard.attention(*tensors, **options) for _ in range(2)][-1]
+        with attention_hook(lambda problem, lse: seen.append(lse)):
+            assert torch.equal(regard.attention(*tensors, **options), plain)
+        _, lse = regard.attention_with_lse(*tensors, **options, kernel="reference")
+        torch.testing.assert_close(seen[-1], lse)
+
+
+def test_sinks_alone_have_a_gradient():
+    tensors, sinks = inputs(1, 2, 7, 4), torch.randn(2, requires_grad=True)
+    for _ in range(3):
+        found, expected = (
+            torch.autograd.grad(regard.attention(*tensors, sinks=sinks, kernel=kernel).square().sum(), sinks)
+            for kernel in (None, "reference")
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    (first,) = torch.autograd.grad(regard.attention(*tensors, sinks=sinks).square().sum(), sinks, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), sinks)
+    output = regard.attention(*tensors, sinks=sinks, kernel="reference")
+    (first,) = torch.autograd.grad(output.square().sum(), sinks, create_graph=True)
+    torch.testing.assert_close(second, torch.autograd.grad(first.sum(), sinks)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_sinks_that_are_written_to_before_the_gradient_are_an_error():
+    tensors, sinks = [tensor.requires_grad_() for tensor in inputs(1, 2, 7, 4)], torch.randn(2)
+    for _ in range(2):
+        output = regard.attention(*tensors, sinks=sinks)
+        sinks.mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_what_is_not_finite_beside_a_softcap_and_sinks(mask, place, value):
+    """The tanh makes infinity a finite score, which is no attention to it."""
+    tensors, sinks = inputs(1, 2, 9, 4), torch.randn(2)
+    regard.attention(*tensors, mask=mask, softcap=1.5, sinks=sinks)
+    tensors[place][0, 0, 5, 1] = value
+    expected = regard.attention(*tensors, mask=mask, softcap=1.5, sinks=sinks, kernel="reference")
+    for _ in range(2):
+        found = regard.attention(*tensors, mask=mask, softcap=1.5, sinks=sinks)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+        found = regard.attention(*leaves, mask=mask, softcap=1.5, sinks=sinks)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_sinks_and_softcaps_that_are_refused():
+    query, key, value = inputs(1, 2, 8, 4)
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=re.escape("sinks is torch.float32 (3,)")):
+            regard.attention(query, key, value, sinks=torch.zeros(3))
+        with pytest.raises(ConfigurationError, match="softcap is -1"):
+            regard.attention(query, key, value, softcap=-1.0)
+        with pytest.raises(ShapeError, match="input with a head axis"):
+            regard.attention(query[0, :1], key[0, :1], value[0, :1], sinks=torch.zeros(1))
+
+
+class Angles(scores.Score):
+    """The cosine of query and key, times a number."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self.times = times
+
+    def project_query(self, query: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(query, dim=-1)
+
+    def project_key(self, key: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(key, dim=-1)
+
+    def form(self, query: Tensor, key: Tensor) -> scores.DotPairs:
+        return scores.DotPairs(query, key, self.times)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_scores_that_are_dot_products(mask):
+    """What is prepared is of the projected queries and keys; of another scale the call takes the long way."""
+    tensors = inputs(2, 3, 11, 5)
+    general = [scores.General(5, 5) for _ in range(2)]
+    for score in (scores.Dot(), scores.ScaledDot(), scores.ScaledDot(0.3), Angles(3.0), Angles(2.0)):
+        agrees(tensors, mask=mask, score=score)
+    for score in general:
+        with torch.no_grad():
+            for _ in range(3):
+                expected = regard.attention(*tensors, mask=mask, score=score, kernel="reference")
+                torch.testing.assert_close(regard.attention(*tensors, mask=mask, score=score), expected)
+    assert known() == [True] * 4  # Dot, ScaledDot, Angles and General
+    for score in (*general, scores.Dot(), Angles(3.0)):
+        gradients_agree(tensors, list(score.parameters()), lambda score=score: {"mask": mask, "score": score})
+    fixed = [tensor.detach() for tensor in tensors]  # of which the projected ones have a gradient all the same
+    for _ in range(2):
+        output = regard.attention(*fixed, mask=mask, score=general[0])
+        assert torch.autograd.grad(output.sum(), general[0].weight)[0].any()
+
+
+def test_projections_of_other_sizes_are_not_the_prepared_ones():
+    query, key, value = inputs(1, 2, 9, 6)
+    for _ in range(2):
+        for wide in (6, 4):
+            with pytest.raises(ShapeError) if wide == 4 else torch.no_grad():
+                regard.attention(query, key, value, score=scores.General(6, wide))
+    location = scores.Location(6, 12)
+    with torch.no_grad():
+        for _ in range(3):
+            expected = regard.attention(query, key, value, score=location, kernel="reference")
+            torch.testing.assert_close(regard.attention(query, key, value, score=location), expected)
+
+
+def test_additive_scores_take_the_long_way_and_refusals_are_those_of_attention():
+    query, key, value = inputs(1, 2, 8, 4)
+    additive = scores.Additive(4, 4, 6)
+    for _ in range(3):
+        expected = regard.attention(query, key, value, score=additive, kernel="reference")
+        torch.testing.assert_close(regard.attention(query, key, value, score=additive), expected)
+    assert known() == [False]
+    for _ in range(2):
+        regard.attention(query, key, value, score=scores.Dot())
+        with pytest.raises(ConfigurationError, match="goes with the default score"):
+            regard.attention(query, key, value, score=scores.Dot(), scale=2.0)
+        with pytest.raises(ConfigurationError, match="score needs a score such as"):
+            regard.attention(query, key, value, score=scores.Dot)  # type: ignore[arg-type]
+
+
+def test_no_gradient_of_a_score_comes_from_behind_the_mask():
+    score, tensors = scores.General(4, 4), inputs(1, 2, 9, 4)
+    mask = masks.causal() & masks.padding([6])
+    for _ in range(3):
+        with torch.no_grad():
+            tensors[1][:, :, 7] = torch.nan
+        output = regard.attention(*tensors, mask=mask, score=score)
+        (found,) = torch.autograd.grad(output[:, :, :6].sum(), score.weight)
+        assert found.isfinite().all()
+
+
+BY_DISTANCE: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "relative": (partial(biases.relative, max_distance=7), [torch.randn(3, 8)]),
+    "one side": (partial(biases.relative, bidirectional=False), [torch.randn(3, 8)]),
+    "clipped": (partial(biases.clipped, before=3, after=2), [torch.randn(3, 6)]),
+    "kerple": (biases.kerple_log, [torch.rand(3) + 0.5, torch.rand(3) + 0.5]),
+}
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.strided(3), masks.padding([5, 11])])
+@pytest.mark.parametrize("name", BY_DISTANCE)
+def test_biases_by_distance_that_are_made_anew(name, mask):
+    """Of each call its own numbers, for as many keys as it has."""
+    make, drawn = BY_DISTANCE[name]
+    tensors = inputs(2, 3, 11, 5)
+    for factor in (1.0, 2.0, 0.5):
+        bias = make(*(factor * each for each in drawn))
+        expected = regard.attention(*(each.double() for each in tensors), mask=mask, bias=bias, kernel="reference")
+        found = regard.attention(*tensors, mask=mask, bias=bias)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    query, key, value = inputs(2, 3, 11, 5)
+    agrees([query[:, :, 7:], key, value], mask=mask, bias=make(*drawn), softcap=1.5, sinks=torch.randn(3))
+    leaves = [each.clone().requires_grad_() for each in drawn]
+    gradients_agree(tensors, leaves, lambda: {"mask": mask, "bias": make(*leaves)})
+    calls = small_calls._calls if mask is None or not isinstance(mask, Padding) else memo_of(mask).calls
+    assert [call is not None for call in calls.values()] == [True] * len(calls)
+    assert calls
+
+
+def test_biases_by_distance_that_do_not_fit_are_refused_as_elsewhere():
+    tensors = inputs(2, 3, 11, 5)
+    for _ in range(2):
+        regard.attention(*tensors, bias=biases.clipped(torch.zeros(3, 4), before=2, after=1))
+        with pytest.raises(ShapeError, match="does not broadcast to the weights"):
+            regard.attention(*tensors, bias=biases.clipped(torch.zeros(2, 4), before=2, after=1))
+
+
+def test_one_tensor_of_sinks_and_a_bias():
+    """A gradient that is the sum of both, by the short way and where scores are too large for it."""
+    shared = torch.tensor([0.5, 1.5], requires_grad=True)
+    for factor in (1.0, 400.0):
+        tensors = [factor * tensor for tensor in inputs(1, 2, 9, 4)]
+        gradients_agree(
+            tensors[:2] + inputs(1, 2, 9, 4)[:1], [shared], lambda: {"bias": biases.alibi(shared), "sinks": shared}
+        )

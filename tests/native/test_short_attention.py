@@ -10,12 +10,14 @@ from regard.backends.cpu.library import DTYPES
 from regard.backends.cpu.short_rows import LONGEST, ShortInC, _BiasGradient
 from regard.core.batched_problem import Saved
 from regard.core.finite import CheckedGradients, CheckedRows
+from regard.core.row_weights import RowWeights
 from regard.errors import DeviceError, DtypeError, ShapeError
 from regard.tiles.pair_terms import PairTerms
 
 pytestmark = pytest.mark.usefixtures("built")
 
 SHORT, SCALE = ShortInC(), 0.3
+WEIGHTS, CAPPED = RowWeights(SCALE), RowWeights(SCALE, softcap=0.7)
 SIZES = [  # batch, heads, key heads, queries, keys, dim, value dim
     (2, 4, 2, 25, 25, 64, 64),
     (1, 1, 1, 1, 1, 1, 1),
@@ -64,11 +66,14 @@ def pairs_of(spans: Tensor | None, queries: int, keys: int) -> Tensor:
 
 
 def attend(
-    tensors: tuple[Tensor, ...], spans: Tensor | None = None, terms: PairTerms | None = None
+    tensors: tuple[Tensor, ...],
+    spans: Tensor | None = None,
+    terms: PairTerms | None = None,
+    weights: RowWeights = WEIGHTS,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp."""
     query, key, value = tensors
-    rows = SHORT.forward(query, key, value, SCALE, spans, terms)
+    rows = SHORT.forward(query, key, value, weights, spans, terms)
     assert rows is not None
     return rows
 
@@ -80,19 +85,20 @@ def differentiate(
     above_lse: Tensor | None = None,
     spans: Tensor | None = None,
     terms: PairTerms | None = None,
+    weights: RowWeights = WEIGHTS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of query, key and value, and of a bias if there is one, by output and log-sum-exp."""
     (query, key, value), (output, lse) = tensors, rows
     above_lse = torch.zeros_like(lse) if above_lse is None else above_lse
     saved = Saved(output, lse, above, above_lse, needs_bias_grad=terms is not None and is_learned(terms))
-    return SHORT.backward(query, key, value, SCALE, saved, spans, terms)
+    return SHORT.backward(query, key, value, weights, saved, spans, terms)
 
 
 def attend_alone(
     tensors: tuple[Tensor, Tensor, Tensor], spans: Tensor | None = None, terms: PairTerms | None = None
 ) -> tuple[Tensor, bool, bool]:
     """The output without log-sum-exps, whether it is finite, and whether gradients without them are exact."""
-    found = SHORT.prepare(SCALE, spans, *tensors).forward(spans, *tensors, terms)
+    found = SHORT.prepare(WEIGHTS, spans, *tensors).forward(spans, *tensors, terms)
     assert found is not None
     return found
 
@@ -109,6 +115,7 @@ def by_formula(
     rounded: Tensor,
     dtype: torch.dtype,
     terms: PairTerms | None = None,
+    weights: RowWeights = WEIGHTS,
 ):
     """Output, log-sum-exp, the three gradients, and that of the terms' bias where there is one.
 
@@ -117,6 +124,8 @@ def by_formula(
     query, key, value = held = [tensor.to(dtype).requires_grad_() for tensor in tensors]
     group = query.shape[1] // key.shape[1]
     scores = SCALE * (query @ key.repeat_interleave(group, 1).mT)
+    if weights.softcap is not None:
+        scores = weights.softcap * torch.tanh(scores / weights.softcap)
     if terms is not None and terms.bias is not None:
         held.append(terms.bias.to(dtype).requires_grad_())
         scores = scores + held[3]
@@ -128,25 +137,31 @@ def by_formula(
         keep = keep & terms.keep
     scores = scores.masked_fill(~keep, -math.inf)
     lse = scores.logsumexp(-1)
-    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
-    output, kept = weights @ value.repeat_interleave(group, 1), lse.isfinite()
+    shares = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
+    output, kept = shares @ value.repeat_interleave(group, 1), lse.isfinite()
     above = above.to(dtype)
     above_lse = above_lse.to(dtype) - ((rounded.to(dtype) - output.detach()) * above).sum(-1)
     total = (output * above).sum() + (lse[kept] * above_lse[kept]).sum()
     return [output.detach(), lse.detach(), *torch.autograd.grad(total, held)]
 
 
-def agrees(tensors: tuple[Tensor, Tensor, Tensor], spans: Tensor | None, terms: PairTerms | None = None) -> None:
+def agrees(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    spans: Tensor | None,
+    terms: PairTerms | None = None,
+    weights: RowWeights = WEIGHTS,
+) -> None:
     """The errors are at most some times those of the formula in float32, and roundings to the dtype."""
     query, key, value = tensors
-    output, lse = attend(tensors, spans, terms)
+    output, lse = attend(tensors, spans, terms, weights)
     above, above_lse = torch.randn(output.shape).to(value.dtype), torch.randn(lse.shape)
     keep = pairs_of(spans, query.shape[2], key.shape[2])
     empty = lse == -math.inf
     above_lse = above_lse.masked_fill(empty, 0.0)
-    *gradients, of_bias = differentiate(tensors, (output, lse), above, above_lse, spans, terms)
+    *gradients, of_bias = differentiate(tensors, (output, lse), above, above_lse, spans, terms, weights)
     true, plain = (
-        by_formula(tensors, keep, above, above_lse, output, dtype, terms) for dtype in (torch.float64, torch.float32)
+        by_formula(tensors, keep, above, above_lse, output, dtype, terms, weights)
+        for dtype in (torch.float64, torch.float32)
     )
     assert torch.equal(empty, true[1] == -math.inf)
     found = [output, lse, *gradients]
@@ -178,7 +193,7 @@ def test_agrees_with_the_formula(variant, sizes, kind, dtype):
 def test_without_log_sum_exps(variant, sizes, kind, dtype):
     """Softmax computed again backward: the gradients by log-sum-exps, but for their rounding."""
     tensors, spans = inputs(sizes, dtype), spans_of(kind, sizes)
-    prepared = SHORT.prepare(SCALE, spans, *tensors)
+    prepared = SHORT.prepare(WEIGHTS, spans, *tensors)
     output, finite, precise = attend_alone(tensors, spans)
     assert finite
     assert precise
@@ -239,11 +254,95 @@ def test_with_terms(variant, sizes, kind, dtype):
     agrees(inputs(sizes, dtype), spans, terms_of(kind, sizes))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["all", "causal", "anywhere"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_with_a_softcap(variant, sizes, kind, dtype):
+    agrees(inputs(sizes, dtype), spans_of(kind, sizes), None, CAPPED)
+    agrees(inputs(sizes, dtype), spans_of(kind, sizes), terms_of("by distance and kept", sizes), CAPPED)
+
+
+def with_sinks(
+    tensors: tuple[Tensor, Tensor, Tensor], sinks: Tensor, keep: Tensor, above: Tensor, dtype: torch.dtype, cap: float
+) -> list[Tensor]:
+    """Output, gradients and log-sum-exp of the formula, with one more column that has no value.
+
+    The gradients are those of query, key, value and sinks.
+    """
+    query, key, value, *_ = held = [tensor.to(dtype).requires_grad_() for tensor in (*tensors, sinks)]
+    group = query.shape[1] // key.shape[1]
+    scores = cap * torch.tanh(SCALE * (query @ key.repeat_interleave(group, 1).mT) / cap)
+    scores = scores.masked_fill(~keep, -math.inf)
+    column = held[3][:, None, None].expand(*scores.shape[:-1], 1)
+    whole = torch.cat([scores, column], -1)
+    output = whole.softmax(-1)[..., :-1] @ value.repeat_interleave(group, 1)
+    gradients = torch.autograd.grad((output * above.to(dtype)).sum(), held)
+    return [output.detach(), *gradients, whole.logsumexp(-1).detach()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["all", "causal", "padded", "anywhere"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sinks(variant, sizes, kind, dtype):
+    """Of any size beside the scores, with a softcap; the gradient is the sum over rows that are many or few."""
+    tensors, spans = inputs(sizes, dtype), spans_of(kind, sizes)
+    sinks = 4.0 * torch.randn(sizes[1])
+    terms = PairTerms.with_sinks(None, sinks)
+    prepared = SHORT.prepare(CAPPED, spans, *tensors)
+    found = prepared.forward(spans, *tensors, terms)
+    assert found is not None
+    output, finite, precise = found
+    assert finite
+    assert precise
+    rows = attend(tensors, spans, terms, CAPPED)
+    assert torch.equal(rows[0], output)
+    above = torch.randn(output.shape).to(dtype)
+    gradients = prepared.backward(spans, *tensors, above, terms)
+    assert gradients is not None
+    assert gradients[3] is None
+    assert gradients[4] is not None
+    keep = pairs_of(spans, sizes[3], sizes[4])
+    true, plain = (with_sinks(tensors, sinks, keep, above, each, 0.7) for each in (torch.float64, torch.float32))
+    plain_lse, lse = plain.pop(), true.pop()
+    error, magnitude = (plain_lse - lse).abs().max(), lse.abs().max().clamp(min=1.0)
+    assert (rows[1].double() - lse).abs().max() <= 5 * error + 4 * torch.finfo(torch.float32).eps * magnitude
+    products = (above.double() * true[0]).abs().sum(-1)  # each of which a row's gradient takes from a sum
+    for place, (has, one, other) in enumerate(zip((output, *gradients[:3], gradients[4]), true, plain, strict=True)):
+        budget = 5 * (other - one).abs().max() + 4 * torch.finfo(has.dtype).eps * one.abs().max().clamp(min=1.0)
+        if place:
+            budget += (
+                4 * torch.finfo(torch.float32).eps * (products.sum((0, 2)).max() if place == 4 else products.max())
+            )
+        if place and dtype is not torch.float32:  # weights and gradients of scores are rounded to pairs of bfloat16
+            budget += 4 * torch.finfo(dtype).eps * one.abs().max()
+        assert (has.double() - one).abs().max() <= budget
+
+
+@pytest.mark.parametrize("sink", [-math.inf, -200.0, 200.0])
+def test_sinks_far_from_the_scores(variant, sink):
+    """Without any weight, or with all of it; rows without keys too."""
+    sizes = (2, 2, 1, 7, 9, 16, 16)
+    tensors, spans = inputs(sizes, torch.float32), spans_of("anywhere", sizes)
+    terms = PairTerms.with_sinks(None, torch.full((2,), sink))
+    prepared = SHORT.prepare(WEIGHTS, spans, *tensors)
+    found, plain = (prepared.forward(spans, *tensors, each) for each in (terms, None))
+    above = torch.randn(2, 2, 7, 16)
+    gradients, others = (prepared.backward(spans, *tensors, above, each) for each in (terms, None))
+    assert found is not None
+    assert plain is not None
+    assert gradients is not None
+    assert others is not None
+    assert gradients[4] is not None
+    assert not gradients[4].any()
+    for has, one in zip((found[0], *gradients[:3]), (plain[0], *others[:3]), strict=True):
+        assert torch.equal(has, one if sink < 0 else torch.zeros_like(one))
+
+
 @pytest.mark.parametrize("kind", TERMS)
 def test_terms_without_log_sum_exps(variant, kind):
     sizes = (3, 4, 2, 25, 29, 19, 16)
     tensors, terms, spans = inputs(sizes, torch.float32), terms_of(kind, sizes), spans_of("padded", sizes)
-    prepared = SHORT.prepare(SCALE, spans, *tensors)
+    prepared = SHORT.prepare(WEIGHTS, spans, *tensors)
     output, finite, precise = attend_alone(tensors, spans, terms)
     rows = attend(tensors, spans, terms)
     assert finite
@@ -254,7 +353,8 @@ def test_terms_without_log_sum_exps(variant, kind):
     others = differentiate(tensors, rows, above, spans=spans, terms=terms)
     assert gradients is not None
     assert (gradients[3] is not None) == (others[3] is not None) == is_learned(terms)
-    for has, one in zip(gradients, others, strict=True):
+    assert gradients[4] is None
+    for has, one in zip(gradients[:4], others, strict=True):
         if has is None or one is None:
             continue
         assert (has - one).abs().max() <= 1e-5 * one.abs().max().clamp(min=1.0)
@@ -349,7 +449,7 @@ def test_any_strides():
     )
     transposed = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     agrees(transposed, None)
-    gradients = SHORT.prepare(SCALE, None, *transposed).backward(None, *transposed, torch.ones(2, 3, 9, 16))
+    gradients = SHORT.prepare(WEIGHTS, None, *transposed).backward(None, *transposed, torch.ones(2, 3, 9, 16))
     assert gradients is not None
     assert [each.stride() for each in gradients[:3]] == [each.stride() for each in transposed]
     strided = [torch.randn(2, 3, 9, 16, 2)[..., 0] for _ in range(3)]
@@ -370,7 +470,7 @@ class TestNonfinite:
         query, key, value = inputs((1, 1, 1, 20, 9, 16, 16), torch.float32)
         query[0, 0, 17] = 1e5
         key[0, 0, 4] = 1.0
-        prepared = SHORT.prepare(SCALE, None, query, key, value)
+        prepared = SHORT.prepare(WEIGHTS, None, query, key, value)
         output, finite, precise = attend_alone((query, key, value))
         assert finite
         assert not precise

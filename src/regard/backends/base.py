@@ -24,6 +24,7 @@ from ..core.recurrence_problem import (
     RecurrenceResult,
     StoredRecurrence,
 )
+from ..core.row_weights import RowWeights
 from ..lenses.forms import WeightForm
 from ..tiles.key_lists import KeyLists, ListGradients, ListTerms
 from ..tiles.pair_terms import PairTerms
@@ -181,8 +182,11 @@ class ShortPass(Protocol):
         terms: PairTerms | None = None,
         *,
         of_bias: bool = False,
-    ) -> ShortGradients | None:
-        """The gradients, with the weights computed again; None where they are not finite or exact."""
+    ) -> tuple[*ShortGradients, Tensor | None] | None:
+        """The gradients, with the weights computed again; None where they are not finite or exact.
+
+        Also that of the terms' sinks, (H,) float32, where there are any.
+        """
         ...
 
 
@@ -195,10 +199,10 @@ M + N - 1) of one by distance, else (B or 1, H, M, N), over all batches where th
 class ShortRows(Protocol):
     """All scores of a row at once, of few keys: one pass forward and one backward.
 
-    spans: (B or 1, M, 2) int32, contiguous: the first key that a row attends to, and the one after its last; all keys
-    without it. terms: numbers added to the scores, and pairs that are left out beside. Rows that attend to nothing have
-    output 0 and log-sum-exp -inf. normalizer: one that it `takes`, None for softmax; log-sum-exps are its
-    numbers of rows.
+    weights: of a normalizer that it `takes`; log-sum-exps are its numbers of rows. spans: (B or 1, M, 2) int32,
+    contiguous: the first key that a row attends to, and the one after its last; all keys without it. terms: numbers
+    added to the scores, pairs that are left out beside, and sinks, which log-sum-exps count and `backward` by these has
+    none of. Rows that attend to nothing have output 0 and log-sum-exp -inf, or that of their sink.
     """
 
     @property
@@ -211,13 +215,7 @@ class ShortRows(Protocol):
         ...
 
     def prepare(
-        self,
-        scale: float,
-        spans: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        normalizer: Normalizer | None = None,
+        self, weights: RowWeights, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
     ) -> ShortPass:
         """What computes such tensors; memoized by their layout."""
         ...
@@ -227,10 +225,9 @@ class ShortRows(Protocol):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        scale: float,
+        weights: RowWeights,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
-        normalizer: Normalizer | None = None,
     ) -> Rows | None:
         """Output (B, H, M, Dv) and log-sum-exp (B, H, M); None where a bias is too large for the code."""
         ...
@@ -240,11 +237,10 @@ class ShortRows(Protocol):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        scale: float,
+        weights: RowWeights,
         saved: Saved,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
-        normalizer: Normalizer | None = None,
     ) -> ShortGradients:
         """The gradients, and that of the terms' bias where `saved` asks for it."""
         ...

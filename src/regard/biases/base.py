@@ -290,7 +290,7 @@ def add_gradients(
             target += gradient
 
 
-def summed_to(upstream: Tensor, shape: torch.Size) -> Tensor:
+def summed_to(upstream: Tensor, shape: Sequence[int]) -> Tensor:
     """Sum a gradient over the axes along which its values were broadcast, in float32 at least.
 
     >>> summed_to(torch.ones(2, 3, 4), torch.Size((1, 1, 3, 1))).flatten()

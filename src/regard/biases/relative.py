@@ -5,9 +5,10 @@ They are evaluated once per diagonal of a tile, M + N - 1 numbers per head, inst
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -155,8 +156,61 @@ def select_columns(table: Tensor, index: Tensor) -> Tensor:
     return chosen.reshape(len(table), *index.shape)
 
 
+class ColumnRule(ABC):
+    """Which column of a table a distance reads. Subclasses are frozen dataclasses of numbers."""
+
+    @abstractmethod
+    def columns(self, distances: Tensor) -> Tensor:
+        """The column of each distance, *key position - query position*; whole numbers of any shape."""
+
+
+class TableBias(RelativeBias):
+    """table[head, column of the distance], for a `table` (heads, columns) and a `rule` for the columns."""
+
+    table: Tensor
+
+    @property
+    @abstractmethod
+    def rule(self) -> ColumnRule:
+        """The column of each distance."""
+
+    def values_at(self, distances: Tensor) -> Tensor:
+        return select_columns(self.table, self.rule.columns(distances))
+
+    def accumulate_at(self, distances: Tensor, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
+        self.accumulate_columns(self.rule.columns(distances), upstream, into)
+
+    def accumulate_columns(self, columns: Tensor, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
+        """`accumulate_at` of distances with these columns, (D,): each column gets the sum of those that read it."""
+        (target,) = into
+        if target is not None:
+            target.index_add_(-1, columns.to(target.device), summed_to(upstream, (len(self.table), len(columns))))
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRule(ColumnRule):
+    """Columns as `bucket` has them."""
+
+    starts: tuple[int, ...]
+    bidirectional: bool
+
+    def columns(self, distances: Tensor) -> Tensor:
+        return bucket(distances, self.starts, bidirectional=self.bidirectional)
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRule(ColumnRule):
+    """A column for each distance from -before to after, whose ends stand for all beyond."""
+
+    before: int
+    after: int
+
+    def columns(self, distances: Tensor) -> Tensor:
+        return distances.clamp(-self.before, self.after) + self.before
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Bucketed(RelativeBias):
+class Bucketed(TableBias):
     """table[head, bucket(key position - query position)]."""
 
     table: Tensor
@@ -164,8 +218,9 @@ class Bucketed(RelativeBias):
     bidirectional: bool
     starts: tuple[int, ...]
 
-    def values_at(self, distances: Tensor) -> Tensor:
-        return select_columns(self.table, bucket(distances, self.starts, bidirectional=self.bidirectional))
+    @property
+    def rule(self) -> BucketRule:
+        return BucketRule(self.starts, self.bidirectional)
 
     def __repr__(self) -> str:
         options = f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"
@@ -218,6 +273,7 @@ def bucket(distances: Tensor, starts: tuple[int, ...], *, bidirectional: bool) -
     return found + (len(starts) + 1) * (distances > 0) if bidirectional else found
 
 
+@cache
 def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance of each bucket of one side except the first, which starts at 0.
 
@@ -266,15 +322,16 @@ def _check(buckets: int, max_distance: int, bidirectional: bool) -> None:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Clipped(RelativeBias):
+class Clipped(TableBias):
     """table[head, clip(key position - query position, -before, after) + before]."""
 
     table: Tensor
     before: int
     after: int
 
-    def values_at(self, distances: Tensor) -> Tensor:
-        return select_columns(self.table, distances.clamp(-self.before, self.after) + self.before)
+    @property
+    def rule(self) -> ClipRule:
+        return ClipRule(self.before, self.after)
 
     def __repr__(self) -> str:
         return f"clipped({describe_tensor(self.table)}, before={self.before}, after={self.after})"

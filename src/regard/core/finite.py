@@ -19,6 +19,12 @@ class CheckedRows(tuple[Tensor, Tensor]):
     __slots__ = ()
 
 
+class SinkRows(tuple[Tensor, Tensor]):
+    """Output and log-sum-exp in which the sinks of the problem are counted already."""
+
+    __slots__ = ()
+
+
 class CheckedGradients(tuple[Tensor, Tensor, Tensor, Tensor | None]):
     """Gradients that need no check for NaN, as `CheckedRows`: those of query, key and value, and of a bias.
 

@@ -106,8 +106,9 @@ class OwnGradient(Protocol):
     """A kernel with a backward of its own, which `custom_op.apply_kernel` makes differentiable and compilable.
 
     Both are called without autograd, for a problem whose numbers are finite or are all attended to. Sinks and rows that
-    attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf. A
-    forward pass whose output needs no check for NaN returns `CheckedRows`; that of others is read for it.
+    attend to nothing are the operator's: `forward` leaves sinks out, and gives such rows the log-sum-exp -inf; one that
+    counts the sinks returns `SinkRows`. A forward pass whose output needs no check for NaN returns `CheckedRows`; that
+    of others is read for it.
     """
 
     name: str

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..backends.registry import some_nan_safe
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.decomposition import compiled_whole, decompose
-from ..core.finite import CheckedRows, all_finite, waits
+from ..core.finite import CheckedRows, SinkRows, all_finite, waits
 from ..core.log_sum_exp import add_exact_gradients, coarse_rows, lse_dtype, split_float64, within_float32
 from ..core.problem import Problem
 from ..core.score_forms import AdditivePairs, DotPairs
@@ -146,7 +146,7 @@ def _with_sinks(problem: Problem, computation: OwnGradient) -> Result:
     batched = BatchedProblem.from_problem(problem)
     rows = computation.forward(batched)
     (output, lse), checked = rows, isinstance(rows, CheckedRows) and problem.sinks is None
-    if problem.sinks is not None and problem.has_lse:
+    if problem.sinks is not None and problem.has_lse and not isinstance(rows, SinkRows):
         output, lse = add_sinks(output, lse, problem.log_denominator(problem.sinks))
     return Result(batched.unflatten_batch(output).to(problem.value.dtype), batched.unflatten_batch(lse), checked)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -17,15 +17,15 @@ from ..backends.torch.tile_loop import TiledAttention
 from ..biases import Bias, RelativeBias
 from ..biases.base import TensorBias, summed_to
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
-from ..core.finite import CheckedGradients
-from ..core.normalizer import Normalizer
+from ..core.finite import CheckedGradients, SinkRows
 from ..core.problem import Problem
-from ..core.score_forms import DotPairs, at_least_float32
+from ..core.row_weights import RowWeights
+from ..core.score_forms import DotPairs, PairForm, at_least_float32
 from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_dead
 from ..masks import Mask
 from ..masks.tensor_mask import TensorMask
 from ..tiles.dense_mask import MAX_MEMO_PAIRS, dense_mask
-from ..tiles.diagonals import bias_along, distances
+from ..tiles.diagonals import add_gradient_along, bias_along, distance_range, line_along
 from ..tiles.landmark_blocks import LandmarkBlocks
 from ..tiles.mask_tiles import distinct_matrices
 from ..tiles.memo import modified, remembered_state
@@ -44,6 +44,7 @@ TERM = price("short.term")
 TERM_CALLS = price("short.term_calls")
 LAID_OUT = price("short.laid_out")
 AS_THEY_ARE = price("short.as_they_are")
+CAP = 2 * price("flash.extra")
 MAX_PAIRS_OF_BIAS = 2**16
 """Up to so many pairs a bias with a gradient is evaluated once, and what autograd needs of it is kept."""
 ROWS_AT_ONCE = 8
@@ -53,10 +54,11 @@ ROWS_AT_ONCE = 8
 class ShortKernel:
     """Attention over at most some hundreds of keys: all scores of a row at once, one call forward and one backward.
 
-    It reads float32, bfloat16 and float16, and grouped heads. Of masks of which each row is a span of keys (causal,
-    windows, padding, documents in order, and what `&` makes of them) the span of a row is two numbers: no mask of n² is
-    in memory, and keys outside of it are not read. Of a bias by distance it reads one number for each diagonal. Of any
-    other mask or bias it reads the tensor over the pairs, where it is, once for equal batches and heads.
+    It reads float32, bfloat16 and float16, and grouped heads, and computes a softcap and sinks in the same call. Of
+    masks of which each row is a span of keys (causal, windows, padding, documents in order, and what `&` makes of them)
+    the span of a row is two numbers: no mask of n² is in memory, and keys outside of it are not read. Of a bias by
+    distance it reads one number for each diagonal. Of any other mask or bias it reads the tensor over the pairs, where
+    it is, once for equal batches and heads.
     """
 
     name = "short"
@@ -69,9 +71,8 @@ class ShortKernel:
         reasons, value = [], problem.value
         if not isinstance(problem.pairs, DotPairs):
             reasons.append("its code computes dot products; this score is additive")
-        for name, feature in (("softcap", problem.softcap), ("dropout", problem.dropout)):
-            if feature is not None:
-                reasons.append(f"its code has no {name}")
+        if problem.dropout is not None:
+            reasons.append("its code has no dropout")
         reasons += reasons_against([each for each in BACKENDS if each.short is not None], value)
         if reasons:
             return reasons
@@ -108,7 +109,9 @@ class ShortKernel:
             flops=0.0,
             flash={backend: FlashWork(2.0 * idle * pairs * width, idle * pairs, packed)},
             bytes=terms.bytes,
-            passes=RESULT * rows * problem.value.shape[-1] + TERM * terms.read * pairs + terms.passes,
+            passes=RESULT * rows * problem.value.shape[-1]
+            + (TERM * terms.read + CAP * (problem.softcap is not None)) * pairs
+            + terms.passes,
             moved=bytes_read(problem, again=share),
             calls=CALLS + TERM_CALLS * terms.read,
             gradient=OWN_GRADIENT if has_short_tensors(problem) else GRADIENT,
@@ -140,7 +143,8 @@ class ShortKernel:
         if not has_short_tensors(problem) or torch.compiler.is_compiling() or functorch_active():
             return apply_kernel(problem, self)
         spans = key_spans(problem)
-        prepared = _maker(value)[1].prepare(pairs.scale, spans, query, key, value, problem.normalizer)
+        weights = RowWeights(pairs.scale, problem.softcap, problem.normalizer)
+        prepared = _maker(value)[1].prepare(weights, spans, query, key, value)
         if prepared.copies:
             return apply_kernel(problem, self)
         if problem.bias_requires_grad():
@@ -148,18 +152,26 @@ class ShortKernel:
         terms = None
         if has_terms(problem) and (terms := _pair_terms(BatchedProblem.from_problem(problem))) is None:
             return apply_kernel(problem, self)
-        if problem.inputs_require_grad() or problem.bias_requires_grad():
+        if problem.sinks is not None:
+            terms = PairTerms.with_sinks(terms, problem.sinks)
+        if problem.requires_grad():
             return Result(attend_with_gradient(problem, prepared, spans, terms))
-        masked = problem.mask is not None or problem.normalizer is not None
-        output = attend_without_gradient(prepared, spans, query, key, value, terms, masked=masked)
+        hides = problem.mask is not None or hides_nonfinite(weights)
+        output = attend_without_gradient(prepared, spans, query, key, value, terms, hides=hides)
         return apply_kernel(problem, self) if output is None else Result(output)
 
-    def prepare_call(self, problem: Problem) -> PreparedCall | None:
-        """What computes a problem and all of its kind, where they are one call; None where nothing is known of it."""
+    def prepare_call(self, problem: Problem, *, bias_anew: bool = False) -> PreparedCall | None:
+        """What computes a problem and all of its kind, where they are one call; None where nothing is known of it.
+
+        bias_anew: whether its bias, which is one by distance, has other numbers in each of these calls.
+        """
         pairs, value = problem.pairs, problem.value
         if not isinstance(pairs, DotPairs) or not has_short_tensors(problem):
             return None
-        spans, terms = key_spans(problem), None
+        spans, terms, weights = key_spans(problem), None, RowWeights(pairs.scale, problem.softcap, problem.normalizer)
+        along = distance_range(problem) if bias_anew and problem.queries and problem.keys else None
+        if bias_anew:
+            problem = replace(problem, bias=None)
         if has_terms(problem):
             if problem.queries * problem.keys > MAX_MEMO_PAIRS:
                 return None
@@ -167,16 +179,21 @@ class ShortKernel:
                 terms = _pair_terms(BatchedProblem.from_problem(problem))
             if terms is None:
                 return None
-        prepared = _maker(value)[1].prepare(pairs.scale, spans, pairs.query, pairs.key, value, problem.normalizer)
-        return None if prepared.copies else PreparedCall(pairs.scale, spans, prepared, problem.normalizer, terms)
+        prepared = _maker(value)[1].prepare(weights, spans, pairs.query, pairs.key, value)
+        form = _layout_of(pairs)
+        return None if prepared.copies else PreparedCall(weights, spans, prepared, terms, along, form)
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
-        inputs = pairs.query, pairs.key, batched.value, pairs.scale, key_spans(batched.problem)
-        rows = _maker(batched.value)[1].forward(*inputs, _pair_terms(batched), batched.problem.normalizer)
+        weights = RowWeights(pairs.scale, batched.problem.softcap, batched.problem.normalizer)
+        inputs = pairs.query, pairs.key, batched.value, weights, key_spans(batched.problem)
+        terms, sinks = _pair_terms(batched), batched.problem.sinks
+        if sinks is not None:
+            terms = PairTerms.with_sinks(terms, sinks)
+        rows = _maker(batched.value)[1].forward(*inputs, terms)
         if rows is not None:
-            return rows
+            return rows if sinks is None else SinkRows(rows)
         # Rows whose bias is the smallest number, as transformers masks them, are exact in torch.
         return (TiledAttention() if batched.problem.has_lse else RowAttention(SCORES_PER_TILE)).forward(batched)
 
@@ -184,10 +201,9 @@ class ShortKernel:
         """The gradients of a batched problem, in its dtype."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]
         into = batched.zero_bias_gradients() if saved.needs_bias_grad else ()
-        inputs, spans = (pairs.query, pairs.key, batched.value, pairs.scale), key_spans(batched.problem)
-        found = _maker(batched.value)[1].backward(
-            *inputs, saved, spans, _pair_terms(batched), batched.problem.normalizer
-        )
+        weights = RowWeights(pairs.scale, batched.problem.softcap, batched.problem.normalizer)
+        inputs, spans = (pairs.query, pairs.key, batched.value, weights), key_spans(batched.problem)
+        found = _maker(batched.value)[1].backward(*inputs, saved, spans, _pair_terms(batched))
         query, key, value, of_bias = found
         if of_bias is not None:
             _add_bias_gradient(batched, of_bias, into)
@@ -198,28 +214,55 @@ class ShortKernel:
 class PreparedCall:
     """What is known of calls with the same shapes, strides, dtype, mask, bias and scale.
 
-    terms: of a mask and a bias that hold the same numbers in each of these calls.
+    terms: of a mask and a bias that hold the same numbers in each of these calls. distances: those of the diagonals, of
+    a bias that does not. form: the layout of queries and keys, which a score may have projected.
     """
 
-    scale: float
+    weights: RowWeights
     spans: Tensor | None
     prepared: ShortPass
-    normalizer: Normalizer | None
     terms: PairTerms | None
+    distances: range | None
+    form: tuple[Any, ...]
+
+    def takes(self, pairs: PairForm) -> TypeGuard[DotPairs]:
+        """Whether the pair form that a score gives is of these calls."""
+        return type(pairs) is DotPairs and pairs.scale == self.weights.scale and _layout_of(pairs) == self.form
 
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, *, learned: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Bias | None,
+        sinks: Tensor | None,
+        *,
+        learned: bool,
     ) -> Tensor | None:
-        """The output of such a call, differentiable if `learned`; None as `attend_without_gradient`."""
+        """The output of such a call, differentiable if `learned`.
+
+        None as `attend_without_gradient`, and where a bias fails or does not fit, which the long way says.
+        """
+        weights, terms = self.weights, self.terms
+        if self.distances is not None:
+            line = line_along(self.distances, cast(RelativeBias, bias), query.shape[1], query.device)
+            if line is None:
+                return None
+            terms = PairTerms.with_line(terms, line)
+        if sinks is not None:
+            terms = PairTerms.with_sinks(terms, sinks)
         if learned:
-            return attend_with_gradient(
-                Problem(DotPairs(query, key, self.scale), value, mask, bias, normalizer=self.normalizer),
-                self.prepared,
-                self.spans,
-                self.terms,
-            )
-        masked = mask is not None or self.normalizer is not None
-        return attend_without_gradient(self.prepared, self.spans, query, key, value, self.terms, masked=masked)
+            pairs = DotPairs(query, key, weights.scale)
+            problem = Problem(pairs, value, mask, bias, weights.softcap, sinks, normalizer=weights.normalizer)
+            return attend_with_gradient(problem, self.prepared, self.spans, terms)
+        hides = mask is not None or hides_nonfinite(weights)
+        return attend_without_gradient(self.prepared, self.spans, query, key, value, terms, hides=hides)
+
+
+def _layout_of(pairs: DotPairs) -> tuple[Any, ...]:
+    query, key = pairs.query, pairs.key
+    return query.shape, query.stride(), query.dtype, query.device, key.shape, key.stride(), key.dtype, key.device
 
 
 def _maker(value: Tensor) -> tuple[str, ShortRows]:
@@ -231,11 +274,15 @@ def has_short_tensors(problem: Problem) -> bool:
     """Whether tensors are read as they are, and nothing but the output is wanted."""
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
     return (
-        problem.sinks is None
-        and not problem.wants_lse
+        not problem.wants_lse
         and query.ndim == key.ndim == value.ndim == 4
         and query.shape[0] == key.shape[0] == value.shape[0]
     )
+
+
+def hides_nonfinite(weights: RowWeights) -> bool:
+    """Whether an input that is not finite may leave no trace in the output: no weight, or the score of a softcap."""
+    return weights.normalizer is not None or weights.softcap is not None
 
 
 def attend_without_gradient(
@@ -246,31 +293,37 @@ def attend_without_gradient(
     value: Tensor,
     terms: PairTerms | None = None,
     *,
-    masked: bool,
+    hides: bool,
 ) -> Tensor | None:
     """The output in one call; None where it is not finite, though what has no weight may be all that is not.
 
-    masked: whether keys may have no weight, by a mask or a normalizer.
+    hides: whether keys may have no weight, by a mask or as `hides_nonfinite` says.
     """
     found = prepared.forward(spans, query, key, value, terms)
     if found is None:
         return None
     output, finite, _ = found
-    return output if finite or (not masked and value.shape[2]) else None
+    return output if finite or (not hides and value.shape[2]) else None
 
 
 def attend_with_gradient(
     problem: Problem, prepared: ShortPass, spans: Tensor | None, terms: PairTerms | None = None
 ) -> Tensor:
-    """The output of a problem that `has_short_tensors`, differentiable by query, key, value and the bias."""
+    """The output of a problem that `has_short_tensors`, differentiable by query, key, value, the bias and sinks."""
     query, key, value = problem.pairs.query, problem.pairs.key, problem.value
-    parameters = () if problem.bias is None else problem.bias.parameters()
     call = problem, prepared, spans, terms
-    return _apply_short(call, unwrap_if_dead(query), unwrap_if_dead(key), unwrap_if_dead(value), *parameters)
+    learned = _parameters(problem)
+    return _apply_short(call, unwrap_if_dead(query), unwrap_if_dead(key), unwrap_if_dead(value), *learned)
+
+
+def _parameters(problem: Problem) -> tuple[Tensor, ...]:
+    """Those of the bias, then the sinks."""
+    of_bias = () if problem.bias is None else problem.bias.parameters()
+    return of_bias if problem.sinks is None else (*of_bias, problem.sinks)
 
 
 class _AttendShort(torch.autograd.Function):
-    """The output of a problem, with query, key, value and the parameters of the bias as its tensors with gradients.
+    """The output of a problem; its tensors with gradients are query, key, value, parameters of the bias, and sinks.
 
     What is not finite, or has large scores, or is differentiated twice, is computed as for all kernels by `custom_op`.
     """
@@ -303,11 +356,14 @@ class _AttendShort(torch.autograd.Function):
         query, key, value, *others = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if not torch.is_grad_enabled() and not mapped_by_autograd(grad_output):
-            of_bias = terms is not None and True in needed[4:]
-            gradients = prepared.backward(spans, query, key, value, grad_output, terms, of_bias=of_bias)
+            of_bias = needed[4:] if problem.sinks is None else needed[4:-1]
+            gradients = prepared.backward(spans, query, key, value, grad_output, terms, of_bias=True in of_bias)
             if gradients is not None:  # of the spans of the forward pass, whatever the mask is now
-                learned = () if terms is None else _bias_gradients(problem, gradients[3], needed[4:])
-                return None, *gradients[:3], *learned
+                *of_inputs, numbers, of_sinks = gradients
+                learned = () if terms is None else _bias_gradients(problem, numbers, of_bias)
+                if problem.sinks is None or of_sinks is None:
+                    return None, *of_inputs, *learned
+                return None, *of_inputs, *learned, of_sinks.to(problem.sinks.dtype)
         if ctx.state is not None and not ctx.state.is_current():
             raise modified(problem.mask)
         inputs = query, key, value, *others[: len(needed) - 4]
@@ -317,12 +373,15 @@ class _AttendShort(torch.autograd.Function):
 def _differentiate_as_others(
     problem: Problem, inputs: Sequence[Tensor], needed: Sequence[bool], grad_output: Tensor
 ) -> Iterator[Tensor | None]:
-    """The gradients of query, key, value and the parameters of the bias, as for all kernels."""
+    """The gradients of query, key, value, the parameters of the bias and the sinks, as for all kernels."""
     output, lse = compute_forward(problem, ShortKernel.name)
     tensors = tree_tensors(problem)
-    at = {id(tensor): place for place, tensor in enumerate(tensors)}
-    parameters = () if problem.bias is None else problem.bias.parameters()
-    places = [0, 1, 2, *(at[id(tensor)] for tensor in parameters)]
+    left = list(range(3, len(tensors)))  # in the order of parameters: one tensor may be several of them
+    places = [0, 1, 2]
+    for parameter in _parameters(problem):
+        place = next(place for place in left if tensors[place] is parameter)
+        places.append(place)
+        left.remove(place)
     wanted = [False] * len(tensors)
     for place, tensor, need in zip(places, inputs, needed, strict=True):
         tensors[place], wanted[place] = tensor, need
@@ -353,7 +412,7 @@ def _add_bias_gradient(batched: BatchedProblem, total: Tensor, into: Sequence[Te
     if problem.bias is None:
         raise AssertionError("the gradient of a bias that there is not")
     if isinstance(problem.bias, RelativeBias) and total.ndim == 2:
-        problem.bias.accumulate_at(distances(problem), total, into)
+        add_gradient_along(problem, problem.bias, total, into)
         return
     shared = total.shape[0] == 1  # by all batches, whose axes the bias may have, of size 1
     whole = total.reshape(*[1] * len(problem.batch), *total.shape[1:]) if shared else batched.split_batch(total)

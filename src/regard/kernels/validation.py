@@ -93,7 +93,9 @@ def make_problem(
     if (isinstance(mask, Tensor) and is_causal_bias(mask)) or (isinstance(bias, Tensor) and is_causal_bias(bias)):
         mask, bias = _read_causal_biases(mask, bias, query, key, query_positions is None and key_positions is None)
     problem = Problem(
-        pairs=_scaled_dot(query, key, scale) if score is None else _scored(score, query, key, scale, mask is not None),
+        pairs=_scaled_dot(query, key, scale)
+        if score is None
+        else scored_pairs(score, query, key, scale, masked=mask is not None),
         value=value,
         mask=None if mask is None else _read_mask(mask),
         bias=None if bias is None else as_bias(bias),
@@ -234,7 +236,7 @@ def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
     return DotPairs(query, key, scale)
 
 
-def _scored(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, masked: bool) -> PairForm:
+def scored_pairs(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, *, masked: bool) -> PairForm:
     """Check a score and return its pair form."""
     if isinstance(score, type) or not hasattr(score, "pairs"):
         raise ConfigurationError(

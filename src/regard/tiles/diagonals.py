@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from ..biases import RelativeBias
+from ..biases.relative import ColumnRule, TableBias, select_columns
 from ..core.grid import Grid
 from ..core.problem import Problem
+
+MAX_LINES = 256
+"""The number of lines of columns that are kept: rules times lengths."""
 
 
 def distances(problem: Problem) -> Tensor:
@@ -19,27 +26,59 @@ def distances(problem: Problem) -> Tensor:
     Raises:
         AssertionError: positions that are not equally spaced, and so have no diagonals of one distance.
     """
+    return _as_tensor(distance_range(problem), problem.value.device)
+
+
+def distance_range(problem: Problem) -> range:
+    """`distances` as a range."""
     if (shift := problem.shift) is None:
         raise AssertionError("diagonals of a problem whose positions are not equally spaced")
-    steps = torch.arange(1 - problem.keys + shift, problem.queries + shift, device=problem.value.device)
-    return steps * problem.step
+    step = problem.step
+    return range((1 - problem.keys + shift) * step, (problem.queries + shift) * step, step)
+
+
+def _as_tensor(distances: range, device: torch.device) -> Tensor:
+    return torch.arange(distances.start, distances.stop, distances.step, device=device)
+
+
+@lru_cache(MAX_LINES)
+def _columns_along(rule: ColumnRule, distances: range, device: torch.device) -> Tensor:
+    """The columns of a table that are read at some distances, (D,): the same for all numbers of the table."""
+    with torch.inference_mode(False):
+        return rule.columns(_as_tensor(distances, device))
 
 
 def bias_along(problem: Problem, bias: RelativeBias) -> Tensor:
     """The bias of a problem on each of its diagonals, (1 or heads, M + N - 1), if it fits the problem."""
-    along, heads = distances(problem), problem.weights_shape[-3] if problem.heads else 1
-    try:
-        line = bias.values_at(along)
-        if (
-            line.is_floating_point()
-            and line.device == along.device
-            and line.shape in ((1, len(along)), (heads, len(along)))
-        ):
-            return line
-    except Exception:
-        line = None
+    heads, device = problem.weights_shape[-3] if problem.heads else 1, problem.value.device
+    line = line_along(distance_range(problem), bias, heads, device)
+    if line is not None:
+        return line
     problem.bias_values(problem.grid().tile(slice(0, 1), slice(0, 1)))  # says what does not fit
-    return bias.values_at(along) if line is None else line
+    return bias.values_at(distances(problem))
+
+
+def line_along(distances: range, bias: RelativeBias, heads: int, device: torch.device) -> Tensor | None:
+    """The bias at some distances for so many heads, (1 or heads, D); None where it fails or does not fit."""
+    try:
+        if isinstance(bias, TableBias):
+            line = select_columns(bias.table, _columns_along(bias.rule, distances, device))
+        else:
+            line = bias.values_at(_as_tensor(distances, device))
+        size = len(distances)
+        fits = line.is_floating_point() and line.device == device and line.shape in ((1, size), (heads, size))
+    except Exception:  # a bias may be the user's, and raise anything
+        return None
+    return line if fits else None
+
+
+def add_gradient_along(problem: Problem, bias: RelativeBias, upstream: Tensor, into: Sequence[Tensor | None]) -> None:
+    """`RelativeBias.accumulate_at` of the distances of a problem, upstream (heads, M + N - 1)."""
+    if isinstance(bias, TableBias):
+        columns = _columns_along(bias.rule, distance_range(problem), problem.value.device)
+        bias.accumulate_columns(columns, upstream, into)
+    else:
+        bias.accumulate_at(distances(problem), upstream, into)
 
 
 class Diagonals:

@@ -1,4 +1,4 @@
-"""What the scores of pairs have beside products: numbers that are added to them, and which pairs exist."""
+"""What the scores of a row have beside products: numbers added to them, which pairs exist, and a sink."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from .landmark_blocks import LandmarkBlocks
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PairTerms:
-    """A bias over pairs or by distance, of which at most one is there, and a mask over pairs.
+    """A bias over pairs or by distance, of which at most one is there, a mask over pairs, and sinks.
 
     Shapes: bias (B or 1, H or 1, M or 1, N) float32; along (H or 1, M + N - 1) float32, number j - i + M - 1 of which
     is added to the score of pair (i, j); keep (B or 1, H or 1, M or 1, N) bool, False where there is no pair. Last axes
     are contiguous: `for_weights` sees to it. landmarks: the blocks of landmark attention, which has no bias beside.
+    sinks: (H,) float32, contiguous, one more score in each row of a head, without a value; of softmax alone.
     """
 
     bias: Tensor | None
     along: Tensor | None
     keep: Tensor | None
     landmarks: LandmarkBlocks | None = None
+    sinks: Tensor | None = None
 
     @classmethod
     def for_weights(
@@ -66,7 +68,22 @@ class PairTerms:
 
     def tensors(self) -> list[Tensor]:
         """Those that there are."""
-        return [tensor for tensor in (self.bias, self.along, self.keep) if tensor is not None]
+        return [tensor for tensor in (self.bias, self.along, self.keep, self.sinks) if tensor is not None]
+
+    @classmethod
+    def with_sinks(cls, terms: PairTerms | None, sinks: Tensor) -> PairTerms:
+        """These terms, or none, and sinks (H,) of any dtype."""
+        if sinks.dtype is not torch.float32 or not sinks.is_contiguous():
+            sinks = sinks.detach().float().contiguous()
+        if terms is None:
+            return cls(None, None, None, None, sinks)
+        return cls(terms.bias, terms.along, terms.keep, terms.landmarks, sinks)
+
+    @classmethod
+    def with_line(cls, terms: PairTerms | None, line: Tensor) -> PairTerms:
+        """The pairs of these terms, or all, and a bias by distance (H or 1, M + N - 1) of any dtype."""
+        line = line.detach().float().contiguous()
+        return cls(None, line, None if terms is None else terms.keep)
 
     @property
     def bias_by_batch(self) -> bool:

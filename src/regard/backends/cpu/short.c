@@ -65,18 +65,21 @@ struct short_state {
     struct unit unit;
     int64_t width; /* the columns, whole vectors of them */
     int few_rows;                   /* whether the key head has at most FEW_ROWS */
-    struct right_factor key, value; /* keys times scale and score_factor; values backward */
+    struct right_factor key, value; /* keys times score_scale; values backward */
     float *packed[6];                   /* copies of keys, values, queries and grad_output, where one is needed, and
                                            backward of the latter two as terms of rows */
     struct floats keys, values;
     float *weights, *grad_scores; /* [rows of a block][width] */
+    float *slopes;                /* backward: [MOST_AT_ONCE][width], of the softcap */
     float *score_terms;           /* [MOST_AT_ONCE][width]: gradients of scores in pairs of neighbours */
     float *result;                /* [MOST_AT_ONCE][padded dim]: rows to be written */
     float *grad_key, *grad_value; /* [columns][padded dim] */
     int64_t block;                /* backward: rows of a block */
     struct key_span rows[LONGEST / LANES]; /* backward: of a block the rows that attend to a vector of columns */
     float score_factor; /* of scores as they are kept */
-    float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times that */
+    float cap;          /* the softcap times that; 0: none */
+    float scale[MOST_AT_ONCE], score_scale[MOST_AT_ONCE]; /* the same number for each row; the latter times that, or
+                                                             over the softcap */
     lanes check, largest; /* largest: bounds of the magnitudes of log-sum-exps, per lane */
     int overflow;         /* whether a row has a bias that is finite, and not times the factor */
 };
@@ -286,6 +289,28 @@ INLINE struct key_span group_span(const struct short_attention *problem, int64_t
     return all.first < all.last ? all : (struct key_span){0, 0};
 }
 
+/* Products over the softcap become scores times their factor; slopes: null, or those of the softcap. */
+static void cap_score_rows(const struct short_state *state, float *scores, float *slopes, const struct key_span all,
+                           int64_t count) {
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t j = all.first; j < all.last; j += LANES) {
+            float *score = scores + r * state->width + j;
+            lanes tangents = tanh_lanes(load(score));
+            if (slopes) store(slopes + r * state->width + j, 1.0f - tangents * tangents);
+            store(score, tangents * state->cap);
+        }
+}
+
+/* Gradients of scores become those of the scores before the softcap. */
+static void return_through_cap(const struct short_state *state, float *grad_scores, const struct key_span all,
+                               int64_t count) {
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t j = all.first; j < all.last; j += LANES) {
+            float *at = grad_scores + r * state->width + j;
+            store(at, load(at) * load(state->slopes + r * state->width + j));
+        }
+}
+
 /* Products become scores times their factor: with the bias, and -infinity where `keep` has no pair. */
 INLINE void finish_score_rows(const struct short_attention *problem, const struct short_state *state, int64_t head,
                               int64_t row, float *scores, const struct key_span all, int64_t count, const int biased,
@@ -312,7 +337,8 @@ INLINE void finish_score_rows(const struct short_attention *problem, const struc
 }
 
 static void finish_scores(const struct short_attention *problem, const struct short_state *state, int64_t head,
-                          int64_t row, float *scores, const struct key_span all, int64_t count) {
+                          int64_t row, float *scores, float *slopes, const struct key_span all, int64_t count) {
+    if (state->cap != 0.0f) cap_score_rows(state, scores, slopes, all, count);
     if (problem->bias.data && problem->keep.data)
         finish_score_rows(problem, state, head, row, scores, all, count, 1, 1);
     else if (problem->bias.data)
@@ -433,10 +459,31 @@ static void note_overflow(const struct short_attention *problem, struct short_st
     }
 }
 
+/* The share of a row's keys beside a sink, by which their weights over `total` are multiplied; maximum and total become
+ * those of all scores. of_sink: gets the weight of the sink. */
+INLINE float join_sink(float sink, float *maximum, float *total, float *of_sink) {
+    float keys = *total == 0.0f ? -INFINITY : *maximum, most = sink > keys ? sink : keys;
+    *of_sink = 0.0f;
+    if (most == -INFINITY) return 0.0f; /* neither a key nor the sink has any weight */
+    float own = *total * exp2_lanes(broadcast(keys - most))[0], other = exp2_lanes(broadcast(sink - most))[0];
+    *maximum = most, *total = own + other, *of_sink = other / *total;
+    return own / *total;
+}
+
+/* What the weights of a row of softmax, exp(score - maximum), are multiplied by. */
+INLINE float softmax_share(const struct short_attention *problem, int64_t head, float *maximum, float *total,
+                           float *of_sink) {
+    float share = *total == 0.0f ? 0.0f : 1.0f / *total;
+    if (!problem->sinks) return share;
+    return share * join_sink(problem->sinks[head] * (float)LOG2_E, maximum, total, of_sink);
+}
+
 /* What the weights of a row are multiplied by. */
-INLINE float row_share(const struct short_attention *problem, float total) {
+INLINE float row_share(const struct short_attention *problem, int64_t head, float *number, float *total) {
+    float of_sink;
     if (problem->normalizer == SIGMOID || problem->normalizer == STICKS) return 1.0f;
-    return total == 0.0f ? 0.0f : 1.0f / total;
+    if (problem->normalizer == SOFTMAX) return softmax_share(problem, head, number, total, &of_sink);
+    return *total == 0.0f ? 0.0f : 1.0f / *total;
 }
 
 static void forward_group(const struct short_attention *problem, struct short_state *state, int64_t head, int64_t row,
@@ -446,12 +493,12 @@ static void forward_group(const struct short_attention *problem, struct short_st
     float number[MOST_AT_ONCE] = {0}, total[MOST_AT_ONCE] = {0}, share[MOST_AT_ONCE];
     int64_t first = paired ? all.first / 2 : all.first; /* whole vectors before it */
     multiply_keys(state, query, &state->key, all, state->weights, count, problem->dtype);
-    finish_scores(problem, state, head, row, state->weights, all, count);
+    finish_scores(problem, state, head, row, state->weights, 0, all, count);
     if (problem->landmark_size) weigh_score_rows(problem, row, state->weights, width, all, spans, count);
     normalize_rows(problem, state->weights, width, all, spans, number, total, count, paired);
     int64_t first_row = (state->unit.batch * problem->heads + head) * problem->rows + row;
     note_overflow(problem, state, first_row, spans, total, count);
-    for (int64_t r = 0; r < count; r++) share[r] = row_share(problem, total[r]);
+    for (int64_t r = 0; r < count; r++) share[r] = row_share(problem, head, number + r, total + r);
     struct product values = {state->weights + first, width, 1, state->values.data + first * state->values.stride,
                              state->values.stride, term_count(columns, paired), value_dim, paired};
     multiply(&values, output->data, output->stride, share, 0, &state->check, count);
@@ -524,11 +571,11 @@ INLINE void weights_count(const float *lse, float *scores, int64_t width, const 
 }
 
 /* Backward: weights times each row's share, and gradients of weights, become weights and gradients of scores, 0 outside
- * of the spans. delta: output times grad_output, or null. */
+ * of the spans. delta: output times grad_output, or null. less: gets what is subtracted from gradients of weights. */
 INLINE void gradient_count(const float *share, const float *delta, const float *grad_lse, float *weights,
-                           float *grad_scores, int64_t width, const struct key_span all, const int count) {
+                           float *grad_scores, float *less, int64_t width, const struct key_span all,
+                           const int count) {
     lanes sum[MOST_AT_ONCE];
-    float less[MOST_AT_ONCE];
     for (int r = 0; r < count; r++) sum[r] = broadcast(0.0f);
     for (int64_t j = all.first; j < all.last; j += LANES)
         UNROLL for (int r = 0; r < count; r++) {
@@ -562,8 +609,8 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
     const float *grad_lse = problem->grad_lse ? problem->grad_lse + number : 0, *share = ONES;
     /* Of whole vectors, as parts of it are loaded. */
     float maximum[(int)LANES > (int)MOST_AT_ONCE ? (int)LANES : (int)MOST_AT_ONCE], total[MOST_AT_ONCE] = {0},
-          own_share[MOST_AT_ONCE];
-    int64_t width = state->width;
+          own_share[MOST_AT_ONCE], of_sink[MOST_AT_ONCE], less[MOST_AT_ONCE];
+    int64_t width = state->width, head = number / problem->rows % problem->heads;
     clear_outside(weights, grad_scores, width, all, count);
     if (problem->normalizer != SOFTMAX) {
         for (int64_t r = 0; r < count; r++) {
@@ -580,10 +627,13 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
         softmax_rows(weights, width, all, spans, maximum, total, count, 0);
         note_overflow(problem, state, number, spans, total, count);
         note_maximum(problem, state, maximum, count);
-        for (int64_t r = 0; r < count; r++) own_share[r] = total[r] == 0.0f ? 0.0f : 1.0f / total[r];
+        for (int64_t r = 0; r < count; r++)
+            own_share[r] = softmax_share(problem, head, maximum + r, total + r, of_sink + r);
         share = own_share;
     }
-    BY_COUNT(count, gradient_count(share, delta, grad_lse, weights, grad_scores, width, all, COUNT))
+    BY_COUNT(count, gradient_count(share, delta, grad_lse, weights, grad_scores, less, width, all, COUNT))
+    for (int64_t r = 0; problem->sinks && r < count; r++)
+        problem->grad_sinks[number + r] = -of_sink[r] * less[r];
     if (problem->landmark_size)
         return_score_rows(problem, number % problem->rows, weights, grad_scores, width, all, count);
 }
@@ -619,11 +669,12 @@ static void backward_group(const struct short_attention *problem, struct short_s
     note_rows(state, row, count, all);
     multiply_keys(state, query, &state->key, all, weights, count, problem->dtype);
     multiply_keys(state, grad_output, &state->value, all, grad_scores, count, problem->dtype);
-    finish_scores(problem, state, block->head, block->first + row, weights, all, count);
+    finish_scores(problem, state, block->head, block->first + row, weights, state->slopes, all, count);
     gradient_rows(problem, state, number, weights, grad_scores, all, spans, problem->output.data ? block->delta : 0,
                   count);
     if (problem->grad_bias.data)
         add_bias_gradient(problem, &state->unit, block->head, block->first + row, grad_scores, width, all, count);
+    if (state->cap != 0.0f) return_through_cap(state, grad_scores, all, count);
     for (int64_t r = 0; paired && r < count; r++)
         for (int64_t j = all.first; j < all.last; j += LANES)
             store_terms(state->score_terms + r * width, j, load(grad_scores + r * width + j), 1);
@@ -742,11 +793,11 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
                        backward ? block * value_dim : 0, block * width, backward ? block * width : 0,
                        at_once * (dim > value_dim ? dim : value_dim), backward ? columns * dim : 0,
                        backward ? columns * value_dim : 0, backward ? block * dim : 0, backward ? block * value_dim : 0,
-                       backward ? at_once * width : 0};
+                       backward ? at_once * width : 0, backward && problem->softcap != 0.0 ? at_once * width : 0};
     float **targets[] = {&state->key.columns, &state->value.columns, state->packed, state->packed + 1,
                          state->packed + 2, state->packed + 3, &state->weights, &state->grad_scores, &state->result,
                          &state->grad_key, &state->grad_value, state->packed + 4, state->packed + 5,
-                         &state->score_terms};
+                         &state->score_terms, &state->slopes};
     int64_t numbers = 0;
     enum { MATRICES = sizeof(sizes) / sizeof(sizes[0]) };
     for (int i = 0; i < MATRICES; i++) numbers += (sizes[i] + 15) / 16 * 16;
@@ -760,8 +811,10 @@ INLINE float *take_state(const struct short_attention *problem, struct short_sta
     state->value.rows = &problem->value, state->value.dim = problem->value_dim, state->value.factor = ONES;
     state->check = state->largest = broadcast(0.0f), state->overflow = 0;
     state->score_factor = kept_factor(problem->normalizer);
+    state->cap = (float)(problem->softcap * state->score_factor);
+    double kept = problem->softcap == 0.0 ? problem->scale * state->score_factor : problem->scale / problem->softcap;
     for (int r = 0; r < MOST_AT_ONCE; r++)
-        state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)(problem->scale * state->score_factor);
+        state->scale[r] = (float)problem->scale, state->score_scale[r] = (float)kept;
     return memory;
 }
 

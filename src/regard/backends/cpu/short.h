@@ -1,7 +1,8 @@
 /* The structure that Python and C share for attention over so few keys that all scores of a row are there at once.
  *
  * output[i] = sum over j of weight(i, j) value[j], over the keys first <= j < last of a row's span that `keep` has. Of
- * the scores s = scale query[i] . key[j] + bias[i][j], weight(i, j) is
+ * the scores s = scale query[i] . key[j] + bias[i][j], whose first term is p or, with a softcap c, c tanh(p / c),
+ * weight(i, j) is
  *
  *     SOFTMAX     exp(s - lse[i]), with the lse[i] for which row i sums to 1
  *     SIGMOID     1 / (1 + exp(-s - shift)); lse[i] is the logarithm of their sum
@@ -50,6 +51,9 @@ struct short_attention {
     const float *grad_lse;                                            /* (batch, heads, rows), or null for 0 */
     int64_t normalizer;
     double scale, shift;
+    double softcap;      /* of scores before the bias; 0: none */
+    const float *sinks;  /* (heads): of SOFTMAX one more score in each row, without a value; or null */
+    float *grad_sinks;   /* (batch, heads, rows), contiguous, of the sink in each row, where lse is null; or null */
     int64_t landmark_size, landmark_shift; /* as in flash.h, of SOFTMAX without a bias */
 };
 

@@ -20,6 +20,7 @@ from ...core.finite import CheckedGradients, CheckedRows
 from ...core.large_results import LARGE_BYTES, new_large, new_large_like
 from ...core.normalizer import Normalizer
 from ...core.problem import Problem
+from ...core.row_weights import RowWeights
 from ...errors import DtypeError, ShapeError
 from ...normalizers import Entmax, Hard, ReLU, Sigmoid, Softmax1, Softpick, Sparsemax, StickBreaking, TopScores
 from ...tiles.pair_terms import PairTerms
@@ -61,6 +62,7 @@ class ShortStruct(ctypes.Structure):
         *(("grad_key_part", c_int64), ("grad_value_part", c_int64)),
         *((name, RowsStruct) for name in ("bias", "keep", "grad_bias")),
         *(("lse", c_void_p), ("grad_lse", c_void_p), ("normalizer", c_int64), ("scale", c_double), ("shift", c_double)),
+        *(("softcap", c_double), ("sinks", c_void_p), ("grad_sinks", c_void_p)),
         *(("landmark_size", c_int64), ("landmark_shift", c_int64)),
     )
 
@@ -74,6 +76,7 @@ GRAD_QUERY, GRAD_KEY, GRAD_VALUE = places_of(ShortStruct, "grad_query", "grad_ke
 GRAD_KEY_PART, GRAD_VALUE_PART = places_of(ShortStruct, "grad_key_part", "grad_value_part")
 LANDMARK_SIZE, LANDMARK_SHIFT = places_of(ShortStruct, "landmark_size", "landmark_shift")
 BIAS, KEEP, GRAD_BIAS = places_of(ShortStruct, "bias", "keep", "grad_bias")
+SINKS, GRAD_SINKS = places_of(ShortStruct, "sinks", "grad_sinks")
 
 
 def _write_terms(terms: PairTerms, numbers: array[int]) -> None:
@@ -86,6 +89,8 @@ def _write_terms(terms: PairTerms, numbers: array[int]) -> None:
         numbers[KEEP : KEEP + 4] = _broadcast_rows(terms.keep)
     if terms.landmarks is not None:
         numbers[LANDMARK_SIZE], numbers[LANDMARK_SHIFT] = terms.landmarks.size, terms.landmarks.shift
+    if terms.sinks is not None:
+        numbers[SINKS] = terms.sinks.data_ptr()
 
 
 def _broadcast_rows(pairs: Tensor) -> array[int]:
@@ -132,6 +137,8 @@ class _BiasGradient:
         """The gradient over all batches: (H, M + N - 1), or (B or 1, H, M, N) as the bias differs between batches."""
         if terms.bias_by_batch or (self.parts.ndim == 4 and len(self.parts) == 1):
             return self.parts
+        if len(self.parts) == 1:
+            return self.parts if self.parts.ndim == 4 else self.parts[0]
         return self.parts.sum(0, keepdim=self.parts.ndim == 4)
 
 
@@ -145,25 +152,20 @@ class ShortInC:
         return _normalizer_code(normalizer) is not None
 
     def prepare(
-        self,
-        scale: float,
-        spans: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        normalizer: Normalizer | None = None,
+        self, weights: RowWeights, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor
     ) -> ShortLayout:
         """The layout of some inputs, checked where it is new."""
-        code = _normalizer_code(normalizer)
+        code = _normalizer_code(weights.normalizer)
         if code is None:
-            raise AssertionError(f"this code does not compute {normalizer!r}")
+            raise AssertionError(f"this code does not compute {weights.normalizer!r}")
         described = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for tensor in (query, key, value)]
-        known = (scale, spans if spans is None else (spans.shape, spans.dtype), code, *described)
+        spanned = spans if spans is None else (spans.shape, spans.dtype)
+        known = (weights.scale, weights.softcap, spanned, code, *described)
         found = _layouts.get(known)
         if found is None:
             if len(_layouts) >= MAX_LAYOUTS:
                 _layouts.clear()
-            found = _layouts[known] = _new_layout(scale, spans, (query, key, value), code)
+            found = _layouts[known] = _new_layout(weights, spans, (query, key, value), code)
         return found
 
     def forward(
@@ -171,14 +173,13 @@ class ShortInC:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        scale: float,
+        weights: RowWeights,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
-        normalizer: Normalizer | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Σ_j exp(s_ij - lse_i) · v_j, and lse_i = log Σ_j exp(s_ij), where s_ij = scale · q_i · k_j, and terms.
 
-        With another normalizer its weights, and its numbers of rows.
+        With a softcap of those products, and with another normalizer its weights, and its numbers of rows.
 
         Where the last axis of an input is not contiguous, it is copied. None where the biases of a row alone are
         infinite in units of log₂ e, as the smallest float32 is.
@@ -187,7 +188,7 @@ class ShortInC:
             KernelError: there is no native code to call (`regard.native.why_not`).
             ShapeError, DtypeError, DeviceError: a tensor is not as in the protocol.
         """
-        layout, query, key, value = self._laid_out(scale, spans, (query, key, value), normalizer)
+        layout, query, key, value = self._laid_out(weights, spans, (query, key, value))
         lse = torch.empty(query.shape[:3], device="cpu")
         output, numbers = _forward(layout, spans, query, key, value, terms, lse)
         if numbers[OVERFLOW]:
@@ -199,14 +200,13 @@ class ShortInC:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        scale: float,
+        weights: RowWeights,
         saved: Saved,
         spans: Tensor | None = None,
         terms: PairTerms | None = None,
-        normalizer: Normalizer | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The gradients of query, key and value, and of a bias where it is asked for."""
-        layout, query, key, value = self._laid_out(scale, spans, (query, key, value), normalizer)
+        layout, query, key, value = self._laid_out(weights, spans, (query, key, value))
         of_bias = None
         if terms is not None and saved.needs_bias_grad and terms.landmarks is None:
             of_bias = _BiasGradient.empty(terms, query, value)
@@ -221,17 +221,13 @@ class ShortInC:
         return found if numbers[NONFINITE] else CheckedGradients(found)
 
     def _laid_out(
-        self,
-        scale: float,
-        spans: Tensor | None,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        normalizer: Normalizer | None,
+        self, weights: RowWeights, spans: Tensor | None, inputs: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[ShortLayout, Tensor, Tensor, Tensor]:
         """Layout and inputs, which are copied where their last axes are not contiguous."""
-        layout = self.prepare(scale, spans, *inputs, normalizer)
+        layout = self.prepare(weights, spans, *inputs)
         if layout.copies:
             query, key, value = (last_contiguous(tensor) for tensor in inputs)
-            return self.prepare(scale, spans, query, key, value, normalizer), query, key, value
+            return self.prepare(weights, spans, query, key, value), query, key, value
         return layout, *inputs
 
     def keys_at_once(self) -> int:
@@ -381,16 +377,20 @@ class ShortLayout:
         terms: PairTerms | None = None,
         *,
         of_bias: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None] | None:
         """The gradients of `forward`, whose softmax is computed again; None where they are not finite or exact."""
-        summed = None
+        summed = of_rows = None
         if of_bias and terms is not None and terms.landmarks is None:
             summed = _BiasGradient.empty(terms, query, value)
         numbers = self.with_inputs(spans, query, key, value)
+        if terms is not None and terms.sinks is not None:
+            of_rows = torch.empty(query.shape[:3], device="cpu")
+            numbers[GRAD_SINKS] = of_rows.data_ptr()
         gradients = _backward(self, numbers, (query, key, value), grad_output, terms, summed)
         if numbers[NONFINITE] or numbers[COARSE] or numbers[OVERFLOW]:
             return None
-        return *gradients, None if summed is None or terms is None else summed.total(terms)
+        total = None if summed is None or terms is None else summed.total(terms)
+        return *gradients, total, None if of_rows is None else of_rows.sum((0, 2))
 
     def with_inputs(self, spans: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> array[int]:
         """The numbers of a call, with the addresses of its inputs."""
@@ -435,12 +435,13 @@ CODES: dict[type[Normalizer], Callable[[Any], tuple[int, float] | None]] = {
 
 
 def _new_layout(
-    scale: float, spans: Tensor | None, inputs: tuple[Tensor, Tensor, Tensor], normalizer: tuple[int, float]
+    weights: RowWeights, spans: Tensor | None, inputs: tuple[Tensor, Tensor, Tensor], normalizer: tuple[int, float]
 ) -> ShortLayout:
     query, key, value = inputs
     _check(query, key, value, spans)
     (batch, heads, rows, dim), (_, shared, columns, value_dim) = query.shape, value.shape
-    work = ShortStruct(unit_count=batch * shared, heads=heads, group=heads // shared if shared else 1, scale=scale)
+    work = ShortStruct(unit_count=batch * shared, heads=heads, group=heads // shared if shared else 1)
+    work.scale, work.softcap = weights.scale, weights.softcap or 0.0
     work.normalizer, work.shift = normalizer
     work.row_parts, work.unit_batches, work.batches = 1, 1, batch
     work.rows, work.columns, work.dim, work.value_dim = rows, columns, dim, value_dim
