@@ -102,17 +102,17 @@ def evaluate(
         check_count(len(text.sources))
     if text.dropped_empty:
         typer.echo(f"{text.dropped_empty:,} pairs with an empty side are left out", err=True)
+    path = output or checkpoint / "test.hypotheses.txt"
     start = time.perf_counter()
-    translations = translator.translate(text.sources, search=search, batch_size=batch_size, observe=False)
+    with atomic_write(path) as partial:  # made before the work, which would be lost where it cannot be
+        translations = translator.translate(text.sources, search=search, batch_size=batch_size, observe=False)
+        hypotheses = [translation.text for translation in translations]
+        partial.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
     seconds = time.perf_counter() - start
     if calibrate:
         _calibrate(translator, translations, text.targets, checkpoint)
     for warning in (warning for translation in translations for warning in translation.warnings):
         typer.echo(f"{text.source_name}, {warning}", err=True)
-    hypotheses = [translation.text for translation in translations]
-    path = output or checkpoint / "test.hypotheses.txt"
-    with atomic_write(path) as partial:
-        partial.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
     speed = sum(len(line.split()) for line in hypotheses) / seconds
     typer.echo(f"{len(hypotheses):,} sentences in {seconds:.1f} s, {speed:,.0f} words a second: {path}", err=True)
     emit(_scores(hypotheses, text.targets, language, lowercase, tokenize))

@@ -70,9 +70,10 @@ def test_a_mistake_is_one_message_with_exit_code_2(regard, tmp_path, command, ar
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr == (
-        f"regard: there is no folder {missing}; it needs to be the folder of a run of `regard train`, or the name of a "
-        "translator that regard comes with; Known: 'english_french', 'english_french_longer', "
-        "'korean_english/bahdanau', 'korean_english/luong'\n"
+        f"regard: there is no folder {missing}; it needs to be the folder of a run of `regard train`, or of a "
+        "translator that transformers or Marian saved, or the name of one that regard comes with, and nothing is "
+        "downloaded; Known: 'english_french', 'english_french_longer', 'korean_english/bahdanau', "
+        "'korean_english/luong'\n"
     )
 
 

@@ -194,3 +194,11 @@ def test_few_pairs_do_not_calibrate(regard, run, tmp_path):
     assert "there are 2 translations with a known one; trust needs 100 at least" in result.stderr
     assert not (run / "trust.json").exists()
     assert not (tmp_path / "out.txt").exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(regard, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(translator.Translator, "translate", lambda *_, **__: pytest.fail("translated for nothing"))
+    result = regard("test", "--checkpoint", run, "--output", tmp_path / "gone" / "said.txt")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "said.txt: the folder" in result.stderr
+    assert "gone does not exist; make it first" in result.stderr

@@ -234,9 +234,17 @@ def test_folders_that_are_not_whole(marian, tmp_path):
     with pytest.raises(VocabularyError, match="source.spm is truncated or not a SentencePiece model"):
         Translator.from_huggingface(folder)
     (folder / "source.spm").unlink()
-    with pytest.raises(VocabularyError, match="cannot read the SentencePiece model .*source.spm"):
+    with pytest.raises(
+        VocabularyError, match="cannot read the SentencePiece model .*source.spm, which .*; copy it from"
+    ):
         Translator.from_huggingface(folder)
     shutil.copy(folder / "target.spm", folder / "source.spm")
+    (folder / "vocab.json").rename(folder / "words.json")
+    with pytest.raises(
+        CheckpointError, match="there is no vocab.json in .*: copy it from where the rest of the folder"
+    ):
+        Translator.from_huggingface(folder)
+    (folder / "words.json").rename(folder / "vocab.json")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="AutoModelForSeq2SeqLM.from_pretrained"):
         Translator.from_huggingface(folder)

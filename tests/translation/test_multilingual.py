@@ -193,8 +193,9 @@ def test_a_folder_without_languages_is_told_them(tmp_path):
         Translator.from_huggingface(tmp_path, ("deu_Latn", None))
     vocabulary = Translator.from_huggingface(tmp_path, ("deu_Latn", "kor_Hang")).source_vocabulary
     assert vocabulary.tokens(vocabulary.encode("The dog."))[0] == "deu_Latn"
-    with pytest.raises(ConfigurationError, match="no language 'kor_Hong' in this model: did you mean 'kor_Hang'"):
-        Translator.from_huggingface(tmp_path, ("deu_Latn", "kor_Hong"))
+    for wrong, near in (("kor_Hong", "'kor_Hang'"), ("kor", r"'kor_Hang'\?"), ("KOR_HANG", r"'kor_Hang'\?")):
+        with pytest.raises(ConfigurationError, match=f"no language '{wrong}' in this model: did you mean {near}"):
+            Translator.from_huggingface(tmp_path, ("deu_Latn", wrong))
     # The folder may force it, as models that were fine-tuned for one direction do.
     settings = json.loads((tmp_path / "generation_config.json").read_text("utf-8"))
     korean = vocabulary._ids["kor_Hang"]  # type: ignore[attr-defined]
@@ -210,6 +211,11 @@ def test_a_language_of_a_model_that_is_told_none(tmp_path):
         Translator.from_huggingface(tmp_path / "t5", ("en", None))
     with pytest.raises(ConfigurationError, match="is a run of regard, which translates between two languages"):
         Translator.load(ENGLISH_FRENCH, languages=("en", "fr"))
+    (tmp_path / "t5" / "config.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"has no experiment.yaml.*or Marian saved, with config.json or decoder.yml"
+    ):
+        Translator.load(tmp_path / "t5", languages=("en", "fr"))
 
 
 def test_madlad_takes_the_language_of_each_line(tmp_path):

@@ -151,6 +151,14 @@ def test_a_missing_folder_is_named(tmp_path):
         Translator.load(tmp_path / "nowhere")
 
 
+def test_a_name_of_a_hub_is_not_downloaded_and_a_file_is_no_folder(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no folder Helsinki-NLP/opus-mt-en-fr; .*nothing is downloaded"):
+        Translator.load("Helsinki-NLP/opus-mt-en-fr")
+    (tmp_path / "decoder.yml").write_text("models: []", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"decoder.yml is a file; it needs to be the folder of a run .*or Marian"):
+        Translator.load(tmp_path / "decoder.yml")
+
+
 def test_an_empty_folder_lacks_everything(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no experiment.yaml, source.vocabulary.json, .*, best.safetensors"):
         Translator.load(tmp_path)

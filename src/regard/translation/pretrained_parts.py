@@ -60,11 +60,24 @@ def chosen_language(side: str, named: object, known: Collection[str]) -> str:
             f'languages=("SOURCE", "TARGET"), on the command line --languages SOURCE:TARGET; {_listed(sorted(known))}'
         )
     if named not in known:
-        longer = [code for code in sorted(known) if code.startswith(str(named))]
-        near = [*longer, *difflib.get_close_matches(str(named), sorted(set(known) - set(longer)), n=3, cutoff=0.4)][:3]
+        near = _nearest(str(named), sorted(known))
         hint = f"did you mean {', '.join(map(repr, near))}? It has {len(known)}" if near else _listed(sorted(known))
         raise ConfigurationError(f"there is no language {named!r} in this model: {hint}")
     return str(named)
+
+
+def _nearest(named: str, codes: list[str]) -> list[str]:
+    """At most three codes: that which differs in case alone, those that go on, the start of a language's name, others.
+
+    >>> _nearest("EN", ["de", "en", "nl"]), _nearest("english", ["de", "en"]), _nearest("fra", ["deu_Latn", "fra_Latn"])
+    (['en'], ['en'], ['fra_Latn'])
+    """
+    folded = {code: code.casefold() for code in codes}
+    asked = named.casefold()
+    alike = [code for code in codes if folded[code] == asked]
+    alike = alike or [code for code in codes if folded[code].startswith(asked)]
+    alike = alike or [code for code in codes if asked.startswith(folded[code])]
+    return (alike or difflib.get_close_matches(named, codes, n=3, cutoff=0.4))[:3]
 
 
 def _listed(names: list[str]) -> str:

@@ -33,6 +33,7 @@ Which = Literal["best", "last", "average"]
 """Weights of a run: those that validated best, those of the last save, those that `regard average` made."""
 
 _NEEDED = "it needs to be the folder of a run of `regard train`"
+_OTHERS = "or of a translator that transformers or Marian saved"
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,11 @@ class RunFolder:
                     f"this needs the translator {self.path.relative_to(MODELS).as_posix()!r} of the package "
                     "'regard-models', which is not installed; pip install regard-models brings it"
                 )
+            if self.path.exists():
+                raise CheckpointError(f"{self.path} is a file; {_NEEDED}, {_OTHERS}")
             raise CheckpointError(
-                f"there is no folder {self.path}; {_NEEDED}, or the name of a translator that regard comes with; "
-                f"{nearest(self.path.as_posix(), INSTALLED)}"
+                f"there is no folder {self.path}; {_NEEDED}, {_OTHERS}, or the name of one that regard comes with, and "
+                f"nothing is downloaded; {nearest(self.path.as_posix(), INSTALLED)}"
             )
         weights = getattr(self, which)
         missing = self.missing_for(weights)
@@ -183,7 +186,8 @@ class RunFolder:
             )
             raise CheckpointError(f"the folder {self.path} has no {weights.name}; {mend}")
         if missing:
-            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}")
+            others = f", {_OTHERS}, with config.json or decoder.yml" if self.experiment.name in missing else ""
+            raise CheckpointError(f"the folder {self.path} has no {', '.join(missing)}; {_NEEDED}{others}")
         return weights
 
 

@@ -63,6 +63,11 @@ class SentencePieceModel:
         """
         try:
             data = path.read_bytes()
+        except FileNotFoundError:
+            raise VocabularyError(
+                f"cannot read the SentencePiece model {path}, which cuts text for this translator: no such file; copy "
+                "it from where the rest of the folder comes from"
+            ) from None
         except OSError as error:
             raise VocabularyError(f"cannot read the SentencePiece model {path}: {error.strerror or error}") from None
         try:

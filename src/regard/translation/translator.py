@@ -126,10 +126,10 @@ class Translator:
             return cls.from_huggingface(folder, languages, device=device)
         if is_native_marian(folder):
             return cls.from_marian(folder, languages, device=device)
-        if languages != UNCHOSEN:
-            raise ConfigurationError(f"{folder} is a run of regard, which translates between two languages: name none")
         run = RunFolder(folder)
         weights = run.weights(which)
+        if languages != UNCHOSEN:
+            raise ConfigurationError(f"{folder} is a run of regard, which translates between two languages: name none")
         experiment = Experiment.load(run.experiment)
         source, target = run.vocabularies()
         model = build_model(experiment.model, len(source), len(target))

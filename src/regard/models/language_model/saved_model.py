@@ -34,6 +34,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"there is no {path.name} in {path.parent}: copy it from where the rest of the folder comes from"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError) as error:
