@@ -10,10 +10,13 @@ from regard.errors import CorpusError
 from regard.translation.kept_placement import diagonal_weights, put_back
 from regard.translation.kept_text import LONGEST_WORD, shared_out, take_out
 from regard.translation.run_folder import ENGLISH_FRENCH
+from regard.translation.settings import SearchSettings
 from regard.translation.translator import MOST_TOKENS, Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
 
 KNOWN = Vocabulary.train(['I love "you", Tom.'], VocabularySettings(kind="characters"))
+
+GREEDY = SearchSettings(beam=1)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,7 @@ def test_a_line_that_is_cut_keeps_each_part_in_its_sentence(translator):
     assert whole.text == f"😊 {first.text} <b>{second.text}</b>"
 
 
-@pytest.mark.parametrize("word", ["a" * 20_000, "I-am-tired." * 2_000, "é1ж" * 7_000])
+@pytest.mark.parametrize("word", ["a" * 20_000, "I-am-tired." * 2_000, "é1ж" * 7_000, "あ漢" * 10_000])
 def test_a_word_of_any_length_ends_at_once(translator, word):
     start = time.process_time()
     alone, beside = translator.translate([word, f"I am tired. {word}"], split_above=translator.longest_trained)
@@ -107,6 +110,19 @@ def test_a_word_of_any_length_ends_at_once(translator, word):
     assert f"has {len(word):,} characters without a space, and a word of more than {LONGEST_WORD} is kept" in "".join(
         alone.warnings
     )
+
+
+def test_a_line_in_unknown_letters_without_spaces_is_a_guess_as_long_as_a_sentence(translator):
+    [short, sentence] = translator.translate(["あ", "あ" * LONGEST_WORD], search=GREEDY)
+    assert short.candidates
+    assert sentence.candidates
+    assert "the source vocabulary knows nothing of 'あ'; the translation is a guess" in short.warnings[0]
+    assert f"knows nothing of '{'あ' * 100}'...; the translation is a guess" in sentence.warnings[0]
+
+
+def test_tags_that_are_alike_are_warned_of_once():
+    warnings = list(take_out("I <b>love <b>you <b>Tom <i>.", KNOWN).warnings())
+    assert [warning.split(";")[0] for warning in warnings] == ["the tag <b> is not closed", "the tag <i> is not closed"]
 
 
 def test_a_source_of_too_many_tokens_is_refused_at_once(translator):

@@ -69,7 +69,8 @@ class KeptLine:
         shown = dict.fromkeys(sign for text in signs for sign in text if not is_invisible(sign))
         if shown:
             yield f"the source vocabulary does not know {named(shown)}, which it keeps as it is"
-        for tag in (part.text for part in self.parts if part.element is None and _tag_name(part.text)):
+        alone = (part.text for part in self.parts if part.element is None and _tag_name(part.text))
+        for tag in dict.fromkeys(alone):
             what = "closes nothing" if tag.startswith("</") else "is not closed"
             yield f"the tag {tag} {what}; it is kept behind the words that it stood behind"
         for word in words:
@@ -185,7 +186,15 @@ def _kept_pattern(line: str, vocabulary: LineVocabulary) -> re.Pattern[str]:
     joiners = "".join(sign for sign in unknown if is_invisible(sign))
     first, more = (rf"(?!{_MARKUP})[{re.escape(some)}]" for some in (signs, signs + joiners))
     symbols = [f"{first}(?:{more})*"] if signs else []
-    return re.compile("|".join([_MARKUP, _LONG, *symbols]))
+    return re.compile("|".join([_MARKUP, _LONG, *_unread(line, vocabulary), *symbols]))
+
+
+def _unread(line: str, vocabulary: LineVocabulary) -> list[str]:
+    """What finds long words of letters that are all unknown, also in writing that has no spaces between words."""
+    if len(line) <= LONGEST_WORD:
+        return []
+    letters = "".join(character for character in vocabulary.unknown_characters(line) if character.isalpha())
+    return [f"[{re.escape(letters)}]{{{LONGEST_WORD + 1},}}"] if letters else []
 
 
 def _joined(text: str, more: str, inline: bool) -> str:

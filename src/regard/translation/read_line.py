@@ -12,6 +12,9 @@ from regard.translation.placeholders import PlacedLine
 from regard.translation.translated_line import Candidate
 from regard.translation.vocabulary import LineVocabulary, SpecialIds
 
+_SHOWN = 100
+"""Characters of a line that a warning repeats at most."""
+
 
 class ReadLine(NamedTuple):
     """A line, it with placeholders, the parts of that that are kept, and the rest as the vocabulary reads it."""
@@ -36,7 +39,9 @@ class ReadLine(NamedTuple):
         yield from self.kept.warnings()
         nothing_known = set(ids) <= {special.unknown, special.end}
         if ids and (nothing_known or set("".join(self.rest.text.split())) == set(self.rest.guessed)):
-            yield f"the source vocabulary knows nothing of {self.rest.text.strip()!r}; the translation is a guess"
+            text = self.rest.text.strip()
+            shown = repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
+            yield f"the source vocabulary knows nothing of {shown}; the translation is a guess"
         else:
             yield from self.rest.warnings()
 
