@@ -119,8 +119,8 @@ def translate(
     LINE of --n-best counts from 0. Of several lines, --attention FILE.png draws the first to FILE.png and the others to
     FILE-2.png, FILE-3.png and so on; FILE.npz has all, as 1.weights, 1.source, 1.target, 2.weights and so on.
 
-    --int8 is for Transformers on a CPU: a few translations change. It is faster where the processor has instructions
-    for products of bytes (AVX-512 VNNI).
+    --int8 is for Transformers on a CPU: a few translations change. It is faster on x86 processors with AVX2 and no
+    AVX-512, or with AVX-512 VNNI.
 
     Of a Transformer the pictures are of --layer and --head, or of the mean over all; the arrays have all of them,
     1.weights as [target, layer, head, source], and 1.self_weights for the attention to its own words.

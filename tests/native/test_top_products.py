@@ -64,6 +64,14 @@ def test_products_of_bytes_are_those_of_rounded_rows_and_columns(rows, terms, co
     assert (lse - has.double().logsumexp(-1, keepdim=True)).abs().max() <= 1e-5
 
 
+def test_sums_of_the_largest_bytes_do_not_saturate(variant):
+    signs = torch.tensor([[1.0], [-1.0]])
+    left, weight = signs.expand(2, 131).contiguous(), signs.expand(2, 131).contiguous()
+    values, indices, _ = top_products(left, PackedMatrix.of(weight, None, in_bytes=True), 2)
+    assert indices.tolist() == [[0, 1], [1, 0]]
+    torch.testing.assert_close(values, 131 * torch.tensor([[1.0, -1.0]]).expand(2, 2), rtol=1e-6, atol=0.0)
+
+
 def test_rounding_twice_is_rounding_once():
     once = rounded_to_bytes(torch.randn(67, 131))
     torch.testing.assert_close(rounded_to_bytes(once), once, rtol=1e-6, atol=0.0)

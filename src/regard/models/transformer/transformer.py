@@ -228,8 +228,8 @@ class Transformer(nn.Module):
         """Round the weights of the decoder and of the output layer to int8: each w to s · round(w / s), in place.
 
         s is max |w| / 127 over the weights of one output feature. From then on the native steps of a search round their
-        inputs likewise, for each row, and multiply bytes, on processors that have instructions for it (AVX-512 VNNI):
-        in less time and with other roundings than the modules, which have the rounded weights, too. A table of
+        inputs likewise, for each row, and multiply bytes, on processors where that takes less time (AVX-512 VNNI, or
+        AVX2 and no AVX-512): with other roundings than the modules, which have the rounded weights, too. A table of
         embeddings that is the output layer's is rounded for both.
         """
         for module in (self.output, *self.decoder.modules()):
