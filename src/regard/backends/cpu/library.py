@@ -179,10 +179,11 @@ def supports(*tensors: Tensor) -> bool:
 
 def read_finite(tensor: Tensor) -> bool | None:
     """Whether no entry of a tensor is NaN or infinite; None of a tensor that torch reads faster, or alone."""
-    # Subclasses of tensors are left to torch's operators: some have no numbers in memory.
+    # Subclasses, and what outlived its transform, are left to torch's operators: some have no numbers in memory.
     if (
         not tensor.is_cpu
         or type(tensor) not in (Tensor, Parameter)
+        or not torch._C._has_storage(tensor)
         or tensor.dtype not in DTYPES
         or (tensor.numel() > MAX_NUMBERS and tensor.dtype is torch.float32)
         or not available()
