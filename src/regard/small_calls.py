@@ -3,8 +3,9 @@
 The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
 earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
 is known of a mask that is not made of numbers alone is forgotten with it, and with a change of what it reads. Of a bias
-of content, or of a tensor, only the kind is in the key: its numbers, of few pairs, each call computes anew. The next
-token of a text has one key more each time: there the number of keys counts up to the next power of two.
+of content, or of a tensor, and of lists of keys, only the kind is in the key: their numbers, of few pairs, each call
+reads anew. The next token of a text has one key more each time: there the number of keys counts up to the next power of
+two.
 
 The key has the parts that `signature` lists, or the call takes the long way: it is written out where it is used, as an
 object and its calls would take a tenth of the time of the smallest call. It is exact in what `signature` leaves out,
@@ -36,6 +37,7 @@ from .core.state import is_constant
 from .core.torch_modes import no_mode_active
 from .errors import RegardError
 from .kernels.hooks import CURRENT_HOOK
+from .kernels.listed_pairs import ListedPairs, PreparedListedCall
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
 from .kernels.short import (
@@ -105,7 +107,8 @@ class PreparedBiasCall:
         return attend_without_gradient(call.prepared, call.spans, query, key, value, terms, hides=hides)
 
 
-_Prepared: TypeAlias = PreparedCall | PreparedBiasCall | PreparedStep
+_PreparedShort: TypeAlias = PreparedCall | PreparedBiasCall | PreparedListedCall
+_Prepared: TypeAlias = _PreparedShort | PreparedStep
 _Calls: TypeAlias = dict[tuple[Any, ...], _Prepared | None]  # None: a call that takes the long way
 _calls: _Calls = {}
 
@@ -178,7 +181,11 @@ def attend_repeatedly(
     if step and key.shape[2] != value.shape[2]:
         return None
     calls, of_mask, of_bias = _calls, mask, None
-    if not constant:
+    listed = None if constant or bias is not None else ListedPairs.from_mask(cast(Mask, mask))
+    if listed is not None and listed.fits(query.shape, value.shape):
+        of_mask = listed.kind
+    elif not constant:
+        listed = None
         if (memo := memo_of(mask)).state is None:
             return None
         calls, of_mask = memo.calls, None
@@ -209,9 +216,10 @@ def attend_repeatedly(
         options: AttentionOptions = {"mask": mask, "scale": scale, "normalizer": normalizer, "bias": bias}
         options |= {"softcap": softcap, "sinks": sinks, "score": score}
         problem = make_problem(query, key, value, **options)
-        call = _remember(calls, known, _as_given(problem, normalizer), step, of_bias)
-    if type(call) is not PreparedCall and type(call) is not PreparedBiasCall:
+        call = _remember(calls, known, _as_given(problem, normalizer), step, of_bias, listed)
+    if step or call is None:
         return None if call is None else cast(PreparedStep, call).run(query, key, value)
+    call = cast(_PreparedShort, call)
     if score is not None and type(score) is not Dot:  # which is of queries and keys as they are
         pairs = scored_pairs(score, query, key, scale, masked=mask is not None)
         if not call.takes(pairs):
@@ -319,17 +327,25 @@ def _described_by_distance(bias: object) -> Described | None:
 
 
 def _remember(
-    calls: _Calls, known: tuple[Any, ...], problem: Problem, step: bool, of_bias: Described | None
+    calls: _Calls,
+    known: tuple[Any, ...],
+    problem: Problem,
+    step: bool,
+    of_bias: Described | None,
+    listed: ListedPairs | None,
 ) -> _Prepared | None:
     """Memoize what there is to know of a problem: what computes its like, by the kernel that is chosen for it.
 
-    of_bias: of a bias whose numbers each call computes.
+    of_bias: of a bias whose numbers each call computes; listed: of a mask whose pairs each call writes.
     """
     if len(calls) >= MAX_CALLS:
         calls.clear()
     kernel, call = choose(problem), None
     if step and kernel is DECODE:
         call = DECODE.prepare_step(problem)
+    elif listed is not None and kernel is SHORT:
+        without = SHORT.prepare_call(replace(problem, mask=None))
+        call = None if without is None else PreparedListedCall(without, SHORT.maker(problem.value))
     elif not step and kernel is SHORT and of_bias is None:
         call = SHORT.prepare_call(problem)
     elif kernel is SHORT and of_bias is not None and isinstance(problem.bias, RelativeBias):

@@ -245,6 +245,15 @@ class ShortRows(Protocol):
         """The gradients, and that of the terms' bias where `saved` asks for it."""
         ...
 
+    def listed_pairs(
+        self, indices: Tensor, rows: int, columns: int, queries: int, keys: int, *, causal: bool
+    ) -> Tensor:
+        """Which pairs the lists name, (B, H, M, N) bool: block (j // columns) for block (i // rows) of the queries.
+
+        indices: (B, H, ⌈M / rows⌉, K) int32, contiguous, below 0 for none. causal: of them those with j <= i + N - M.
+        """
+        ...
+
     def keys_at_once(self) -> int:
         """The keys of a vector: what is computed are whole ones."""
         ...

@@ -183,6 +183,10 @@ class ShortKernel:
         form = _layout_of(pairs)
         return None if prepared.copies else PreparedCall(weights, spans, prepared, terms, along, form)
 
+    def maker(self, value: Tensor) -> ShortRows:
+        """Who computes short rows of values that it does not refuse."""
+        return _maker(value)[1]
+
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         pairs: DotPairs = batched.pairs  # type: ignore[assignment]

@@ -52,6 +52,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "call_bias.c",
     "code_writing.c",
     "finite.c",
+    "listed_pairs.c",
     "flash_reductions.c",
     "flash_weights.c",
     "gru_decoder_backward.c",

@@ -230,6 +230,22 @@ class ShortInC:
             return self.prepare(weights, spans, query, key, value), query, key, value
         return layout, *inputs
 
+    def listed_pairs(
+        self, indices: Tensor, rows: int, columns: int, queries: int, keys: int, *, causal: bool
+    ) -> Tensor:
+        """Which pairs the lists name, (B, H, M, N) bool; indices (B, H, ⌈M / rows⌉, K) int32, contiguous.
+
+        Raises:
+            KernelError: there is no native code to call (`regard.native.why_not`).
+        """
+        batch, heads, _, listed = indices.shape
+        keep = torch.empty(batch, heads, queries, keys, dtype=torch.bool, device="cpu")
+        shift = keys - queries if causal else keys
+        library.current().listed_pairs(
+            indices.data_ptr(), batch * heads, listed, rows, columns, queries, keys, shift, keep.data_ptr()
+        )
+        return keep
+
     def keys_at_once(self) -> int:
         """4 to 16, by the variant."""
         return LANES.get(library.variant_in_use() or "", 4)

@@ -1,0 +1,23 @@
+/* The pairs that lists of keys, or of blocks of keys, name: what kernels of whole rows read of such a mask. */
+#include "variants.h"
+
+#include <stdint.h>
+#include <string.h>
+
+/* keep[lists][queries][keys] = whether key j is in one of the blocks of `columns` keys that indices[list][i / rows] names, of
+ * `listed` in all, where a number below 0 names none; and j <= i + shift. One list, of as many rows, may be that of all queries. */
+void EXPORTED(regard_listed_pairs)(const int32_t *indices, int64_t lists, int64_t listed, int64_t rows, int64_t columns, int64_t queries,
+                                   int64_t keys, int64_t shift, uint8_t *keep) {
+    int64_t blocks = (queries + rows - 1) / rows;
+    memset(keep, 0, (size_t)(lists * queries * keys));
+    for (int64_t list = 0; list < lists; list++)
+        for (int64_t i = 0; i < queries; i++) {
+            const int32_t *own = indices + (list * blocks + i / rows) * listed;
+            uint8_t *row = keep + (list * queries + i) * keys;
+            int64_t end = i + shift + 1 < keys ? i + shift + 1 : keys;
+            for (int64_t number = 0; number < listed; number++) {
+                int64_t first = own[number] * columns, last = first + columns < end ? first + columns : end;
+                if (own[number] >= 0 && first < last) memset(row + first, 1, (size_t)(last - first));
+            }
+        }
+}
