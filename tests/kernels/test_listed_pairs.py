@@ -14,6 +14,7 @@ CASES = {
     "lists of heads for all batches": ((2, 4, 17, 23), (4, 17, 2), (1, 3)),
     "blocks of both": ((1, 2, 13, 19), (4, 3), (4, 4)),
     "one list": ((1, 3, 19, 19), (1, 3, 1, 4), (19, 2)),
+    "lists of key heads": ((2, 4, 17, 17), (2, 2, 17, 3), (1, 1)),
     "no key": ((1, 2, 7, 11), (1, 2, 7, 0), (1, 1)),
 }
 """Batch, heads, queries and keys; the shape of the lists; rows and columns of a block."""
@@ -22,7 +23,10 @@ CASES = {
 def made(case, seed=0):
     (batch, heads, queries, keys), shape, size = CASES[case]
     torch.manual_seed(seed)
-    query, key, value = (torch.randn(batch, heads, n, 8) for n in (queries, keys, keys))
+    key_heads = shape[1] if case == "lists of key heads" else heads
+    query, key, value = (
+        torch.randn(batch, h, n, 8) for h, n in ((heads, queries), (key_heads, keys), (key_heads, keys))
+    )
     return (query, key, value), torch.randint(-1, -(-keys // size[1]), shape), size
 
 

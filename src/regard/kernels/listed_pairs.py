@@ -48,21 +48,24 @@ class ListedPairs:
         """All but the numbers."""
         return self.lists.indices.shape, self.lists.rows, self.lists.columns, self.causal
 
-    def fits(self, shape: Sequence[int], keys: int) -> bool:
-        """Whether lists are of queries (B, H, M, ·), and name keys that there are: else a mask says what is wrong."""
+    def fits(self, shape: Sequence[int], of_keys: Sequence[int]) -> bool:
+        """Whether lists are of queries (B, H, M, ·), and name keys (B, Hk, N, ·): else a mask says what is wrong."""
         lists, (*leading, has, _) = self.lists, self.lists.indices.shape
-        batch, heads, queries = shape[:3]
+        (batch, heads, queries), (key_heads, keys) = shape[:3], of_keys[1:3]
         if len(leading) > 2 or has not in (1, -(-queries // lists.rows)) or not lists.indices.is_cpu:
             return False
         if lists.largest is None or lists.largest > (keys - 1) // lists.columns:
             return False
-        return all(own in (1, whole) for own, whole in zip(reversed(leading), (heads, batch), strict=False))
+        of_heads, of_batch = ([1, 1, *leading])[:-3:-1]
+        return of_batch in (1, batch) and of_heads in (1, heads, key_heads)
 
-    def keep(self, maker: ShortRows, queries: int, keys: int) -> Tensor:
-        """Which pairs exist, (B or 1, H or 1, M, N) bool."""
+    def keep(self, maker: ShortRows, heads: int, queries: int, keys: int) -> Tensor:
+        """Which pairs exist, (B or 1, H or 1, M, N) bool, of so many heads and queries, and of keys that it fits."""
         indices = self.lists.indices
         while indices.ndim < 4:
             indices = indices.unsqueeze(0)
+        if indices.shape[1] not in (1, heads):  # of key heads, each for a group of heads
+            indices = indices.repeat_interleave(heads // indices.shape[1], 1)
         rows = self.lists.rows if indices.shape[2] > 1 else queries
         return maker.listed_pairs(indices, rows, self.lists.columns, queries, keys, causal=self.causal)
 
@@ -94,7 +97,7 @@ class PreparedListedCall:
         if listed is None:
             raise AssertionError("a call of another kind")
         weights = call.weights
-        terms = PairTerms(None, None, listed.keep(self.maker, query.shape[2], value.shape[2]))
+        terms = PairTerms(None, None, listed.keep(self.maker, *query.shape[1:3], value.shape[2]))
         if sinks is not None:
             terms = PairTerms.with_sinks(terms, sinks)
         if learned:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -10,10 +12,38 @@ from .. import masks
 from ..attention import attention
 from ..core.score_forms import at_least_float32, per_head
 from ..errors import ShapeError
+from ..masks import Mask
+from ..masks.base import Kept, Pairs
+from ..masks.key_spans import KeySpan
 from .largest_scores import check_fits, checked_number, largest_scores
 
 FIRST, LOCAL = 1, 2
 """Blocks that are always selected: at the beginning, and up to the query's own."""
+
+
+@dataclass(frozen=True, repr=False)
+class EndedBlocks(Mask):
+    """Block k of `length` keys, at every `stride` keys, ends at or before query position q + shift.
+
+    shift: keys that there are more than blocks, as queries have the last positions of what they attend to by default.
+    """
+
+    length: int
+    stride: int
+    shift: int
+
+    def key_span(self) -> KeySpan:
+        first, stride = self.shift - self.length, self.stride
+        return lambda queries: (
+            None,
+            (torch.arange(queries.start + first, queries.stop + first, device="cpu") // stride + 1).clamp(min=0),
+        )
+
+    def keep(self, grid: Pairs) -> Kept:
+        return grid.key * self.stride + (self.length - 1 - self.shift) <= grid.query
+
+    def __repr__(self) -> str:
+        return f"blocks of {self.length} keys at every {self.stride} that have ended"
 
 
 def overlapping_blocks(tensor: Tensor, length: int, stride: int) -> Tensor:
@@ -134,7 +164,7 @@ def native_sparse_attention(
     """
     check_fits("native_sparse_attention", query, key)
     window = checked_number("native_sparse_attention", "window", window)
-    queries, keys = query.shape[-2], key.shape[-2]
+    keys = key.shape[-2]
     wanted = max((keys - length) // stride + 1, 0)
     has = [tensor.shape[-2] for tensor in compressed]
     if has != [wanted, wanted] or gates.shape != (*query.shape[:-1], 3):
@@ -144,10 +174,8 @@ def native_sparse_attention(
             f"gates {(*query.shape[:-1], 3)}"
         )
     found = selected_blocks(query, compressed[0], keys, length=length, stride=stride, size=size, count=count)
-    ended = masks.from_mod(lambda b, h, q, k: k * stride + (length - 1) <= q)
-    positions = range(keys - queries, keys)
     branches = (
-        attention(query, *compressed, mask=ended, query_positions=positions, key_positions=range(wanted)),
+        attention(query, *compressed, mask=EndedBlocks(length, stride, keys - wanted)),
         attention(query, key, value, mask=masks.causal() & masks.blocks(found, (1, size))),
         attention(query, key, value, mask=masks.causal() & masks.window(before=window - 1)),
     )
