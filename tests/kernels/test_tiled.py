@@ -10,8 +10,17 @@ from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import biases, masks, native, scores
+from regard.backends.torch import tile_loop
+from regard.kernels import tiled as tiled_module
 from regard.kernels.tiled import TiledKernel
-from regard.tiles.tile_size import MIN_TILE_SIDE, SCORES_PER_TILE, batches_per_tile, tile_size
+from regard.tiles.tile_size import (
+    MIN_TILE_SIDE,
+    SCORES_PER_TILE,
+    batches_per_tile,
+    scores_on_gpu,
+    scores_per_tile,
+    tile_size,
+)
 
 LONG = 2048
 
@@ -125,7 +134,7 @@ def test_biases_of_whole_rows(bias):
 
 
 @pytest.mark.parametrize("leading", [(1, 1), (2, 3), (16, 8), (64, 16), (0, 3)])
-@pytest.mark.parametrize("tile", [1, 4, 1000, MIN_TILE_SIDE**2, 2**14, SCORES_PER_TILE])
+@pytest.mark.parametrize("tile", [1, 4, 1000, MIN_TILE_SIDE**2, 2**14, SCORES_PER_TILE, 2**22])
 def test_tile_sizes(leading, tile):
     query = torch.zeros(*leading, 1, 4).expand(*leading, 5, 4)
     problem = regard.explain(query, query, query).problem
@@ -135,6 +144,57 @@ def test_tile_sizes(leading, tile):
     assert rows >= least
     assert columns >= least
     assert together * rows * columns <= max(tile, together * least**2)
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "gigabytes", "scores"),
+    [(132, 80, 2**22), (108, 40, 2**21), (128, 24, 2**22), (20, 4, 2**19), (132, 2, 2**20), (1, 1, 2**18)],
+)
+def test_scores_of_a_tile_on_gpus(multiprocessors, gigabytes, scores):
+    """By the number of multiprocessors, or by a sixty-fourth of the memory, and no fewer than on a CPU."""
+    memory = gigabytes * 2**30
+    assert scores_on_gpu(multiprocessors, memory) == scores
+    assert scores == SCORES_PER_TILE or 32 * scores <= memory / 64
+    assert scores == SCORES_PER_TILE or scores <= 2**15 * multiprocessors
+
+
+def test_a_device_has_its_own_size_of_tiles(monkeypatch):
+    """Of a device that is there its properties are asked, and of the CPU none."""
+
+    class Properties:
+        multi_processor_count, total_memory = 132, 80 * 2**30
+
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: asked.append(device) or Properties)
+    scores_per_tile.cache_clear()
+    try:
+        assert scores_per_tile(torch.device("cpu")) == SCORES_PER_TILE
+        assert not asked
+        assert scores_per_tile(torch.device("cuda", 3)) == scores_per_tile(torch.device("cuda", 3)) == 2**22
+        assert asked == [torch.device("cuda", 3)]
+    finally:
+        scores_per_tile.cache_clear()
+
+
+def test_a_kernel_computes_tiles_of_the_size_of_the_device(monkeypatch):
+    """One tile of all pairs where it has room for them, two where it has not; the same numbers."""
+    query, made = torch.randn(1, 1, 512, 4), []
+
+    def counted(scores: int) -> torch.Tensor:
+        monkeypatch.setattr(tiled_module, "scores_per_tile", lambda device: scores)
+        monkeypatch.setattr(tile_loop.ScoredTiles, "in_row", lambda self, row: listed(in_row(self, row)))
+        return TiledKernel().run(regard.explain(query, query, query).problem).output
+
+    def listed(tiles):
+        found = list(tiles)
+        made.extend(found)
+        return found
+
+    in_row = tile_loop.ScoredTiles.in_row
+    outputs = [counted(SCORES_PER_TILE), counted(2**20)]
+    assert len(made) == 2 + 1
+    torch.testing.assert_close(*outputs)
 
 
 @pytest.mark.parametrize("tile", [50, 2**12, 2**14])

@@ -10,7 +10,7 @@ from ..backends.torch.tile_loop import TiledAttention
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.normalizer import OrderedNormalizer
 from ..core.problem import Problem
-from ..tiles.tile_size import SCORES_PER_TILE
+from ..tiles.tile_size import scores_per_tile
 from .base import EVERY_GRADIENT, Cost, Result
 from .custom_op import apply_kernel, register
 from .planning.unit_costs import add_feature_cost, tilewise_cost
@@ -24,11 +24,13 @@ class TiledKernel:
 
     Quotients, as of softmax, by tiles with a running sum; other normalizers by a few whole rows at a time, in their
     order where each follows from the one before.
+
+    tile: the number of scores in a tile; by default that of the device.
     """
 
-    def __init__(self, tile: int = SCORES_PER_TILE) -> None:
-        self.name = "tiled" if tile == SCORES_PER_TILE else f"tiled({tile})"
-        self._tiled, self._by_rows, self._in_order = TiledAttention(tile), RowAttention(tile), OrderedRowAttention(tile)
+    def __init__(self, tile: int | None = None) -> None:
+        self.name = "tiled" if tile is None else f"tiled({tile})"
+        self._tile = tile
         register(self, exact_lse=True)
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -40,7 +42,7 @@ class TiledKernel:
 
     def cost(self, problem: Problem) -> Cost:
         """The work over the tiles with unmasked pairs."""
-        return add_feature_cost(tilewise_cost(problem, self._tiled.tile), problem, TORCH_FEATURE)
+        return add_feature_cost(tilewise_cost(problem, self._scores(problem.value)), problem, TORCH_FEATURE)
 
     def gradients(self, problem: Problem) -> frozenset[str]:
         """Those of all tensors."""
@@ -59,7 +61,12 @@ class TiledKernel:
         return self._computation(batched).backward(batched, saved)
 
     def _computation(self, batched: BatchedProblem) -> TiledAttention | RowAttention | OrderedRowAttention:
+        tile = self._scores(batched.value)
         if batched.problem.has_lse:
-            return self._tiled
+            return TiledAttention(tile)
         ordered = isinstance(batched.problem.normalizer, OrderedNormalizer)
-        return self._in_order if ordered else self._by_rows
+        return OrderedRowAttention(tile) if ordered else RowAttention(tile)
+
+    def _scores(self, value: Tensor) -> int:
+        """The number of scores in a tile."""
+        return scores_per_tile(value.device) if self._tile is None else self._tile

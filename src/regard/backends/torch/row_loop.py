@@ -17,11 +17,11 @@ from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.normalizer import Normalizer
 from ...core.score_forms import at_least_float32, per_head, per_key_head
 from ...tiles.mask_tiles import BlockRow, Run, split_slice
-from ...tiles.tile_size import block_rows
+from ...tiles.tile_size import SCORES_PER_TILE, block_rows
 from .tile_loop import ScoredTiles
 
 SCORES_AT_ONCE = 2**20
-"""The most scores of whole rows in memory at once, over batches and heads; one row of each is the least."""
+"""The most scores of whole rows in memory at once on a CPU, over batches and heads; one row of each is the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class WholeRows:
     def __init__(self, batched: BatchedProblem, tile: int) -> None:
         self.batched, self.tiles = batched, ScoredTiles(batched, tile)
         batch, heads, _, keys = batched.shape
-        self.height = max(SCORES_AT_ONCE // max(batch * heads * keys, 1), 1)
+        at_once = SCORES_AT_ONCE * max(tile // SCORES_PER_TILE, 1)
+        self.height = max(at_once // max(batch * heads * keys, 1), 1)
         self.queries, self.keys = batched.shape[2:]
 
     @property

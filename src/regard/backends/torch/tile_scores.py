@@ -17,10 +17,11 @@ from ...core.batched_problem import ProblemGradients
 from ...core.finite import waits
 from ...core.score_forms import AdditivePairs, DotPairs, PairForm, at_least_float32, per_head, per_key_head
 from ...tiles.mask_tiles import split_slice
+from ...tiles.tile_size import scores_per_tile
 
 LOG2_E = math.log2(math.e)
 FEATURES_AT_ONCE = 2**17
-"""The most numbers in memory at once where a pair has one for each feature: they fit into a core's cache."""
+"""The most numbers in memory at once on a CPU where a pair has one for each feature: they fit into a core's cache."""
 
 
 class TileScores(Protocol):
@@ -126,9 +127,13 @@ class AdditiveTileScores:
         return power.add_(1.0).reciprocal_().mul_(-2.0), 1
 
     def _chunks(self, pairs: Tensor) -> Iterator[tuple[slice, slice]]:
-        """Rectangles of a tile with at most FEATURES_AT_ONCE numbers a thread, or one pair of each batch and head."""
+        """Rectangles of a tile with at most FEATURES_AT_ONCE numbers a thread, or one pair of each batch and head.
+
+        Off the CPU with as many numbers as a tile has scores there.
+        """
         batch, heads, queries, keys = pairs.shape
-        most = max(FEATURES_AT_ONCE * torch.get_num_threads() // max(batch * heads * self.query.shape[-1], 1), 1)
+        at_once = scores_per_tile(pairs.device) if self.unread else FEATURES_AT_ONCE * torch.get_num_threads()
+        most = max(at_once // max(batch * heads * self.query.shape[-1], 1), 1)
         width = min(most, 128)
         for above in split_slice(slice(0, queries), max(most // width, 1)):
             for left in split_slice(slice(0, keys), width):
