@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from .attention import merge, run_problem
+from .attention import attention, merge, run_problem
+from .biases.all_pairs import MAX_TABLES, pair_columns
 from .biases.base import is_floating
+from .biases.distance_index import ClippedDistances
 from .core.broadcasting import broadcast_shapes
 from .core.grid import Grid
 from .core.problem import Problem
 from .core.score_forms import at_least_float32
+from .core.torch_modes import no_mode_active
 from .errors import ConfigurationError, DtypeError, ShapeError
 from .kernels.hooks import current_hook, current_substitute, no_hook, refuse_few_positions
 from .kernels.validation import AttentionOptions, make_problem
@@ -86,8 +90,12 @@ def relative_value_attention(
             "relative_value_attention joins its parts by the log-sum-exp of softmax, and normalizer is "
             f"{options.get('normalizer')!r}: leave it out"
         )
+    if kernel is None and _is_small(query, key, value, options):
+        _check(vectors, before, after, heads=query.shape[1], dim=value.shape[3])
+        return _of_small_call(query, key, value, at_least_float32(vectors), ClippedDistances(before, after), options)
     problem = make_problem(query, key, value, wants_lse=True, **options)
-    _check(problem, vectors, before, after)
+    heads = problem.weights_shape[-3] if problem.heads else 1
+    _check(vectors, before, after, heads=heads, dim=problem.value.shape[-1])
     per_head = at_least_float32(vectors if problem.heads else vectors.squeeze(0))
     if torch.compiler.is_compiling():
         return _added(problem, per_head, before, after, kernel)
@@ -99,6 +107,39 @@ def relative_value_attention(
     run_problem(problem, kernel)  # for the hook, which is to see one attention, with the values as they are
     with no_hook():
         return _added(problem, per_head, before, after, kernel)
+
+
+def _is_small(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
+    """Whether tensors fit together, keys are few, and no option or hook is such that `attention` has no short way."""
+    if torch.compiler.is_compiling() or not no_mode_active() or current_hook() or current_substitute():
+        return False
+    if not type(query) is type(key) is type(value) is Tensor or not query.ndim == key.ndim == value.ndim == 4:
+        return False
+    (batch, heads, queries, dim), (own_batch, shared, keys, _) = query.shape, value.shape
+    fits = key.shape == (batch, shared, keys, dim) and batch == own_batch and shared > 0 == heads % max(shared, 1)
+    small = fits and value.is_cpu and 0 < keys <= FEW_KEYS and 0 < queries <= FEW_KEYS
+    return small and options.keys() <= {"mask", "bias", "scale"} and query.dtype is value.dtype
+
+
+def _of_small_call(
+    query: Tensor, key: Tensor, value: Tensor, vectors: Tensor, index: ClippedDistances, options: AttentionOptions
+) -> Tensor:
+    """The output as `_of_few_keys`, of attention at default positions that may be a repeated small call."""
+    (*leading, queries, _), keys, dim = query.shape, value.shape[2], value.shape[3]
+    each = _ones_and_zeros(keys, value.dtype).expand(*value.shape[:2], -1, -1)
+    output = at_least_float32(attention(query, key, torch.cat([value, each], -1), **options))
+    columns = pair_columns(index, queries, keys, torch.Size(leading), by_key=False)
+    vectors = columns.among(vectors)
+    sums = output.new_zeros(*leading, queries, vectors.shape[1])
+    sums = sums.scatter_add(-1, columns.of_pairs, output[..., dim:])
+    return (output[..., :dim] + sums @ vectors.to(sums.dtype)).to(value.dtype)
+
+
+@lru_cache(MAX_TABLES)
+def _ones_and_zeros(keys: int, dtype: torch.dtype) -> Tensor:
+    """The values whose outputs are the weights by key."""
+    with torch.inference_mode(False):
+        return torch.eye(keys, dtype=dtype)
 
 
 def _added(problem: Problem, per_head: Tensor, before: int, after: int, kernel: str | None) -> Tensor:
@@ -206,12 +247,11 @@ def _run(problem: Problem, kernel: str | None) -> tuple[Tensor, Tensor]:
     return at_least_float32(result.output), result.lse
 
 
-def _check(problem: Problem, vectors: object, before: int, after: int) -> None:
+def _check(vectors: object, before: int, after: int, *, heads: int, dim: int) -> None:
     name = "relative_value_attention"
     for side, distance in (("before", before), ("after", after)):
         whole_number(f"{name}'s {side}", distance, least=0)
-    count, dim = before + 1 + after, problem.value.shape[-1]
-    heads = problem.weights_shape[-3] if problem.heads else 1
+    count = before + 1 + after
     if not isinstance(vectors, Tensor) or not is_floating(vectors):
         has = vectors.dtype if isinstance(vectors, Tensor) else f"a {type(vectors).__name__}"
         raise DtypeError(f"{name} needs floating-point vectors (heads, before + 1 + after, Dv); this is {has}")
