@@ -97,7 +97,8 @@ class PreparedListedCall:
         if listed is None:
             raise AssertionError("a call of another kind")
         weights = call.weights
-        terms = PairTerms(None, None, listed.keep(self.maker, *query.shape[1:3], value.shape[2]))
+        keep = listed.keep(self.maker, query.shape[1], query.shape[2], value.shape[2])
+        terms = PairTerms(None, None, keep)
         if sinks is not None:
             terms = PairTerms.with_sinks(terms, sinks)
         if learned:
