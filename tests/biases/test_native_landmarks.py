@@ -78,18 +78,18 @@ def check(tensors: Sequence[Tensor], keep: Tensor, size: int, mask: Any, *, firs
             assert (text := fault(mine, Expected(true, torch.float32, others))) is None, f"{kernel}, {name}: {text}"
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 7, 8, 9, 16, 31, 32, 33, 50, 63, 64])
-@pytest.mark.parametrize(("queries", "keys"), [(37, 53), (67, 131), (131, 131), (1, 67)])
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 8, 9, 16, 31, 32, 33, 50, 63, 64, 65, 67, 100, 128, 129])
+@pytest.mark.parametrize(("queries", "keys"), [(37, 53), (67, 131), (131, 131), (1, 67), (89, 331)])
 def test_blocks_of_any_size(size, queries, keys):
     keep = torch.ones(queries, keys).tril(keys - queries).bool()
     check(drawn(queries, keys), keep, size, CAUSAL)
 
 
-@pytest.mark.parametrize("size", [3, 7, 16, 64])
-def test_any_mask_of_pairs_with_empty_rows_and_hidden_landmarks(size):
-    keep = torch.rand(2, HEADS, 67, 131) > 0.4
+@pytest.mark.parametrize(("size", "keys"), [(3, 131), (7, 131), (16, 131), (64, 131), (67, 331), (100, 331)])
+def test_any_mask_of_pairs_with_empty_rows_and_hidden_landmarks(size, keys):
+    keep = torch.rand(2, HEADS, 67, keys) > 0.4
     keep[..., 3, :], keep[..., size - 1], keep[..., 2 * size : 3 * size - 1] = False, False, False
-    check(drawn(67, 131), keep, size, masks.where(keep=keep))
+    check(drawn(67, keys), keep, size, masks.where(keep=keep))
 
 
 MASKS = {
@@ -107,7 +107,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("size", [7, 16])
+@pytest.mark.parametrize("size", [7, 16, 70])
 def test_masks_by_formula(name, size):
     mask, keeps = MASKS[name]
     at = torch.arange(131)
@@ -144,30 +144,40 @@ def test_keys_that_begin_within_a_block_are_not_for_c():
 
 def test_what_c_does_not_compute_is_named():
     tensors = [each.float() for each in drawn(67, 67)]
-    for size, places in ((65, range(67)), (5, range(11, 78))):
-        with pytest.raises(KernelError, match="landmarks of blocks of at most 64 tokens"):
-            regard.attention(
-                *tensors,
-                mask=CAUSAL,
-                bias=biases.landmarks(size),
-                kernel="cpu_flash",
-                query_positions=places,
-                key_positions=places,
-            )
+    places = range(11, 78)
+    with pytest.raises(KernelError, match="and landmarks, of consecutive positions"):
+        regard.attention(
+            *tensors,
+            mask=CAUSAL,
+            bias=biases.landmarks(5),
+            kernel="cpu_flash",
+            query_positions=places,
+            key_positions=places,
+        )
 
 
-def test_scores_far_apart_from_block_to_block():
+@pytest.mark.parametrize(("size", "length"), [(7, 131), (67, 331)])
+def test_scores_far_apart_from_block_to_block(size, length):
     """A block whose scores are far below those beside it in the tile may have most of the weight: by its landmark."""
-    tensors = drawn(131, 131)
+    tensors = drawn(length, length)
     tensors[1].zero_()
     tensors[0].zero_()
     tensors[0][..., 0] = 1.0
-    tensors[1][..., 0] = DIM**0.5 * torch.randn(131)
-    low, gates = torch.arange(131) // 7 % 3 == 1, torch.arange(131) % 7 == 6
+    tensors[1][..., 0] = DIM**0.5 * torch.randn(length)
+    low, gates = torch.arange(length) // size % 3 == 1, torch.arange(length) % size == size - 1
     tensors[1][..., low & ~gates, 0] -= DIM**0.5 * 150.0
     tensors[1][..., low & gates, 0] += DIM**0.5 * 30.0
-    keep = torch.ones(131, 131).tril().bool()
-    check(tensors, keep, 7, CAUSAL)
+    keep = torch.ones(length, length).tril().bool()
+    check(tensors, keep, size, CAUSAL)
+
+
+def test_scores_that_rise_from_tile_to_tile_of_a_block():
+    """What was summed up of the first tiles vanishes beside the last ones, and the other way round."""
+    tensors = drawn(67, 331)
+    tensors[0].zero_()
+    tensors[0][..., 0] = torch.linspace(-1, 1, 67)
+    tensors[1][..., 0] = 40 * torch.linspace(-1, 1, 331)
+    check(tensors, torch.ones(67, 331).tril(264).bool(), 150, CAUSAL)
 
 
 @pytest.mark.parametrize("kernel", IN_C)
@@ -189,7 +199,7 @@ def test_nan_behind_a_mask_reaches_nothing(kernel):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [7, 32])
+@pytest.mark.parametrize("size", [7, 32, 70])
 @pytest.mark.parametrize("kernel", IN_C)
 def test_sixteen_bits(kernel, dtype, size):
     tensors = drawn(67, 131, dtype)
@@ -203,7 +213,7 @@ def test_sixteen_bits(kernel, dtype, size):
         assert (mine.double() - other).abs().max() <= 4 * torch.finfo(dtype).eps * other.abs().max().clamp(min=1.0)
 
 
-@pytest.mark.parametrize("size", [7, 64])
+@pytest.mark.parametrize("size", [7, 64, 70])
 def test_dropped_weights_sinks_and_two_threads(size):
     tensors, sinks = [each.float() for each in drawn(131, 131)], torch.randn(HEADS)
 
@@ -224,13 +234,14 @@ def test_dropped_weights_sinks_and_two_threads(size):
         torch.set_num_threads(before)
 
 
-def test_one_head_in_parts_of_the_keys():
-    """Two threads share the keys of one head, in whole tiles of whole blocks."""
+@pytest.mark.parametrize("size", [7, 150])
+def test_one_head_in_parts_of_the_keys(size):
+    """Two threads share the keys of one head, in whole tiles of whole blocks, or of wider ones."""
     tensors = [each[:1, :1].contiguous().float() for each in drawn(1031, 1031)]
 
     def attend(kernel: str) -> list[Tensor]:
         own = [each.clone().requires_grad_() for each in tensors]
-        output = regard.attention(*own, mask=CAUSAL, bias=biases.landmarks(7), kernel=kernel)
+        output = regard.attention(*own, mask=CAUSAL, bias=biases.landmarks(size), kernel=kernel)
         return results(output, own, torch.linspace(-1, 1, output.numel()).view(output.shape))
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The blocks of landmark attention as native code reads them: whole ones in each tile of keys."""
+"""The blocks of landmark attention as native code reads them: whole ones in each tile of keys, or wider than a tile."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class LandmarkBlocks:
 
     @classmethod
     def from_problem(cls, problem: Problem) -> LandmarkBlocks | None:
-        """The blocks of a problem, `BlockWeights.in_place` and of at most BLOCK keys; None of any other."""
+        """The blocks of a problem, where they are `BlockWeights.in_place`; None of any other."""
         bias = problem.bias
-        if not isinstance(bias, BlockWeights) or bias.size > BLOCK or not bias.in_place(problem):
+        if not isinstance(bias, BlockWeights) or not bias.in_place(problem):
             return None
         return cls(bias.size, query_range(problem).start - first_key_position(problem))
 
     @property
     def tile_width(self) -> int:
-        """Columns of a tile: as many as are whole blocks."""
-        return BLOCK // self.size * self.size
+        """Columns of a tile: as many as are whole blocks, or BLOCK of a wider one."""
+        return BLOCK if self.size > BLOCK else BLOCK // self.size * self.size

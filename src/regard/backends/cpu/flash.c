@@ -13,6 +13,7 @@ struct forward_state {
     float *keys;    /* [terms][BLOCK] */
     float *values;  /* [terms of rows][padded value dim] */
     float *bias;    /* of a tile, [BLOCK][BLOCK], with memory behind it: see call_bias.h */
+    struct wide_blocks wide; /* of landmark attention, for each row */
     lanes check;    /* see check_finite */
     int64_t batch, head, begin, count, blocks;
 };
@@ -95,9 +96,14 @@ INLINE lanes finish_weights(const struct flash *problem, const struct forward_st
 }
 
 /* The scores of a row become those of landmark attention; returns the largest, lane by lane. */
-INLINE lanes weigh_row(const struct flash *problem, int64_t row, int64_t column, int64_t count, float *scores) {
+INLINE lanes weigh_row(const struct flash *problem, const struct forward_state *state, int64_t row, int64_t column,
+                       int64_t count, float *scores) {
     lanes limit = broadcast(-INFINITY);
-    weigh_blocks(problem->landmark_size, own_block(problem, row, column), count, scores);
+    int64_t size = problem->landmark_size, own = own_block(problem, state->begin + row, column);
+    if (has_wide_blocks(problem))
+        weigh_wide_blocks(&state->wide, size, own, column, row, count, scores);
+    else
+        weigh_blocks(size, own, count, scores);
     for (int64_t j = 0; j < count; j += LANES) limit = max_lanes(limit, load(scores + j));
     return limit;
 }
@@ -120,7 +126,7 @@ INLINE void process_row_group(const struct flash *problem, struct forward_state 
                                          ? state->bias + (row % BLOCK + r) * BLOCK
                                          : row_bias(problem, state->head, state->begin + row + r, column);
         limit[r] = finish_scores(problem, extent, row_word(words, r, count), relative_bias, tile + r * BLOCK, paired);
-        if (weighing == BY_LANDMARKS) limit[r] = weigh_row(problem, state->begin + row + r, column, count, tile + r * BLOCK);
+        if (weighing == BY_LANDMARKS) limit[r] = weigh_row(problem, state, row + r, column, count, tile + r * BLOCK);
     }
     if (weighing == BY_SIGMOID)
         for (int r = 0; r < GROUP; r++) shift[r] = -problem->sigmoid_bias[state->head], rescale[r] = 1.0f;
@@ -153,6 +159,53 @@ static void(*row_group(const struct flash *problem, int dtype)) ROW_GROUP {
     if (problem->landmark_size) return in_pairs(dtype) ? landmarks_of_pairs : landmarks_of_floats;
     if (problem->sigmoid_bias) return in_pairs(dtype) ? sigmoid_of_pairs : sigmoid_of_floats;
     return in_pairs(dtype) ? row_group_of_pairs : row_group_of_floats;
+}
+
+/* Reads the scores of a group of rows in a tile into what is known of the block of landmark attention. */
+INLINE void read_row_group(const struct flash *problem, struct forward_state *state, int64_t row, int64_t column,
+                           const uint64_t *words, const struct extent extent, const int paired) {
+    int64_t padded = padded_terms(problem->dim, paired), count = columns_from(problem, column),
+            first = state->wide.number * problem->landmark_size - column;
+    float tile[GROUP * BLOCK] ALIGNED;
+    struct factor query = {state->query + row * padded, padded, 1};
+    for (int64_t j = 0; j < aligned_end(extent); j += PAIR)
+        add_terms(query, (struct vectors){state->keys + j, BLOCK, 0, term_count(problem->dim, paired)}, tile + j, BLOCK,
+                  0, paired);
+    for (int r = 0; r < GROUP; r++) {
+        finish_scores(problem, extent, row_word(words, r, count), 0, tile + r * BLOCK, paired);
+        read_wide_row(&state->wide, problem->landmark_size, first, count, row + r, tile + r * BLOCK, 0);
+    }
+}
+APART void read_floats ROW_GROUP { read_row_group(problem, state, row, column, words, extent, 0); }
+APART void read_pairs ROW_GROUP { read_row_group(problem, state, row, column, words, extent, 1); }
+
+/* Reads the blocks of landmark attention that begin in a tile, all of their tiles each. */
+static void read_wide_blocks(const struct flash *problem, struct forward_state *state, int64_t column, int dtype) {
+    int64_t size = problem->landmark_size, width = problem->tile_columns, key_head = state->head / problem->group,
+            last = (column + columns_from(problem, column) - 1) / size;
+    if (state->wide.number < column / size - 1) state->wide.number = column / size - 1; /* the mask left them out */
+    while (state->wide.number < last) {
+        int64_t begin = ++state->wide.number * size, end = min_int(begin + size, problem->columns);
+        start_wide_block(&state->wide, state->blocks * BLOCK);
+        for (int64_t at = begin / width * width; at < end; at += width) {
+            int64_t count = columns_from(problem, at);
+            pack_transposed_terms(head_rows(&problem->key, state->batch, key_head, at, dtype), problem->key.row, count,
+                                  problem->dim, 1.0f, state->keys, BLOCK, dtype, in_pairs(dtype));
+            for (int64_t b = 0; b < state->blocks; b++) {
+                struct cursor cursor = first_tile(problem, state->begin / BLOCK + b);
+                while (cursor.column < at) next_tile(problem, &cursor);
+                if (cursor.column != at) continue;
+                const uint64_t *words = tile_words(problem, state->batch, state->head, next_tile(problem, &cursor));
+                for (int64_t row = 0; row < BLOCK && b * BLOCK + row < state->count; row += GROUP) {
+                    struct extent extent = tile_extent(words ? words + row : 0, count);
+                    if (extent.begin < extent.end)
+                        (in_pairs(dtype) ? read_pairs : read_floats)(problem, state, b * BLOCK + row, at,
+                                                                     words ? words + row : 0, whole_tile(words, count));
+                }
+            }
+        }
+        finish_wide_block(&state->wide, state->blocks * BLOCK, 0);
+    }
 }
 
 /* A result that is merged with: as if its weights had been computed before, with a sum of 1 in units of its lse. */
@@ -209,10 +262,12 @@ APART void process_row_blocks(const struct flash *problem, struct forward_state 
     load_ahead(&problem->result, state->batch, state->head, state->begin, state->count, problem->value_dim,
                dtype);
     for (int64_t b = 0; b < state->blocks; b++) cursors[b] = first_tile(problem, state->begin / BLOCK + b);
+    state->wide.number = -1;
     for (;;) {
         int64_t column = INT64_MAX;
         for (int64_t b = 0; b < state->blocks; b++) column = min_int(column, cursors[b].column);
         if (column == INT64_MAX) break;
+        if (has_wide_blocks(problem)) read_wide_blocks(problem, state, column, dtype);
         int64_t count = columns_from(problem, column), key_head = state->head / problem->group;
         pack_transposed_terms(head_rows(&problem->key, state->batch, key_head, column, dtype), problem->key.row, count,
                               problem->dim, 1.0f, state->keys, BLOCK, dtype, in_pairs(dtype));
@@ -256,7 +311,7 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     int64_t rows = problem->row_blocks * BLOCK, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = (rows + BLOCK) * (padded + value_padded) + rows * (LANES + 1) + 6 * 16;
-    floats += narrow_floats(problem, rows) + (problem->call_bias ? TILE_FLOATS : 0);
+    floats += narrow_floats(problem, rows) + wide_floats(problem, rows) + (problem->call_bias ? TILE_FLOATS : 0);
     float *memory = aligned_memory(floats * 4), *free_memory = memory;
     if (!memory) {
         problem->failed = 1;
@@ -268,6 +323,7 @@ void EXPORTED(regard_flash)(struct flash *problem) {
     state.keys = take_floats(&free_memory, padded * BLOCK);
     state.values = take_floats(&free_memory, BLOCK * value_padded);
     if (problem->call_bias) state.bias = take_floats(&free_memory, TILE_FLOATS);
+    state.wide = take_wide_blocks(problem, rows, &free_memory);
     struct narrow narrow = take_narrow(problem, rows, &free_memory);
     const int dtype = (int)problem->dtype;
     for (struct unit unit = take_unit(problem), next; unit.head >= 0; unit = next) {

@@ -19,6 +19,7 @@ struct gradient {
     float *weights, *grad_scores;  /* of the tile: [BLOCK][BLOCK]; in pairs, of a row and the next one, every other row */
     float *bias, *grad_bias;       /* of the tile, [BLOCK][BLOCK]: see call_bias.h; the latter is null where it is what
                                       grad_scores has */
+    struct wide_blocks wide;       /* of landmark attention: [query heads][rows] */
     lanes check;                   /* see check_finite */
     int64_t batch, key_head, part;
 };
@@ -127,7 +128,16 @@ INLINE void landmark_row_gradient(const struct flash *problem, const struct grad
         lanes score = load(weights + j) * product_factor;
         store(weights + j, extent.partial ? select_bits(word, j, score, -INFINITY) : score);
     }
-    weigh_blocks(problem->landmark_size, own, tile->count, weights);
+    int64_t size = problem->landmark_size, at = row + (tile->head - state->key_head * problem->group) * padded_rows(problem),
+            landmark = (tile->column / size + 1) * size - 1 - tile->column;
+    const int wide = has_wide_blocks(problem);
+    float gate = 0.0f;
+    if (wide && landmark < tile->count)
+        gate = exp2_lanes(less_log_sum(broadcast(weights[landmark]), broadcast(lse), broadcast(lse_rest)))[0];
+    if (wide)
+        weigh_wide_blocks(&state->wide, size, own, tile->column, at, tile->count, weights);
+    else
+        weigh_blocks(size, own, tile->count, weights);
     for (int64_t j = 0; j < end; j += LANES) {
         lanes weight = exp2_lanes(less_log_sum(load(weights + j), broadcast(lse), broadcast(lse_rest))),
               grad_weight = load(grad_scores + j) * weight_factor;
@@ -136,7 +146,10 @@ INLINE void landmark_row_gradient(const struct flash *problem, const struct grad
         store(weights + j, weight);
         store(grad_scores + j, extent.partial ? select_bits(word, j, gradient, 0.0f) : gradient);
     }
-    return_to_landmarks(problem->landmark_size, own, tile->count, weights, grad_scores);
+    if (wide)
+        return_to_wide_landmarks(&state->wide, size, own, tile->column, at, tile->count, gate, weights, grad_scores);
+    else
+        return_to_landmarks(size, own, tile->count, weights, grad_scores);
     for (int64_t j = 0; problem->row_hashes && j < end; j += LANES)
         store(weights + j, zero_unless(dropout_at(problem, tile->column + j, row_hash), load(weights + j)));
     zero_beyond(0, end, weights, grad_scores);
@@ -297,12 +310,89 @@ INLINE void prepare_head(const struct flash *problem, struct gradient *state, in
     }
 }
 
+/* Reads the scores and grad_weights of a group of rows in a tile into what is known of the block of landmark attention. */
+INLINE void read_row_group(const struct flash *problem, struct gradient *state, const struct tile *tile, int64_t r,
+                           const struct extent extent, const int paired) {
+    int64_t terms = padded_terms(problem->dim, paired), value_terms = padded_terms(problem->value_dim, paired),
+            first = state->wide.number * problem->landmark_size - tile->column,
+            head_row = (tile->head - state->key_head * problem->group) * padded_rows(problem) + tile->row + r;
+    struct factor query = {state->query + r * terms, terms, 1},
+                  grad_output = {state->grad_output + r * value_terms, value_terms, 1};
+    for (int64_t j = 0; j < aligned_end(extent); j += PAIR) {
+        add_terms(query, (struct vectors){state->key_columns + j, BLOCK, 0, term_count(problem->dim, paired)},
+                  state->weights + j, BLOCK, 0, paired);
+        add_terms(grad_output, (struct vectors){state->value_columns + j, BLOCK, 0, term_count(problem->value_dim, paired)},
+                  state->grad_scores + j, BLOCK, 0, paired);
+    }
+    for (int64_t i = 0; i < GROUP; i++) {
+        float *scores = state->weights + i * BLOCK, *grad_weights = state->grad_scores + i * BLOCK;
+        uint64_t word = row_word(tile->words, (int)(r + i), tile->count);
+        int32_t row_hash = row_hash_at(problem, state->batch, tile->head, tile->row + r + i);
+        for (int64_t j = 0; j < aligned_end(extent); j += LANES) {
+            lanes score = load(scores + j) * score_factor(problem, paired),
+                  grad_weight = load(grad_weights + j) * output_factor(problem, paired);
+            if (problem->row_hashes) grad_weight = zero_unless(dropout_at(problem, tile->column + j, row_hash), grad_weight);
+            store(scores + j, extent.partial ? select_bits(word, j, score, -INFINITY) : score);
+            store(grad_weights + j, grad_weight);
+        }
+        read_wide_row(&state->wide, problem->landmark_size, first, tile->count, head_row + i, scores, grad_weights);
+    }
+}
+APART void read_floats ROW_GROUP { read_row_group(problem, state, tile, r, extent, 0); }
+APART void read_pairs ROW_GROUP { read_row_group(problem, state, tile, r, extent, 1); }
+
+/* Reads a tile of a block of landmark attention. */
+INLINE void read_wide_tile(const struct flash *problem, struct gradient *state, const struct tile *tile, int dtype) {
+    int64_t count = min_int(problem->rows - tile->row, BLOCK);
+    pack_row_terms(head_rows(&problem->query, state->batch, tile->head, tile->row, dtype), problem->query.row, count,
+                   problem->dim, query_factor(problem), state->query, dtype, in_pairs(dtype));
+    pack_row_terms(head_rows(&problem->grad_output, state->batch, tile->head, tile->row, dtype), problem->grad_output.row,
+                   count, problem->value_dim, 1.0f / problem->keep_probability, state->grad_output, dtype,
+                   in_pairs(dtype));
+    for (int64_t r = 0; r < count; r += GROUP) {
+        struct extent extent = tile_extent(tile->words ? tile->words + r : 0, tile->count);
+        if (extent.begin < extent.end)
+            (in_pairs(dtype) ? read_pairs : read_floats)(problem, state, tile, r, whole_tile(tile->words, tile->count));
+    }
+}
+
+/* Reads the blocks of landmark attention that begin in a tile, all of their tiles each. */
+static void read_wide_blocks(const struct flash *problem, struct gradient *state, int64_t column, int dtype) {
+    int64_t size = problem->landmark_size, width = problem->tile_columns, rows = padded_rows(problem) * problem->group,
+            last = (column + columns_from(problem, column) - 1) / size;
+    if (state->wide.number < column / size - 1) state->wide.number = column / size - 1; /* of another part of the keys */
+    while (state->wide.number < last) {
+        int64_t begin = ++state->wide.number * size, end = min_int(begin + size, problem->columns);
+        start_wide_block(&state->wide, rows);
+        for (int64_t at = begin / width * width; at < end; at += width) {
+            int64_t count = columns_from(problem, at);
+            pack_transposed_terms(head_rows(&problem->key, state->batch, state->key_head, at, dtype), problem->key.row,
+                                  count, problem->dim, 1.0f, state->key_columns, BLOCK, dtype, in_pairs(dtype));
+            pack_transposed_terms(head_rows(&problem->value, state->batch, state->key_head, at, dtype), problem->value.row,
+                                  count, problem->value_dim, 1.0f, state->value_columns, BLOCK, dtype, in_pairs(dtype));
+            for (int64_t b = 0; b < padded_rows(problem) / BLOCK; b++) {
+                struct cursor cursor = first_tile(problem, b);
+                while (cursor.column < at) next_tile(problem, &cursor);
+                if (cursor.column != at) continue;
+                int64_t number = next_tile(problem, &cursor);
+                for (int64_t h = 0; h < problem->group; h++) {
+                    struct tile tile = {.head = state->key_head * problem->group + h, .row = b * BLOCK, .column = at};
+                    tile.count = count, tile.words = tile_words(problem, state->batch, tile.head, number);
+                    read_wide_tile(problem, state, &tile, dtype);
+                }
+            }
+        }
+        finish_wide_block(&state->wide, rows, state->delta);
+    }
+}
+
 /* A block of keys with all the blocks of rows that attend to it. */
 INLINE void process_key_block(const struct flash *problem, struct gradient *state, int64_t column,
                               int dtype) {
     int64_t count = columns_from(problem, column), padded = padded_dim(problem->dim),
             blocks = padded_rows(problem) / BLOCK;
     int64_t value_padded = padded_dim(problem->value_dim);
+    if (has_wide_blocks(problem)) read_wide_blocks(problem, state, column, dtype);
     const void *key = head_rows(&problem->key, state->batch, state->key_head, column, dtype);
     const void *value = head_rows(&problem->value, state->batch, state->key_head, column, dtype);
     pack_transposed_terms(key, problem->key.row, count, problem->dim, 1.0f, state->key_columns, BLOCK, dtype,
@@ -339,7 +429,7 @@ INLINE void process_key_block(const struct flash *problem, struct gradient *stat
 /* One part of the keys of one head, column of tiles after column. */
 INLINE void process_key_range(const struct flash *problem, struct gradient *state, const struct key_range *range,
                               int dtype) {
-    state->batch = range->batch, state->key_head = range->key_head, state->part = range->part;
+    state->batch = range->batch, state->key_head = range->key_head, state->part = range->part, state->wide.number = -1;
     for (int64_t head = state->key_head * problem->group; head < (state->key_head + 1) * problem->group; head++) {
         prepare_head(problem, state, head, dtype);
         store_zeros(problem, problem->rows, problem->dim, query_gradient(problem, range, head, 0),
@@ -377,7 +467,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
     int64_t rows = padded_rows(problem) * problem->group, padded = padded_dim(problem->dim),
             value_padded = padded_dim(problem->value_dim);
     int64_t floats = 3 * rows + BLOCK * (5 * padded + 4 * value_padded) + GROUP * padded + 2 * BLOCK * BLOCK + 14 * 16;
-    floats += band_floats(problem) + (problem->call_bias ? TILE_FLOATS + BLOCK * BLOCK : 0);
+    floats += band_floats(problem) + wide_floats(problem, rows) + (problem->call_bias ? TILE_FLOATS + BLOCK * BLOCK : 0);
     float *memory = aligned_memory(floats * 4), *free_memory = memory;
     struct cursor *cursors = malloc((size_t)(padded_rows(problem) / BLOCK + 1) * sizeof(struct cursor));
     struct gradient state = {.cursors = cursors};
@@ -406,6 +496,7 @@ void EXPORTED(regard_flash_backward)(struct flash *problem) {
             if (problem->softcap != 0.0f || in_pairs((int)problem->dtype))
                 state.grad_bias = take_floats(&free_memory, BLOCK * BLOCK);
         }
+        state.wide = take_wide_blocks(problem, rows, &free_memory);
         struct band band = take_band(problem, &free_memory);
         int64_t unit;
         while ((unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count)

@@ -71,7 +71,7 @@ class FlashInC:
         if problem.bias is not None and not _has_native_bias(problem):
             return [
                 "of all biases its code adds those by distance alone, forget gates, tables or vectors of queries and "
-                f"keys by distance, and landmarks of blocks of at most {BLOCK} tokens, of consecutive positions"
+                "keys by distance, and landmarks, of consecutive positions"
             ]
         if problem.mask is not None and (pairs := masked_pairs(problem)) > MAX_BITS:
             return [f"the mask cuts tiles of {pairs:,} pairs, each of which would be kept as a bit"]

@@ -1,6 +1,7 @@
 /* Landmark attention (Mohtashami and Jaggi 2023, arXiv 2305.16300): scores of a row whose ordinary softmax has the weights
  * of its two softmaxes, and their gradients. A tile consists of whole blocks of `landmark_size` keys, of which the last is
- * the landmark. */
+ * the landmark; or blocks are wider than a tile, of which one then has columns of two blocks at most. Such a block is read
+ * before its first tile is computed: what its softmax sums up is known only behind its last one. */
 #ifndef REGARD_LANDMARKS_H
 #define REGARD_LANDMARKS_H
 
@@ -116,6 +117,96 @@ INLINE void return_to_landmarks(int64_t size, int64_t own, int64_t count, const 
             store_partial(gradients + j, before - load_partial(weights + j, first + keys - j) * mean, first + keys - j);
         }
         if (first + keys < count) gradients[first + keys] = sum;
+    }
+}
+
+/* Blocks wider than a tile. Of the one that is being read, for each row: the largest score but the landmark's, the sum of
+ * the powers of 2 of differences to it, the landmark's score, and backward the sum of those powers times grad_weight.
+ * share, of the last two blocks that were read: what is added to the scores of keys. mean, backward: what their grad_weight
+ * less delta is on average over the block. That of block n is at n % 2. */
+struct wide_blocks {
+    float *limit, *sum, *gate, *moment, *share[2], *mean[2];
+    int64_t number; /* the last one that was read */
+};
+
+enum { WIDE_ARRAYS = 8 };
+
+INLINE int has_wide_blocks(const struct flash *problem) { return problem->landmark_size > BLOCK; }
+
+INLINE int64_t wide_floats(const struct flash *problem, int64_t rows) {
+    return has_wide_blocks(problem) ? WIDE_ARRAYS * (rows + 16) : 0;
+}
+
+INLINE struct wide_blocks take_wide_blocks(const struct flash *problem, int64_t rows, float **memory) {
+    struct wide_blocks wide = {.number = -1};
+    if (!has_wide_blocks(problem)) return wide;
+    wide.limit = take_floats(memory, rows), wide.sum = take_floats(memory, rows), wide.gate = take_floats(memory, rows);
+    wide.moment = take_floats(memory, rows);
+    for (int at = 0; at < 2; at++)
+        wide.share[at] = take_floats(memory, rows), wide.mean[at] = take_floats(memory, rows);
+    return wide;
+}
+
+INLINE void start_wide_block(struct wide_blocks *wide, int64_t rows) {
+    for (int64_t row = 0; row < rows; row++)
+        wide->limit[row] = wide->gate[row] = -INFINITY, wide->sum[row] = wide->moment[row] = 0.0f;
+}
+
+/* Reads the scores of a row in a tile, and backward their grad_weights, into what is known of the block, which begins at
+ * `first`, in columns of the tile. */
+INLINE void read_wide_row(struct wide_blocks *wide, int64_t size, int64_t first, int64_t count, int64_t row,
+                          const float *scores, const float *grad_weights) {
+    int64_t begin = first < 0 ? 0 : first, end = min_int(first + size - 1, count);
+    if (first + size - 1 < count) wide->gate[row] = scores[first + size - 1];
+    lanes limit = broadcast(wide->limit[row]), sum = {0}, moment = {0};
+    for (int64_t j = begin; j < end; j += LANES) limit = max_lanes(limit, load_scores(scores + j, end - j));
+    float largest = max_of_lanes(limit);
+    if (largest == -INFINITY) return;
+    for (int64_t j = begin; j < end; j += LANES) {
+        lanes power = exp2_lanes(load_scores(scores + j, end - j) - largest);
+        sum += power;
+        if (grad_weights) moment += power * load_partial(grad_weights + j, end - j);
+    }
+    float rescale = exp2_lanes(broadcast(wide->limit[row] - largest))[0];
+    wide->limit[row] = largest, wide->sum[row] = wide->sum[row] * rescale + sum_lanes(sum);
+    wide->moment[row] = wide->moment[row] * rescale + sum_lanes(moment);
+}
+
+/* The shares of a block that has been read, and backward its means. */
+INLINE void finish_wide_block(struct wide_blocks *wide, int64_t rows, const float *delta) {
+    float *share = wide->share[wide->number % 2], *mean = wide->mean[wide->number % 2];
+    for (int64_t row = 0; row < rows; row++) {
+        int seen = wide->gate[row] != -INFINITY && wide->limit[row] != -INFINITY;
+        float log = log_lanes(broadcast(seen ? wide->sum[row] : 1.0f))[0] * LOG2_E;
+        share[row] = seen ? wide->gate[row] - wide->limit[row] - log : -INFINITY;
+        if (delta) mean[row] = seen ? wide->moment[row] / wide->sum[row] - delta[row] : 0.0f;
+    }
+}
+
+/* `weigh_blocks` of a tile whose first column is `column`. */
+INLINE void weigh_wide_blocks(const struct wide_blocks *wide, int64_t size, int64_t own, int64_t column, int64_t row,
+                              int64_t count, float *scores) {
+    for (int64_t number = column / size, first = number * size - column; first < count; number++, first += size) {
+        int64_t end = min_int(first + size - 1, count);
+        float share = first == own ? 0.0f : wide->share[number % 2][row];
+        for (int64_t j = first < 0 ? 0 : first; j < end; j += LANES)
+            store_partial(scores + j, load_partial(scores + j, end - j) + share, end - j);
+        if (first + size - 1 < count) scores[first + size - 1] = -INFINITY;
+    }
+}
+
+/* `return_to_landmarks` of such a tile; gate: the weight that the landmark in it has of its row, if there is one. */
+INLINE void return_to_wide_landmarks(const struct wide_blocks *wide, int64_t size, int64_t own, int64_t column, int64_t row,
+                                     int64_t count, float gate, const float *weights, float *gradients) {
+    for (int64_t number = column / size, first = number * size - column; first < count; number++, first += size) {
+        if (first == own) continue;
+        int64_t end = min_int(first + size - 1, count);
+        float mean = wide->mean[number % 2][row];
+        for (int64_t j = first < 0 ? 0 : first; j < end; j += LANES)
+            store_partial(gradients + j, load_partial(gradients + j, end - j) - load_partial(weights + j, end - j) * mean,
+                          end - j);
+        if (first + size - 1 < count)
+            gradients[first + size - 1] = wide->share[number % 2][row] == -INFINITY ? 0.0f : gate * mean;
     }
 }
 

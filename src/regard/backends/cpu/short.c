@@ -349,6 +349,7 @@ static void finish_scores(const struct short_attention *problem, const struct sh
 
 /* The columns that are computed at once of a row's blocks. */
 INLINE int64_t columns_of_blocks(const struct short_attention *problem) {
+    if (problem->landmark_size > BLOCK) return problem->landmark_size;
     return BLOCK / problem->landmark_size * problem->landmark_size;
 }
 
