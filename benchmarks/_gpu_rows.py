@@ -50,6 +50,8 @@ def decode() -> Iterator[Row]:
         yield Row(f"one query, {name}, batch {batch}", partial(work.decoding, batch, 1, GROUPED), GROUPED, 1.0)
         yield Row(f"8 queries, {name}, batch {batch}", partial(work.decoding, batch, 8, GROUPED), GROUPED, 4.0)
     yield Row(f"one query, {name}, batch 16", partial(work.decoding, 16, 1, "copy"), "copy", 0.85, compared=False)
+    name = f"128 heads and one key head of 576, values of 512 in them, {LONG:,} keys, batch 4"
+    yield Row(f"one query, {name}", partial(work.latent_decoding, 4), GROUPED, 1.0)
     name = f"32 / 8 heads of 128, {MIDDLE:,} keys each in pages of 64 that lie apart"
     yield Row(f"a token of each of 64 sequences, {name}", partial(work.paged, 64), GROUPED, 0.8)
 

@@ -221,6 +221,14 @@ def decoding(batch: int, queries: int, peer: str, place: Place) -> Sides:
     return {name: works[name] for name in (OURS, peer)}
 
 
+def latent_decoding(batch: int, place: Place) -> Sides:
+    """One query of latent attention over the latents themselves: values are the first numbers of keys."""
+    query, key, _ = place.tensors(batch, 128, LONG, 576, key_heads=1, queries=1)
+    inputs, scale = (query, key, key[..., :512]), 192**-0.5
+    peer = partial(sdpa, *inputs, scale=scale, enable_gqa=True)
+    return {OURS: partial(regard.attention, *inputs, scale=scale), "SDPA, enable_gqa": peer}
+
+
 def paged(batch: int, place: Place) -> Sides:
     """A token of each of many sequences whose pages lie anywhere in one memory, beside the keys in one tensor."""
     length, size, heads = place.length(MIDDLE), 64, 8

@@ -55,6 +55,14 @@ def saved(output: torch.Tensor, lse: torch.Tensor, *, learned: bool, normalizer:
     return Saved(output, lse, *above, needs_bias_grad=learned, needs_normalizer_grad=normalizer and learned)
 
 
+def wide_flash(dim: int, value_dim: int, dtype: torch.dtype, **options: Any) -> None:
+    """Forward alone, of head dims above those that there are gradients for."""
+    assert BACKEND.flash is not None
+    problem = batched(tensors(dim, value_dim, dtype), **options)
+    assert not BACKEND.flash.why_not(problem.problem)
+    BACKEND.flash.forward(problem)
+
+
 def flash(dim: int, dtype: torch.dtype, *, learned: bool = False, length: int = LENGTH, **options: Any) -> None:
     """Forward and backward; learned: with the gradient of the bias."""
     assert BACKEND.flash is not None
@@ -83,6 +91,15 @@ def flash_problems() -> Iterator[LaunchedProblem]:
     for name, options, dim, dtype in table:
         call, capabilities = partial(flash, dim, dtype, **options), quick.get((name, dim, dtype), ())
         yield LaunchedProblem(f"flash, {name}, {dim}, {dtype_name(dtype)}", call, capabilities)
+    wide = [
+        (576, 512, BF16, causal),
+        (512, 512, BF16, causal),
+        (512, 512, BF16, causal | terms),
+        (576, 512, F32, causal),
+    ]
+    for dim, value_dim, dtype, options in wide:
+        name = f"flash, forward{', terms' * (len(options) > 1)}, {dim} and {value_dim}, {dtype_name(dtype)}"
+        yield LaunchedProblem(name, partial(wide_flash, dim, value_dim, dtype, **options))
 
 
 def thresholds(dim: int, dtype: torch.dtype, *, learned: bool = False, **options: Any) -> None:
@@ -156,6 +173,19 @@ def few_queries_problems() -> Iterator[LaunchedProblem]:
         yield LaunchedProblem(f"few queries, {name}", partial(few_queries, rows, dim, dtype), quick)
         yield LaunchedProblem(f"few queries, added, {name}", partial(few_queries, rows, dim, dtype, added=True))
     yield LaunchedProblem("few queries, limits, 32 rows, 128", partial(few_queries, 32, 128, BF16, limits=True))
+    yield LaunchedProblem("few queries, limits, 32 rows, 512", partial(few_queries, 32, 512, BF16, limits=True))
+    for rows, dtype in ((16, BF16), (128, BF16), (16, F32)):
+        quick = (90,) if rows == 128 else ()
+        yield LaunchedProblem(
+            f"few queries, latents, {rows} rows, {dtype_name(dtype)}", partial(latent, rows, dtype), quick
+        )
+
+
+def latent(rows: int, dtype: torch.dtype) -> None:
+    """Decoding of latent attention, whose values are the first 512 of the 576 numbers of its keys."""
+    assert BACKEND.few_queries is not None
+    query, key = torch.zeros(BATCH, 1, rows, 576, dtype=dtype), torch.zeros(BATCH, 1, 16_384, 576, dtype=dtype)
+    BACKEND.few_queries.forward(query, key, key[..., :512], 0.07)
 
 
 def paged(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> None:

@@ -48,6 +48,7 @@ SPILLED = {
     ("chunk_states", 90): 88,
     ("chunk_states", 100): 120,
     ("attend_pages", 80): 24,
+    ("attend_part", 80): 8,
     ("flash_forward", 90): 8,
     ("gathered_backward", 80): 24,
     ("gathered_backward", 90): 16,

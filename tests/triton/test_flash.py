@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard import biases, masks
 from regard.backends.triton import launch_settings
 from regard.backends.triton.device_tiles import SpanTiles
@@ -116,6 +117,23 @@ def assert_near(problem: Problem) -> list[Tensor]:
 @pytest.mark.parametrize(("dim", "value_dim"), [(40, 24), (1, 3)])
 def test_dims_that_are_no_powers_of_two(dim, value_dim):
     assert_near(problem_of(drawn(dim=dim, value_dim=value_dim), mask=masks.causal()))
+
+
+@pytest.mark.parametrize(("dim", "value_dim"), [(576, 512), (257, 3), (7, 300)])
+def test_wide_heads(dim, value_dim):
+    """Of queries and keys two tiles, forward alone; a masked key that is NaN reaches no row."""
+    query, key, value = drawn(queries=19, keys=67, dim=dim, value_dim=value_dim)
+    key[:, :, -1], value[:, :, -1] = NAN, INF
+    problem = problem_of((query, key, value), mask=masks.causal() & masks.padding(torch.tensor([66])))
+    options = {"mask": masks.causal(), "query_positions": range(48, 67)}
+    output, lse = TRITON.flash.forward(BatchedProblem.from_problem(problem))
+    inputs = query, key[:, :, :66].repeat_interleave(2, 1), value[:, :, :66].repeat_interleave(2, 1)
+    true, plain = (
+        regard.attention_with_lse(*(each.to(dtype) for each in inputs), kernel="reference", **options)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert_close(output, Expected(true[0], torch.float32, [plain[0]]), "output")
+    assert_close(lse, Expected(true[1], torch.float32, [plain[1]], magnitude=1.0), "lse")
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
@@ -458,8 +476,14 @@ def test_a_large_log_sum_exp_of_more_keys_is_taken_as_it_is():
 def test_what_it_does_not_compute():
     flash = TRITON.flash
     assert flash is not None
-    wide = problem_of(drawn(dim=257, queries=2, keys=2))
-    assert flash.why_not(wide) == ["its code takes head dims from 1 to 256; these are 257 and 16"]
+    wide = problem_of(drawn(dim=577, queries=2, keys=2))
+    limits = "its code takes head dims from 1 to 576 of keys and 512 of values"
+    assert flash.why_not(wide) == [f"{limits}; these are 577 and 16"]
+    query, key, value = drawn(dim=257, queries=2, keys=2)
+    assert not flash.why_not(problem_of((query, key, value)))
+    assert flash.why_not(problem_of((query, key.requires_grad_(), value))) == [
+        "its code has gradients for head dims up to 256; these are 257 and 16, and a tensor requires a gradient"
+    ]
     many, pairs = torch.zeros(1).expand(1, 2, 4096, 16), torch.zeros(1).expand(2, 4096, 4096)
     bias = biases.tensor(torch.zeros(4096)) + biases.tensor(pairs)
     assert "33,554,432 numbers" in flash.why_not(make_problem(many, many, many, bias=bias))[0]

@@ -53,9 +53,11 @@ def many_parts(monkeypatch) -> None:
     monkeypatch.setattr(split_keys, "chip", lambda device: jit_runtime.Chip(6, 2**12))
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
-    """Output and log-sum-exp with the scale 0.3; keys and values that no row attends to are 0."""
-    scores = 0.3 * query.to(dtype) @ key.to(dtype).mT
+def formula(
+    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, dtype: torch.dtype, scale: float = 0.3
+) -> list[Tensor]:
+    """Output and log-sum-exp; keys and values that no row attends to are 0."""
+    scores = scale * query.to(dtype) @ key.to(dtype).mT
     scores = scores if added is None else scores + added.to(dtype)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -INF, 0.0).unsqueeze(-1))
@@ -97,6 +99,36 @@ def test_a_query_of_another_dtype():
     query, key, value = drawn(5, 71, dtype=torch.bfloat16)
     query = torch.randn(query.shape)
     assert_near(few_queries().forward(query, key, value, 0.3), (query, key, value))
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (67, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("value_dim", [256, 300])
+def test_values_that_are_the_first_numbers_of_keys(many_parts, monkeypatch, rows, value_dim, dtype):
+    """Latent attention: they are read once, where the first of two tiles of a key has all of them."""
+    query, key, _ = drawn(rows, 131, heads=1, dim=320, dtype=dtype)
+    key[:, :, 130], value = INF, key[..., :value_dim]
+    read, launch = [], split_keys.launch
+    monkeypatch.setattr(split_keys, "launch", lambda *given, **more: read.append(given[4]) or launch(*given, **more))
+    found = few_queries().forward(query, key, value, 0.03, limits=[130])
+    assert (read[0].pointer is None) == (value_dim == 256)
+    true, plain = (
+        formula(query, key[:, :, :130], value[:, :, :130], None, each, 0.03) for each in (torch.float64, torch.float32)
+    )
+    assert_close(found[0], Expected(true[0], dtype, [plain[0]]), "output")
+    assert_close(found[1], Expected(true[1], torch.float32, [plain[1]], magnitude=1.0), "lse")
+
+
+def test_wide_heads_and_a_nan_that_one_row_attends_to(many_parts):
+    query, key, _ = drawn(2, 67, heads=1, dim=288)
+    value, clean = key[..., :256], key.clone()
+    key[:, :, 66, 3] = NAN
+    output, _ = few_queries().forward(query, key, value, 0.3, limits=[66, 67])
+    assert output[:, :, 1].isnan().all()
+    true, plain = (
+        formula(query[:, :, :1], clean[:, :, :66], clean[:, :, :66, :256], None, each)
+        for each in (torch.float64, torch.float32)
+    )
+    assert_close(output[:, :, :1].contiguous(), Expected(true[0], torch.float32, [plain[0]]), "output")
 
 
 @pytest.mark.parametrize("limits", [[67], [0, 0, 1, 2], [69, 70, 71, 71], [0, 0, 0, 0], [1, 2, 2, 2]], ids=str)

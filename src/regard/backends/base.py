@@ -85,11 +85,15 @@ class PreparedStep(Protocol):
 class FewQueries(Protocol):
     """Few rows over many keys, each key read once for all rows: flash decoding.
 
-    fused: whether scores are computed and used in one pass, without a tensor of them, and `limits` are read.
+    fused: whether scores are computed and used in one pass, without a tensor of them, and `limits` are read. most_rows:
+    the most rows of a key head that this is the way for.
     """
 
     @property
     def fused(self) -> bool: ...
+
+    @property
+    def most_rows(self) -> int: ...
 
     def forward(
         self,

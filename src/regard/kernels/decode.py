@@ -32,8 +32,6 @@ from .planning.unit_costs import (
 )
 from .planning.unit_prices import price
 
-MOST_ROWS = 64
-"""The most queries of one key head, over all its query heads: products of more are large enough by themselves."""
 STEP_CALLS = price("decode.step_calls")
 STEP_MASK_CALLS = price("decode.step_mask_calls")
 MASK_CALLS = price("decode.mask_calls")
@@ -64,10 +62,11 @@ class DecodeKernel:
         """Features that the dense kernel does not support, or more rows than this kernel is meant for."""
         reasons = dense_reasons(problem)
         rows = heads_per_key(problem) * problem.queries
-        if rows > MOST_ROWS:
+        most = self._maker(problem.pairs.key, problem.value)[1].most_rows
+        if rows > most:
             reasons.append(
                 f"it is for few queries: {problem.queries} of {heads_per_key(problem)} heads are {rows} rows for each "
-                f"key head, more than {MOST_ROWS}"
+                f"key head, more than {most}"
             )
         return reasons
 

@@ -102,6 +102,7 @@ class FewQueriesInC:
     """Each key and value is read once for all rows of its head."""
 
     fused = True
+    most_rows = MOST_ROWS
 
     def forward(
         self,

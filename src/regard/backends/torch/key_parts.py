@@ -20,6 +20,8 @@ class KeyParts:
     """Flash decoding: equal parts of `part` keys at once, as heads of one call, and what is left as one more."""
 
     fused = False
+    most_rows = 64
+    """Products of more are large enough by themselves."""
 
     def __init__(self, part: int = PART) -> None:
         self.part = part

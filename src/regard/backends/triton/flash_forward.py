@@ -42,13 +42,13 @@ def _attend(
     REPAIR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The running output, maximum and sum of rows m after the keys k and values v from n0 on.
+    """The running output, maximum and sum of rows m after the keys k and values v from n0 on; q and k are split rows.
 
     Weights of sigmoid attention are as they are: nothing is scaled by a maximum. Of weights above a threshold, that is
     the maximum here.
     """
     n = (n0 + tl.arange(0, BN))[None, :]
-    raw = score_tile.product(q, tl.trans(k), None, PRECISION)
+    raw = score_tile.split_product(q, k, PRECISION)
     keep = n < N
     if CUT:
         keep = score_tile.kept(MASK, s, m, n, n0, begin, end, M, N, BN)
@@ -97,6 +97,7 @@ def flash_forward(
     DV: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
+    REST: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     NEGATIVE: tl.constexpr,
@@ -109,6 +110,7 @@ def flash_forward(
     above a threshold, LSE has the thresholds, which `row_thresholds` has found.
 
     Q, K, V, OUTPUT, LSE, OLD_OUTPUT, OLD_LSE: `StridedRows`. FLAGS: a number for each program, 0 at first, or None.
+    REST: of wide queries and keys, the columns of a second tile beside BD, else 0.
     NEGATIVE: whether SCORE.factor is below 0. Programs are numbered by batch, head, tile of rows, last tiles first:
     under a causal mask these take the longest.
     """
@@ -122,7 +124,7 @@ def flash_forward(
     m0 = tile * BM
     rows = m0 + tl.arange(0, BM)
     m = rows[:, None]
-    q = score_tile.load_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, BM)
+    q = score_tile.load_split_rows(score_tile.head_rows(Q, b, h), m0, M, Q.row, D, BD, REST, BM)
     keys, values = score_tile.head_rows(K, b, h // group), score_tile.head_rows(V, b, h // group)
     begin, end = score_tile.row_spans(MASK, s, m, M)
     row_hash = score_tile.row_hashes(DROPOUT, b, h, heads, m, M)
@@ -143,7 +145,7 @@ def flash_forward(
     first, full, cut, last = score_tile.tile_range(MASK, s, tile, tiles, N, BN)
     for i in range(full, cut):
         n0 = score_tile.full_tile(MASK, i) * BN
-        k = score_tile.load_rows(keys, n0, N, K.row, D, BD, BN)
+        k = score_tile.load_split_rows(keys, n0, N, K.row, D, BD, REST, BN)
         v = score_tile.load_rows(values, n0, N, V.row, DV, BDV, BN)
         acc, top, total = _attend(
             *(acc, top, total, q, k, v, SCORE, MASK, BIAS, DROPOUT, b, h, s, m, n0, begin, end, row_hash, M, N),
@@ -151,7 +153,7 @@ def flash_forward(
         )
     for i in range(full - first + last - cut):
         n0 = score_tile.cut_tile(MASK, i, first, full, cut) * BN
-        k = score_tile.load_rows(keys, n0, N, K.row, D, BD, BN)
+        k = score_tile.load_split_rows(keys, n0, N, K.row, D, BD, REST, BN)
         v = score_tile.load_rows(values, n0, N, V.row, DV, BDV, BN)
         acc, top, total = _attend(
             *(acc, top, total, q, k, v, SCORE, MASK, BIAS, DROPOUT, b, h, s, m, n0, begin, end, row_hash, M, N),

@@ -20,7 +20,7 @@ from .flash_forward import flash_forward
 from .jit_runtime import exact_products
 from .kernel_arguments import LOG2E, DropoutArgument, ScoreScale, StridedRows, with_aligned_rows, with_near_rows
 from .kernel_bias import KernelBias
-from .launch_settings import LaunchSettings, launch_settings, padded_dims
+from .launch_settings import LaunchSettings, launch_settings, padded_dims, split_dims
 from .row_terms import refine_row_terms, row_terms
 from .row_thresholds import row_thresholds
 from .threshold_terms import threshold_terms
@@ -55,7 +55,8 @@ class FlashLaunches:
             *self._lengths,
         )
         for repair in (False, True)[: 1 if flags is None else 2]:
-            constants = {"NEGATIVE": self.score.factor < 0, "REPAIR": repair, **self.dims}
+            constants = {"NEGATIVE": self.score.factor < 0, "REPAIR": repair}
+            constants |= split_dims(self.dim, self.value_dim)
             self._launch(flash_forward, programs, arguments, setting, constants)
 
     def backward(self, saved: Saved, into: ProblemGradients) -> None:
@@ -150,7 +151,8 @@ class FlashLaunches:
         """The settings of a kernel for this problem."""
         problem = self.problem
         terms = any(each is not None for each in (problem.bias, problem.dropout, problem.softcap, problem.normalizer))
-        dim = max(self.dims["BD"], self.dims["BDV"])
+        dims = split_dims(self.dim, self.value_dim)
+        dim = max(dims["BD"], dims["BDV"])
         return launch_settings(kernel, dim, self.value.dtype, self.value.device, terms=terms)
 
     def _row_programs(self, setting: LaunchSettings) -> int:

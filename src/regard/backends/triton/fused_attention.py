@@ -19,7 +19,10 @@ from ...tiles.row_spans import has_spans
 from ...tiles.tile_bits import MIN_FULL_RUN, TILE_SIZE, masked_pairs
 
 MAX_DIM = 256
-"""The largest head dim: a tile of rows and one of keys have to fit into shared memory."""
+"""The largest head dim with gradients: a tile of rows and one of keys have to fit into shared memory, and their sums
+into registers."""
+WIDEST_KEY, WIDEST_VALUE = 576, 512
+"""The largest head dims without: those of latent attention, whose queries attend to the latents themselves."""
 MAX_BITS = 2**31
 """Masked pairs for which bits are kept: 256 MiB of them."""
 MAX_BIAS = 2**24
@@ -48,8 +51,16 @@ class FlashInTriton:
         """Large head dims, masks of too many bits, and biases that would be too large a tensor."""
         reasons = []
         dims = problem.pairs.query.shape[-1], problem.value.shape[-1]
-        if max(dims) > MAX_DIM or min(dims) < 1:
-            reasons.append(f"its code takes head dims from 1 to {MAX_DIM}; these are {dims[0]} and {dims[1]}")
+        if min(dims) < 1 or dims[0] > WIDEST_KEY or dims[1] > WIDEST_VALUE:
+            reasons.append(
+                f"its code takes head dims from 1 to {WIDEST_KEY} of keys and {WIDEST_VALUE} of values; these are "
+                f"{dims[0]} and {dims[1]}"
+            )
+        elif max(dims) > MAX_DIM and problem.requires_grad():
+            reasons.append(
+                f"its code has gradients for head dims up to {MAX_DIM}; these are {dims[0]} and {dims[1]}, and a "
+                "tensor requires a gradient"
+            )
         if problem.mask is not None and not has_spans(problem.mask, problem):
             pairs = masked_pairs(problem)
             if pairs > MAX_BITS:

@@ -27,6 +27,8 @@ class LaunchSettings:
     stages: int
 
 
+WIDE_DIM = 256
+"""Up to this head dim rows are one tile, padded to a power of two; wider ones are two, as the padding would be read."""
 INTERPRETED = LaunchSettings(64, 64, 4, 1)
 """The interpreter takes as long for a small tile as for a large one."""
 
@@ -39,17 +41,17 @@ Kernels are "forward", "query" and "key"; "thresholds" and "threshold terms" of 
 # Scores that are products alone, with a mask or without.
 PLAIN: dict[int, Table] = {
     80: {
-        "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1), 512: (32, 16, 8, 1)},
         "query": {64: (64, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
         "key": {64: (32, 64, 8, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
     },
     90: {
-        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2), 512: (32, 16, 8, 2)},
         "query": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2)},
         "key": {64: (64, 64, 8, 2), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
     },
     100: {
-        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2), 512: (32, 16, 8, 2)},
         "query": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2)},
         "key": {64: (64, 64, 8, 2), 128: (64, 64, 8, 1), 256: (32, 32, 8, 1)},
     },
@@ -57,21 +59,21 @@ PLAIN: dict[int, Table] = {
 # With a softcap, a bias, dropout or a normalizer.
 WITH_TERMS: dict[int, Table] = {
     80: {
-        "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "forward": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1), 512: (32, 16, 8, 1)},
         "query": {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
         "key": {64: (32, 32, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
         "thresholds": {64: (128, 64, 8, 2), 128: (64, 32, 8, 2), 256: (64, 64, 8, 1)},
         "threshold terms": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 64, 8, 1)},
     },
     90: {
-        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2), 512: (32, 16, 8, 2)},
         "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
         "key": {64: (32, 64, 8, 2), 128: (32, 32, 8, 2), 256: (16, 32, 8, 1)},
         "thresholds": {64: (128, 64, 8, 3), 128: (64, 64, 8, 3), 256: (64, 64, 8, 2)},
         "threshold terms": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
     },
     100: {
-        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+        "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2), 512: (32, 16, 8, 2)},
         "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
         "key": {64: (32, 64, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
         "thresholds": {64: (64, 64, 4, 3), 128: (64, 64, 8, 3), 256: (64, 64, 8, 2)},
@@ -80,7 +82,7 @@ WITH_TERMS: dict[int, Table] = {
 }
 # Any architecture and any scores.
 FLOAT32: Table = {
-    "forward": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (32, 32, 16, 1)},
+    "forward": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (32, 32, 16, 1), 512: (16, 16, 16, 1)},
     "query": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 32, 16, 1)},
     "key": {64: (32, 32, 8, 2), 128: (32, 32, 16, 1), 256: (16, 16, 8, 1)},
     "thresholds": {64: (32, 32, 8, 2), 128: (16, 32, 8, 1), 256: (32, 32, 16, 1)},
@@ -112,6 +114,19 @@ def padded_dims(dim: int, value_dim: int) -> dict[str, int]:
     """The head dims, and the powers of two from 16 on that they are padded to, as kernels name them."""
     padded, value_padded = (max(16, 1 << (each - 1).bit_length()) for each in (dim, value_dim))
     return {"D": dim, "DV": value_dim, "BD": padded, "BDV": value_padded}
+
+
+def split_dims(dim: int, value_dim: int) -> dict[str, int]:
+    """As `padded_dims`; queries and keys above `WIDE_DIM` in two tiles, the second of REST columns, else 0.
+
+    >>> split_dims(576, 512)
+    {'D': 576, 'DV': 512, 'BD': 512, 'BDV': 512, 'REST': 64}
+    """
+    dims = padded_dims(dim, value_dim) | {"REST": 0}
+    if dim > WIDE_DIM and dims["BD"] > dim:
+        dims["BD"] //= 2
+        dims["REST"] = padded_dims(dim - dims["BD"], value_dim)["BD"]
+    return dims
 
 
 def launch_settings(kernel: str, dim: int, dtype: torch.dtype, device: torch.device, *, terms: bool) -> LaunchSettings:

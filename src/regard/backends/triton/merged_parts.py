@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .score_tile import INF, LN2, LOG2E, head_rows, load_rows, not_finite, product
+from .score_tile import INF, LN2, LOG2E, head_rows, load_rows, load_split_rows, not_finite, product, split_product
 
 BEYOND = tl.constexpr(2**31 - 1)
 """The place of what is no key: no row attends to it."""
@@ -85,6 +85,7 @@ def over_keys(
     DV: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
+    REST: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     REPAIR: tl.constexpr,
@@ -93,7 +94,8 @@ def over_keys(
 ):
     """Of some keys: each row's largest score, in units of log₂ e, its sum of weights and of weighted values.
 
-    keys, values: pointers to the first row of the head; added: pointers (BR, 1) to rows of what is added, or None.
+    query: split rows. keys, values: pointers to the first row of the head; without one, values are the first DV numbers
+    of keys, which are then read once. added: pointers (BR, 1) to rows of what is added, or None.
     REPAIR: NaN and infinity in values count as 0.
     """
     top, total = tl.full([BR], -INF, tl.float32), tl.zeros([BR], tl.float32)
@@ -101,8 +103,8 @@ def over_keys(
     for first in tl.range(start, stop, BN, num_stages=STAGES):
         row, end, n = key_places(TILES, first, N, BN)  # pyright: ignore[reportGeneralTypeIssues]
         kept = n < limit[:, None]
-        key = load_rows(keys, row, end, key_row, D, BD, BN)
-        x = product(query, tl.trans(key.to(query.dtype)), None, PRECISION) * factor
+        key = load_split_rows(keys, row, end, key_row, D, BD, REST, BN)
+        x = split_product(query, key, PRECISION) * factor
         if added is not None:
             more = added_numbers(added, n, added_column, kept)
             x += more * LOG2E
@@ -111,7 +113,9 @@ def over_keys(
         now = tl.maximum(top, tl.max(x, 1))
         shift = tl.where(now == -INF, 0.0, now)
         weight, share = tl.exp2(x - shift[:, None]), tl.exp2(top - shift)
-        value = load_rows(values, row, end, value_row, DV, BDV, BN)
+        value = key[0]  # pyright: ignore[reportIndexIssue]
+        if values is not None:
+            value = load_rows(values, row, end, value_row, DV, BDV, BN)
         sums = sums * share[:, None]
         if REPAIR:
             value = tl.where(not_finite(value), 0.0, value).to(value.dtype)
@@ -139,6 +143,7 @@ def attend_keys(
     DV: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
+    REST: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     MASKED: tl.constexpr,
@@ -152,16 +157,17 @@ def attend_keys(
     """
     top, total, sums = over_keys(  # pyright: ignore[reportGeneralTypeIssues]
         *(query, keys, values, added, TILES, limit, start, stop, N, key_row, value_row, added_column, factor),
-        *(D, DV, BD, BDV, BR, BN, False, STAGES, PRECISION),
+        *(D, DV, BD, BDV, REST, BR, BN, False, STAGES, PRECISION),
     )
     if MASKED:  # noqa: SIM102  # it is known to the compiler, what follows is not
         if tl.max(not_finite(sums).to(tl.int32).reshape(BR * BDV), 0) != 0:
             top, total, sums = over_keys(
                 *(query, keys, values, added, TILES, limit, start, stop, N, key_row, value_row, added_column, factor),
-                *(D, DV, BD, BDV, BR, BN, True, REPAIR_STAGES, PRECISION),
+                *(D, DV, BD, BDV, REST, BR, BN, True, REPAIR_STAGES, PRECISION),
             )
             sums = spoiled(
-                *(sums, values, added, TILES, limit, start, stop, N, value_row, added_column, DV, BDV, BN, PRECISION)
+                *(sums, keys if values is None else values, added, TILES, limit, start, stop, N),
+                *(key_row if values is None else value_row, added_column, DV, BDV, BN, PRECISION),
             )
     return top, total, sums
 
@@ -189,6 +195,7 @@ def attend_part(
     DV: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
+    REST: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     MASKED: tl.constexpr,
@@ -198,9 +205,10 @@ def attend_part(
 ):
     """One part of the keys, for a block of rows of a key head: program (batch, head, block) and part.
 
-    Q, K, V, ADDED: `StridedRows`. Row r attends to keys below least + max(r mod queries - ahead, 0). PARTS: the sums of
-    weighted values (B, Hk, R, parts, DV), the largest scores and the sums of weights, (B, Hk, R, parts) each; None
-    where there is one part, which is written as it will be. MASKED: whether rows attend to fewer than all N keys.
+    Q, K, V, ADDED: `StridedRows`; V without a tensor where values are the first DV numbers of keys. Row r attends to
+    keys below least + max(r mod queries - ahead, 0). PARTS: the sums of weighted values (B, Hk, R, parts, DV), the
+    largest scores and the sums of weights, (B, Hk, R, parts) each; None where there is one part, which is written as it
+    will be. MASKED: whether rows attend to fewer than all N keys.
     """
     unit, part = tl.program_id(0), tl.program_id(1)
     head, block = unit // blocks, unit % blocks
@@ -211,13 +219,15 @@ def attend_part(
     start = part * each + tl.minimum(part, rest)
     stop = start + each + (part < rest).to(tl.int32)
     limit = tl.where(r < R, tl.minimum(least + tl.maximum(r % queries - ahead, 0), N), 0)
-    query = load_rows(head_rows(Q, b, h), block * BR, R, Q.row, D, BD, BR)
-    keys, values, added = head_rows(K, b, h), head_rows(V, b, h), None
+    query = load_split_rows(head_rows(Q, b, h), block * BR, R, Q.row, D, BD, REST, BR)
+    keys, values, added = head_rows(K, b, h), None, None
+    if V.pointer is not None:
+        values = head_rows(V, b, h)
     if ADDED.pointer is not None:
         added = head_rows(ADDED, b, h) + r.to(tl.int64)[:, None] * ADDED.row
     top, total, sums = attend_keys(  # pyright: ignore[reportGeneralTypeIssues]
         *(query, keys, values, added, None, limit, start * BN, stop * BN, N, K.row, V.row, added_column, factor),
-        *(D, DV, BD, BDV, BR, BN, MASKED, STAGES, REPAIR_STAGES, PRECISION),
+        *(D, DV, BD, BDV, REST, BR, BN, MASKED, STAGES, REPAIR_STAGES, PRECISION),
     )
     at, exists = head.to(tl.int64) * R + r, r < R
     written = exists[:, None] & (number < DV)[None, :]

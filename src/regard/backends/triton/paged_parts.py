@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .listed_tile import load_at
 from .merged_parts import attend_keys, merged
 from .score_tile import LN2
 
@@ -30,6 +31,7 @@ def attend_pages(
     DV: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
+    REST: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     MASKED: tl.constexpr,
@@ -49,14 +51,16 @@ def attend_pages(
     token, tokens, limit = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     start, stop, base = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
     part, parts = tl.load(at + 6), tl.load(at + 7)
-    r, number, dim = block * BR + tl.arange(0, BR), tl.arange(0, BDV), tl.arange(0, BD)
+    r, number = block * BR + tl.arange(0, BR), tl.arange(0, BDV)
     exists = r < tokens * group
     limits = tl.where(exists, limit + r % tokens, 0)
     rows = Q.pointer + (h * group + r // tokens) * Q.head + (token + r % tokens).to(tl.int64) * Q.row
-    query = tl.load(rows[:, None] + dim[None, :], mask=exists[:, None] & (dim < D)[None, :], other=0.0)
+    query = load_at(rows, exists, D if REST == 0 else BD, BD), None
+    if REST > 0:
+        query = query[0], load_at(rows + BD, exists, D - BD, REST)
     top, total, sums = attend_keys(  # pyright: ignore[reportGeneralTypeIssues]
         *(query, K.pointer + h * K.head, V.pointer + h * V.head, None, TILES, limits, start * BN, stop * BN, 0),
-        *(K.row, V.row, 0, factor, D, DV, BD, BDV, BR, BN, MASKED, STAGES, REPAIR_STAGES, PRECISION),
+        *(K.row, V.row, 0, factor, D, DV, BD, BDV, REST, BR, BN, MASKED, STAGES, REPAIR_STAGES, PRECISION),
     )
     place, every = h * count + base + r * parts + part, tl.num_programs(1) * tl.cast(count, tl.int64)
     tl.store(PARTS + place[:, None] * DV + number[None, :], sums, mask=exists[:, None] & (number < DV)[None, :])

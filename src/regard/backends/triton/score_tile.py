@@ -57,6 +57,29 @@ def load_rows(POINTER, first, count, stride, D: tl.constexpr, BD: tl.constexpr, 
 
 
 @triton.jit
+def load_split_rows(
+    POINTER, first, count, stride, D: tl.constexpr, BD: tl.constexpr, REST: tl.constexpr, B: tl.constexpr
+):
+    """As `load_rows`, of wide heads as two tiles: (B, BD), and (B, REST) with the rest; None where REST is 0."""
+    if REST > 0:
+        return (
+            load_rows(POINTER, first, count, stride, BD, BD, B),
+            load_rows(POINTER + BD, first, count, stride, D - BD, REST, B),
+        )
+    else:
+        return load_rows(POINTER, first, count, stride, D, BD, B), None
+
+
+@triton.jit
+def split_product(a, b, PRECISION: tl.constexpr):
+    """a bᵀ of rows as `load_split_rows` gives them, in the dtype of a."""
+    whole = product(a[0], tl.trans(b[0].to(a[0].dtype)), None, PRECISION)
+    if b[1] is not None:
+        whole = product(a[1], tl.trans(b[1].to(a[1].dtype)), whole, PRECISION)
+    return whole
+
+
+@triton.jit
 def not_finite(x):
     """Where x is NaN or infinite. Widened, as the interpreter would subtract the bits of bfloat16."""
     wide = x.to(tl.float32)

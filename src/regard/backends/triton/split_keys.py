@@ -19,6 +19,7 @@ from ...core.finite import CheckedRows
 from ...errors import ConfigurationError
 from .jit_runtime import Chip, chip, exact_products, launch
 from .kernel_arguments import MOST_STRIDE, StridedRows, with_near_rows
+from .launch_settings import split_dims
 
 STAGES, PROGRAMS_AT_ONCE = 3, 2
 """Tiles of keys and values in the loop of a program, all but one of them on the way, and programs of a multiprocessor.
@@ -33,6 +34,8 @@ FULL_ENOUGH = 0.9
 """The share of the chip's places that is worth no further wave of programs: reading is as fast with a few empty."""
 FEW_TILES = 4
 """Up to so many tiles of keys are read by one program: a second launch takes longer than reading them in turn."""
+MOST_ROWS = 128
+"""The most rows of a key head: the query heads of latent attention in the largest models, which share one."""
 MERGED_AT_ONCE = 2**13
 """Numbers of a tile of the merging kernel."""
 LOG2E = math.log2(math.e)
@@ -86,15 +89,16 @@ def key_split(
     heads: int, rows: int, dim: int, value_dim: int, number_bytes: int, at: Chip, most_columns: int = 128
 ) -> KeySplit:
     """The split for so many key heads of all batches, with so many rows each; number_bytes: of a key or a query."""
-    padded, value_padded = (max(_power_of_2(each), 16) for each in (dim, value_dim))
+    dims = split_dims(dim, value_dim)
+    padded, value_padded = dims["BD"] + dims["REST"], dims["BDV"]
     key_bytes = (padded + value_padded) * number_bytes
-    widest = max(padded, value_padded)
+    widest = max(dims["BD"], value_padded)
     if number_bytes == 4:  # no tensor cores: each row takes as long as another, and registers
         block, warps = min(_power_of_2(rows), 8), 8
     else:
-        most = 64 if widest <= 256 else 16
+        most = 64 if widest <= 256 else 32 if widest <= 512 else 16
         block = min(max(_power_of_2(rows), 16), most)
-        warps = 4 if block == 16 and most == 64 else 8
+        warps = 4 if block == 16 and widest <= 256 else 8
     fits = at.shared_bytes // (STAGES * PROGRAMS_AT_ONCE + 1) // key_bytes
     columns = min(max(_power_of_2(fits + 1) // 2, 16), 64 if block == 64 else 128, most_columns)
     rest = at.shared_bytes - 2 * block * (padded * number_bytes + columns * 4)
@@ -103,7 +107,7 @@ def key_split(
     units = heads * blocks
     return KeySplit(
         *(units, blocks, rows, _most_parts(units, PROGRAMS_AT_ONCE * at.processors)),
-        {"D": dim, "DV": value_dim, "BD": padded, "BDV": value_padded, "BR": block, "BN": columns},
+        dims | {"BR": block, "BN": columns},
         # What is read without stages stands in registers, which for one reading more are enough up to a dim of 128.
         {"num_warps": warps, "STAGES": stages, "REPAIR_STAGES": stages if number_bytes == 4 and widest > 128 else 1},
     )
@@ -123,6 +127,12 @@ def _most_parts(units: int, places: int) -> int:
 
     waves = max(range(1, MOST_WAVES + 1), key=fullness)
     return max(waves * places // units, 1)
+
+
+def _begin_keys(value: Tensor, key: Tensor, sizes: dict[str, int]) -> bool:
+    """Whether values are the first numbers of keys, as of latent attention, and the first tile of keys has them all."""
+    same_rows = value.data_ptr() == key.data_ptr() and value.stride() == key.stride() and value.dtype == key.dtype
+    return same_rows and sizes["DV"] == sizes["BDV"] == sizes["BD"]
 
 
 @cache
@@ -145,7 +155,8 @@ def _attend(
     limits: Limits | None = None,
 ) -> None:
     """Write the output, and the log-sum-exp if there is a tensor for it, of keys and values (B, Hk, N, ·)."""
-    key, value = with_near_rows(key), with_near_rows(value)
+    values = None if _begin_keys(value, key, split.sizes) else with_near_rows(value)
+    key = with_near_rows(key)
     heads, keys = key.shape[1:3]
     parts = split.parts(keys)
     count = split.units // split.blocks * split.rows
@@ -158,7 +169,7 @@ def _attend(
         launch(
             attend_part,
             (split.units, parts),
-            *(query, StridedRows.of(key), StridedRows.of(value), more, columns, sums, output, lse),
+            *(query, StridedRows.of(key), StridedRows.of(values), more, columns, sums, output, lse),
             *(heads, split.blocks, split.rows, keys, parts, *(limits or Limits(1, keys, 0)), scale * LOG2E),
             **split.sizes,
             **split.options,
@@ -175,6 +186,7 @@ class FewQueriesInTriton:
     """Each key and value is read once for all rows of its head. NaN reaches the rows that attend to it alone."""
 
     fused = True
+    most_rows = MOST_ROWS
 
     def forward(
         self,

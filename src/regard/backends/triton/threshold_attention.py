@@ -6,7 +6,7 @@ from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import CheckedRows
 from ...core.problem import Problem
 from ...normalizers.entmax import threshold_alpha
-from .fused_attention import FlashInTriton
+from .fused_attention import MAX_DIM, FlashInTriton
 
 SWEEPS = 8
 """How often scores are usually computed: for the largest, for each step to the threshold, for the output."""
@@ -28,6 +28,9 @@ class ThresholdsInTriton:
             reasons.append("its code computes normalizers.Sparsemax, and normalizers.Entmax of the number 1.5")
         if problem.sinks is not None:
             reasons.append("its code has no sinks")
+        dims = problem.pairs.query.shape[-1], problem.value.shape[-1]
+        if max(dims) > MAX_DIM:
+            reasons.append(f"its code takes head dims up to {MAX_DIM}; these are {dims[0]} and {dims[1]}")
         return reasons or self.flash.why_not(problem)
 
     def visited_pairs(self, problem: Problem) -> float:
