@@ -113,9 +113,9 @@ def test_a_call_goes_down(priced_as, options):
 @pytest.mark.parametrize(
     ("options", "plan", "most"),
     [
-        pytest.param({}, "linear/linear_plans.py", 14, id="all keys"),
-        pytest.param({"causal": True}, "linear/elu_recurrence.py", 16, id="causal"),
-        pytest.param({"causal": True, "feature_map": Relu()}, "linear/recurrence.py", 19, id="causal, relu"),
+        pytest.param({}, "linear/linear_plans.py", 15, id="all keys"),
+        pytest.param({"causal": True}, "linear/recurrence_outputs.py", 6, id="causal"),
+        pytest.param({"causal": True, "feature_map": Relu()}, "linear/recurrence_outputs.py", 8, id="causal, relu"),
     ],
 )
 def test_linear_attention_enters_few_files(options, plan, most):

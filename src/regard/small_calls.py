@@ -180,15 +180,9 @@ def attend_repeatedly(
     step = query.shape[2] == 1 <= value.shape[2] and not learned and constant and extras is None and bias is None
     if step and key.shape[2] != value.shape[2]:
         return None
-    calls, of_mask, of_bias = _calls, mask, None
-    listed = None if constant or bias is not None else ListedPairs.from_mask(cast(Mask, mask))
-    if listed is not None and listed.fits(query.shape, value.shape):
-        of_mask = listed.kind
-    elif not constant:
-        listed = None
-        if (memo := memo_of(mask)).state is None:
-            return None
-        calls, of_mask = memo.calls, None
+    if (of_call := _memo_of_call(mask, constant, query, value, has_bias=bias is not None)) is None:
+        return None
+    (calls, of_mask, listed), of_bias = of_call, None
     if bias is not None:
         bias = as_bias(cast(Tensor, bias)) if type(bias) in PLAIN_TYPES else bias
         of_bias = described(bias)
@@ -199,15 +193,7 @@ def attend_repeatedly(
         learned = learned or (of_bias is not None and of_bias.learned and torch.is_grad_enabled())
     in_use = torch.get_num_threads(), native.variant_in_use(), rates.times_saved
     settings = of_mask, scale, extras, None if of_bias is None else of_bias.kind, learned, *in_use
-    if step:
-        known = *settings, *_described(query), *_described_growing(key), *_described_growing(value)
-    else:  # `_described` without its calls, which take a microsecond
-        known = (
-            *settings,
-            *(query.shape, query.stride(), query.dtype, query.device),
-            *(key.shape, key.stride(), key.dtype, key.device),
-            *(value.shape, value.stride(), value.dtype, value.device),
-        )
+    known = *settings, *_layouts(query, key, value, step)
     try:
         call = calls[known]
     except TypeError:  # a scale without a hash is no number, which the long way refuses
@@ -227,6 +213,22 @@ def attend_repeatedly(
         query, key = pairs.query, pairs.key
         learned = learned or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
     return call.run(query, key, value, mask, cast("Bias | None", bias), sinks, learned=learned)
+
+
+def _memo_of_call(
+    mask: Mask | None, constant: bool, query: Tensor, value: Tensor, *, has_bias: bool
+) -> tuple[_Calls, object, ListedPairs | None] | None:
+    """Where calls with a mask are memoized, what tells it apart there, and its lists where each call has others.
+
+    None of a mask that nothing is memoized of.
+    """
+    if constant:
+        return _calls, mask, None
+    listed = None if has_bias else ListedPairs.from_mask(cast(Mask, mask))
+    if listed is not None and listed.fits(query.shape, value.shape):
+        return _calls, listed.kind, listed
+    memo = memo_of(mask)
+    return None if memo.state is None else (memo.calls, None, None)
 
 
 def _are_small(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -300,6 +302,17 @@ def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:
     if not all(type(number) in (bool, int, float, NoneType) for number in numbers):
         return None
     return type(normalizer), *numbers
+
+
+def _layouts(query: Tensor, key: Tensor, value: Tensor, step: bool) -> tuple[Any, ...]:
+    """Shapes, strides, dtypes and devices of all three; of a step those of a cache that grows."""
+    if step:
+        return *_described(query), *_described_growing(key), *_described_growing(value)
+    return (  # `_described` without its calls, which take a microsecond
+        *(query.shape, query.stride(), query.dtype, query.device),
+        *(key.shape, key.stride(), key.dtype, key.device),
+        *(value.shape, value.stride(), value.dtype, value.device),
+    )
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:

@@ -98,8 +98,9 @@ def landmarks(size: int) -> Bias:
     With `masks.causal() & masks.blocks(found, (1, size))`, of blocks found by `regard.selection.landmark_blocks`, a
     query sees its own block and those of the largest landmarks alone. A block whose landmark is masked, or all of whose
     other keys are, is left out of both softmaxes. The mask has to be causal: without one, later blocks have weights as
-    earlier ones. Memory is linear: native code computes tiles of blocks, over consecutive positions whose first key begins
-    a block, and reads a block of more than 64 tokens twice; of all others rows are computed as a whole, a few at a time.
+    earlier ones. Memory is linear: native code computes tiles of blocks, over consecutive positions whose first key
+    begins a block, and reads a block of more than 64 tokens twice; of all others rows are computed as a whole, a few at
+    a time.
 
     Args:
         size: the tokens of a block, with its landmark.

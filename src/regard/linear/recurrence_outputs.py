@@ -172,7 +172,7 @@ def _known(kind: RecurrenceKind, inputs: tuple[Any, ...]) -> tuple[Any, ...] | N
         if tensor is None:
             known.append(None)
             continue
-        if type(tensor) not in PLAIN_TYPES:
+        if type(tensor) not in PLAIN_TYPES or not torch._C._has_storage(tensor):  # as one that outlived its transform
             return None
         try:
             known += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
