@@ -30,7 +30,8 @@ def by_trees(scores: Tensor, single_root: bool) -> Tensor:
     """The share of all trees in which i has the parent j, of scores (N, N)."""
     size = len(scores)
     rootless = {i for i in range(size) if bool((scores[i] == -torch.inf).all())}
-    choices = [[i] if i in rootless else range(size) for i in range(size)]
+    parents = [j for j in range(size) if not (single_root and j in rootless)]
+    choices = [[i] if i in rootless else parents for i in range(size)]
     trees = [parents for parents in itertools.product(*choices) if is_tree(parents, rootless, single_root)]
     masses = torch.stack(
         [torch.stack([scores[i, j] for i, j in enumerate(tree) if i not in rootless]).sum() for tree in trees]
@@ -84,6 +85,38 @@ def test_scores_that_prefer_cycles_and_large_ones(single_root):
     )  # a number for all of a row changes nothing
     moved = normalizers.DependencyTrees(single_root).normalize(shifted)[0][0, 0]
     torch.testing.assert_close(moved, exact, rtol=1e-8, atol=1e-10)
+
+
+@single
+@pytest.mark.parametrize("above", [-700.0, -40.0, 40.0, 700.0])
+def test_roots_far_above_or_below_arcs(single_root, above):
+    scores = torch.randn(5, 5, dtype=torch.float64)
+    scores = scores + above * torch.eye(5, dtype=torch.float64)
+    found = normalizers.DependencyTrees(single_root).normalize(scores[None])[0][0]
+    torch.testing.assert_close(found, by_trees(scores, single_root), rtol=1e-9, atol=1e-12)
+
+
+@single
+@pytest.mark.parametrize("token", [0, 2, 4])
+@pytest.mark.parametrize("others", [False, True])
+def test_any_token_that_attends_to_nothing(single_root, token, others):
+    """The first one too; others: whether they attend to it."""
+    scores = torch.randn(5, 5, dtype=torch.float64)
+    scores[token] = -torch.inf
+    if not others:
+        scores[:, token] = -torch.inf
+    found = normalizers.DependencyTrees(single_root).normalize(scores[None])[0][0]
+    torch.testing.assert_close(found, by_trees(scores, single_root), rtol=1e-9, atol=1e-12)
+
+
+@single
+def test_without_any_tree_weights_are_nan(single_root):
+    scores = torch.randn(3, 5, 5, dtype=torch.float64)
+    scores[0].fill_diagonal_(-torch.inf)  # no root
+    scores[1, :3, 3:], scores[1, :3, :3] = -torch.inf, scores[1, :3, :3].fill_diagonal_(-torch.inf)  # a cycle of three
+    found = normalizers.DependencyTrees(single_root).normalize(scores)[0]
+    assert found[:2].isnan().all()
+    torch.testing.assert_close(found[2], by_trees(scores[2], single_root), rtol=1e-9, atol=1e-12)
 
 
 @single

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +14,9 @@ from ..core.normalizer import INFINITY, Normalizer
 from ..core.problem import Problem
 from ..errors import ShapeError
 
+LARGEST_ERROR = 1e-6
+"""By how much a row may miss the sum 1; more is the error of a system that float64 does not solve."""
+
 
 @dataclass(frozen=True)
 class DependencyTrees(Normalizer):
@@ -22,16 +26,18 @@ class DependencyTrees(Normalizer):
     and have one root, or several where not `single_root`. Each row sums to 1.
 
     By the matrix-tree theorem the sum over all trees is the determinant of L = diag(Σ_j A_ij + r_i) - A, with
-    A_ij = e^s_ij off the diagonal and r_i = e^s_ii, and with X = L⁻¹
+    A_ij = e^s_ij off the diagonal and r_i = e^s_ii, where with a single root r_i is left out of the sum. In place of
+    the first column L has r, which for several roots is the sum of its columns, and with X = L⁻¹
 
-        w_ij = A_ij (X_ii - X_ji),    w_ii = r_i X_ii.
+        w_ij = A_ij (Y_ii - Y_ji),    w_ii = r_i X_1i, and for several roots r_i Y_ii more,
 
-    With a single root the first column of L is r, and X_ii is not subtracted from in the first row, X_ji not for the
-    first token. All rows are one system, so that all weights are in memory, and time grows with N³. It is solved in
-    float64: L is close to singular where scores prefer cycles.
+    where Y is X with a first row and column of 0. No root is part of a larger number there, so that roots may be far
+    likelier or less likely than arcs. All rows are one system, so that all weights are in memory, and time grows with
+    N³. It is solved in float64: L is close to singular where scores prefer cycles.
 
-    Queries are the tokens that keys are: as many, in the same order. A token that attends to nothing has no parent, and
-    may be one. Where the mask leaves no tree at all weights are NaN; with the diagonal unmasked there always is one of
+    Queries are the tokens that keys are: as many, in the same order. A token that attends to nothing has no parent; it
+    may be one, but not with a single root, which it is not below. Where the mask leaves no tree at all, or scores
+    prefer cycles by more than float64 holds, weights are NaN; with the diagonal unmasked there always is a tree of
     several roots.
 
     Source: Koo et al. 2007 (Structured Prediction Models via the Matrix-Tree Theorem), section 3; in attention Kim et
@@ -71,28 +77,35 @@ class DependencyTrees(Normalizer):
         if not scores.numel():
             return scores, scores.sum(-1) - INFINITY
         wide = scores.double()
-        peak = wide.detach().amax(-1, keepdim=True)
-        empty = peak == -INFINITY  # of a token that attends to nothing
-        masses = (wide - peak.masked_fill(empty, 0.0)).exp()  # a factor of a row is one of all trees
-        roots = masses.diagonal(dim1=-2, dim2=-1)
-        arcs = masses - torch.diag_embed(roots)
-        totals = (masses.sum(-1) - roots if self.single_root else masses.sum(-1)) + empty.squeeze(-1)
+        empty = (wide.detach() == -INFINITY).all(-1)  # tokens that attend to nothing, roots of the mass 1
+        arcs, roots = self._masses(wide, empty)
+        first = torch.nn.functional.one_hot((~empty).long().argmax(-1), wide.shape[-1]).bool()
+        totals = arcs.sum(-1) + (empty if self.single_root else roots.exp())
+        largest = roots.detach().amax(-1, keepdim=True)
+        column = (roots - largest.masked_fill(largest == -INFINITY, 0.0)).exp()  # its factor is one of all trees
         laplacian = torch.diag_embed(totals) - arcs
-        if self.single_root:
-            weights = self._of_single_root(laplacian, arcs, roots)
-        else:
-            inverse = torch.linalg.inv_ex(laplacian).inverse
-            own = inverse.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-            weights = arcs * (own - inverse.mT) + torch.diag_embed(roots) * own
-        sums = torch.zeros_like(peak).masked_fill(empty, -INFINITY).squeeze(-1)
-        return weights.to(scores.dtype), sums.to(scores.dtype)
+        laplacian = torch.where(first.unsqueeze(-2), column.unsqueeze(-1), laplacian)
+        inverse, failed = torch.linalg.inv_ex(laplacian)
+        own = inverse.diagonal(dim1=-2, dim2=-1).masked_fill(first, 0.0)
+        of_roots = column * inverse.masked_fill(~first.unsqueeze(-1), 0.0).sum(-2)
+        if not self.single_root:
+            of_roots = of_roots + roots.exp() * own
+        weights = arcs * (own.unsqueeze(-1) - inverse.mT.masked_fill(first.unsqueeze(-2), 0.0))
+        weights = weights + torch.diag_embed(of_roots.masked_fill(empty, 0.0))
+        found = (weights.detach().sum(-1) - 1).abs() < LARGEST_ERROR
+        treeless = (failed != 0) | ~(found | empty).all(-1)
+        weights = weights.masked_fill(treeless[..., None, None], math.nan)
+        return weights.to(scores.dtype), torch.zeros_like(wide[..., 0]).masked_fill(empty, -INFINITY).to(scores.dtype)
 
-    def _of_single_root(self, laplacian: Tensor, arcs: Tensor, roots: Tensor) -> Tensor:
-        """The weights where the first column, whose arcs follow from the others, is the masses of roots."""
-        inverse = torch.linalg.inv_ex(torch.cat([roots.unsqueeze(-1), laplacian[..., 1:]], -1)).inverse
-        others = (torch.arange(roots.shape[-1], device=roots.device) > 0).to(inverse.dtype)
-        own = (inverse.diagonal(dim1=-2, dim2=-1) * others).unsqueeze(-1)
-        return arcs * (own - inverse.mT * others) + torch.diag_embed(roots * inverse[..., 0, :])
+    def _masses(self, scores: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+        """The masses of arcs, and the logarithms of those of roots; a factor of a row is one of all trees."""
+        own = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        below = own | empty.unsqueeze(-2) if self.single_root else own
+        arcs, roots = scores.masked_fill(below, -INFINITY), scores.diagonal(dim1=-2, dim2=-1)
+        peak = (arcs if self.single_root else scores).detach().amax(-1)
+        peak = torch.where(peak == -INFINITY, roots.detach(), peak)
+        peak = peak.masked_fill(peak == -INFINITY, 0.0)
+        return (arcs - peak.unsqueeze(-1)).exp(), (roots - peak).masked_fill(empty, 0.0)
 
     def affected(self, rows: Tensor) -> Tensor:
         """All rows of a head with a marked one."""
