@@ -59,6 +59,19 @@ def test_it_takes_each_step(length, rule):
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+def test_a_bilinear_step_that_forgets_everything():
+    """Of Δ A = -2 the factor is 0, which has no logarithm; its slope is that of the next position."""
+    given = inputs(7)
+    given["step"], given["rates"] = torch.full_like(given["step"], 2.0), torch.full_like(given["rates"], -1.0)
+    leaves = [tensor.requires_grad_() for tensor in given.values()]
+    found = diagonal_state_space_with_state(**given, discretization="bilinear")
+    expected = by_steps(**given, discretization="bilinear")
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    upstream = [torch.randn_like(each) for each in found]
+    ours, theirs = (torch.autograd.grad(each, leaves, upstream) for each in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_real_rates_are_a_selective_scan_of_constant_numbers():
     given = inputs(131)
     rates, step, value = given["rates"].real, given["step"], given["value"]

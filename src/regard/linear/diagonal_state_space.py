@@ -18,6 +18,8 @@ Discretization = Literal["zero-order hold", "bilinear"]
 
 SMALL = 1e-3
 """Below it (e^z - 1) / z is its Taylor series to z³, in float64 to the last digit."""
+LEAST = 1e-150
+"""Added to a quotient before its logarithm: without effect in float64, unless the quotient is 0."""
 
 
 def diagonal_state_space(
@@ -121,7 +123,8 @@ def _discrete(step: Tensor, rates: Tensor, discretization: Discretization) -> tu
     step = step.unsqueeze(-1)
     z = step * rates
     if discretization == "bilinear":
-        return ((1 + z / 2) / (1 - z / 2)).log(), step / (1 - z / 2)
+        # Ā may be 0, which has no logarithm.
+        return ((1 + z / 2) / (1 - z / 2) + LEAST).log(), step / (1 - z / 2)
     if discretization != "zero-order hold":
         raise ConfigurationError(f"discretization is {discretization!r}; it needs 'zero-order hold' or 'bilinear'")
     small = z.detach().abs() < SMALL
