@@ -360,13 +360,17 @@ def test_a_mode_that_intercepts_operations_sees_torch_s_operator():
         assert regard.explain(query, query, query).kernel.name == "sdpa"
 
 
+@pytest.mark.parametrize("kernel", ["short", None])
+@pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0)])
-def test_a_bias_of_no_pairs_has_a_gradient_of_zeros(queries, keys):
+def test_a_bias_of_no_pairs_has_a_gradient_of_zeros(queries, keys, learned, kernel):
     query, key, value = (torch.randn(2, 4, length, 8, requires_grad=True) for length in (queries, keys, keys))
-    slopes = torch.randn(4, requires_grad=True)
-    output = regard.attention(query, key, value, bias=biases.alibi(slopes), kernel="short")
-    assert not output.any()
-    assert not torch.autograd.grad(output.sum(), slopes)[0].any()
+    slopes = torch.randn(4, requires_grad=learned)
+    leaves = [query, key, value, *([slopes] if learned else [])]
+    for _ in range(2):
+        output = regard.attention(query, key, value, bias=biases.alibi(slopes), kernel=kernel)
+        assert not output.any()
+        assert not any(each.any() for each in torch.autograd.grad(output.sum(), leaves))
 
 
 @pytest.mark.parametrize("learned", [False, True])

@@ -364,7 +364,7 @@ class _AttendShort(torch.autograd.Function):
             gradients = prepared.backward(spans, query, key, value, grad_output, terms, of_bias=True in of_bias)
             if gradients is not None:  # of the spans of the forward pass, whatever the mask is now
                 *of_inputs, numbers, of_sinks = gradients
-                learned = () if terms is None else _bias_gradients(problem, numbers, of_bias)
+                learned = _bias_gradients(problem, numbers, of_bias)
                 if problem.sinks is None or of_sinks is None:
                     return None, *of_inputs, *learned
                 return None, *of_inputs, *learned, of_sinks.to(problem.sinks.dtype)
@@ -395,9 +395,12 @@ def _differentiate_as_others(
 
 
 def _bias_gradients(problem: Problem, of_bias: Tensor | None, needed: Sequence[bool]) -> list[Tensor | None]:
-    """The gradients of the bias's parameters where they are needed."""
-    if problem.bias is None or of_bias is None:
-        return [None] * len(needed)
+    """The gradients of the bias's parameters where they are needed, from those of its numbers; None: there are none."""
+    if problem.bias is None:
+        return []
+    if of_bias is None:
+        parameters = problem.bias.parameters()
+        return [torch.zeros_like(each) if need else None for each, need in zip(parameters, needed, strict=True)]
     if isinstance(problem.bias, TensorBias) and problem.heads:
         pairs = problem.bias.pairs
         return [summed_to(of_bias, pairs.shape).to(pairs.dtype)]
