@@ -67,6 +67,18 @@ def test_hard_weights_are_those_of_the_formula_and_gradients_those_of_softmax(ke
     torch.testing.assert_close(number[0].double(), number[1].double(), rtol=1e-3, atol=allowed)
 
 
+@pytest.mark.parametrize("kernel", ["short", None])
+def test_hard_rows_without_keys_give_no_value_a_gradient(kernel):
+    leaves = [torch.randn(1, 2, length, 8, requires_grad=True) for length in (3, 7, 7)]
+    keep = torch.tensor([[False] * 7, [True, False] * 3 + [False], [False] * 7])
+    for _ in range(2):
+        options = {"mask": masks.where(keep=keep), "normalizer": normalizers.Hard(), "kernel": kernel}
+        output = regard.attention(*leaves, **options)
+        assert not output[:, :, ::2].any()
+        found = torch.autograd.grad(output[:, :, ::2].sum(), leaves)
+        assert not any(each.any() for each in found)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spread", [1.0, 8.0])
 def test_softmax_off_by_one_is_the_formula_also_where_its_like_came_before(spread, dtype):

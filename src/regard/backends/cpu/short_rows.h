@@ -417,7 +417,8 @@ INLINE float hard_row(const struct score_row *row, float *number, const int pair
 
 /* Scores become weights, and the gradients of weights those that softmax would have. */
 INLINE void hard_gradients(const struct score_row *row, float *gradients) {
-    int64_t column = column_of(row, hide_others(row));
+    float largest = hide_others(row);
+    int64_t column = largest == -INFINITY ? -1 : column_of(row, largest); /* a row without keys has no weight */
     largest_gradients(row, gradients, row->own.last - row->own.first);
     mark_column(row, column);
 }
