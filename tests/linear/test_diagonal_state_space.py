@@ -145,6 +145,9 @@ def test_no_positions_no_states_and_half_precision():
             ShapeError,
             r"value has the shape \(5,\) and torch.float32; it needs \(\.\.\., N, c",
         ),
+        ({"step": 0.1}, DtypeError, r"step needs a torch.Tensor; it is a float: pass torch.as_tensor\(step\)"),
+        ({"rates": None}, DtypeError, "rates needs a torch.Tensor; it is None"),
+        ({"state": [1.0]}, DtypeError, "state needs a torch.Tensor; it is a list"),
         ({"discretization": "euler"}, ConfigurationError, "discretization is 'euler'; it needs 'zero-order hold' or"),
     ],
 )

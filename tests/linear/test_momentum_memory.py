@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.errors import ConfigurationError, ShapeError
+from regard.errors import ConfigurationError, DtypeError, ShapeError
 from regard.linear import (
     Identity,
     MomentumState,
@@ -103,7 +103,15 @@ def test_one_head_no_tokens_and_low_precision():
         ),
         ({"decay": torch.ones(2, 2, 37)}, ConfigurationError, "decay has values up to 1"),
         ({"rate": torch.ones(2, 3, 37)}, ShapeError, r"rate has the shape \(2, 3, 37\); .* it needs \(2, 2, 37\)"),
-        ({"mini_batch": 0}, ConfigurationError, "mini_batch is 0; it needs a number of at least 1"),
+        ({"rate": None}, DtypeError, "rate needs a torch.Tensor; it is None"),
+        ({"mini_batch": 0}, ConfigurationError, "mini_batch is 0; it needs at least 1"),
+        ({"mini_batch": 1.5}, ConfigurationError, "mini_batch needs a whole number; it is 1.5"),
+        (
+            {"state": torch.ones(2, 2, 2, 7, 5)},
+            DtypeError,
+            "state needs a MomentumState, of memory and last_step; it is",
+        ),
+        ({"state": (torch.ones(2, 2, 7, 5), None)}, DtypeError, "state.last_step needs a torch.Tensor; it is None"),
         ({"query": torch.ones(2, 4, 36, 7).double()}, ShapeError, "query has 36 positions and key 37"),
         (
             {"state": MomentumState(torch.ones(2, 2, 7, 5), torch.ones(2, 7, 5))},

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm
 
-from regard.errors import ConfigurationError, ShapeError
+from regard.errors import ConfigurationError, DtypeError, ShapeError
 from regard.linear import ttt_attention
 
 DIM = 6
@@ -75,7 +75,12 @@ def test_one_head_no_tokens_and_half_precision():
     [
         ({"rate": -torch.ones(2, 3, 37)}, ConfigurationError, "rate has values from -1 to -1; it needs values of at l"),
         ({"value": torch.ones(2, 3, 37, 5).double()}, ShapeError, "they need one shape, since keys are added"),
-        ({"mini_batch": 0}, ConfigurationError, "mini_batch is 0; it needs a number of at least 1"),
+        ({"mini_batch": 0}, ConfigurationError, "mini_batch is 0; it needs at least 1"),
+        ({"mini_batch": "2"}, ConfigurationError, "mini_batch needs a whole number; it is '2'"),
+        ({"epsilon": -1.0}, ConfigurationError, "epsilon is -1.0; it needs a finite number above 0, such as 1e-6"),
+        ({"epsilon": None}, ConfigurationError, "epsilon is None; it needs a finite number above 0"),
+        ({"initial": None}, DtypeError, "initial needs a torch.Tensor; it is None"),
+        ({"initial": torch.eye(6) + 0j}, DtypeError, "initial needs a floating-point tensor; it is torch.complex64"),
         ({"initial": torch.ones(2, 6, 6)}, ShapeError, r"initial has .* it needs \(3, 6, 6\), or \(6, 6\) for all he"),
         ({"norm_bias": torch.ones(7)}, ShapeError, r"norm_bias has the shape \(7,\); it needs \(3, 6\), or \(6,\)"),
     ],

@@ -11,6 +11,7 @@ from ..core.score_forms import at_least_float32
 from ..core.torch_modes import without_autocast
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..kernels.validation import check_device
+from ..utils.other_types import needs_tensor
 from .chunks import CHUNK, in_chunks
 from .linear_arguments import has_values
 
@@ -56,7 +57,7 @@ def diagonal_state_space(
     Raises:
         ShapeError: tensors that do not fit; the message has their shapes.
         ConfigurationError: a step below 0, a rate whose real part is above 0, another discretization.
-        DtypeError, DeviceError: rates or weights that are not complex, or tensors on other devices.
+        DtypeError, DeviceError: rates or weights that are not complex, what is no tensor, or tensors on other devices.
 
     Source: Gu et al. 2022, On the Parameterization and Initialization of Diagonal State Space Models (arXiv
     2206.11893), section 3; S4 itself (arXiv 2111.00396) adds a matrix of rank one to the diagonal.
@@ -196,6 +197,11 @@ def _check(
     Raises:
         RegardError: as of `diagonal_state_space`.
     """
+    told = {"value": value, "step": step, "rates": rates, "weights": weights, "skip": skip, "state": state}
+    for name, tensor in told.items():
+        optional = name in ("skip", "state") and tensor is None
+        if not optional and (refused := needs_tensor(name, tensor)):
+            raise DtypeError(refused)
     if value.ndim < 2 or not value.is_floating_point():
         raise ShapeError(
             f"value has the shape {tuple(value.shape)} and {value.dtype}; it needs (..., N, channels) of a "

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import without_autocast
-from ..errors import ConfigurationError, ShapeError
+from ..errors import DtypeError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
+from ..utils.numbers import whole_number
+from ..utils.other_types import needs_tensor
 from .chunks import CHUNK, in_chunks
 from .linear_arguments import BatchAxes, check_logarithms
 from .token_numbers import check_token_numbers
@@ -118,8 +120,7 @@ def _titans(
     check_shapes(query, key, value)
     if query.shape[-2] != key.shape[-2]:
         raise ShapeError(f"query has {query.shape[-2]} positions and key {key.shape[-2]}: Titans needs as many of both")
-    if mini_batch < 1:
-        raise ConfigurationError(f"mini_batch is {mini_batch}; it needs a number of at least 1")
+    mini_batch = whole_number("mini_batch", mini_batch)
     axes = BatchAxes.from_tensors(query, key, value)
     q, k, v = (at_least_float32(axes.as_4d(tensor)) for tensor in (query, key, value))
     rate, momentum, fade = (axes.as_4d(each.unsqueeze(-1)).to(q.dtype) for each in _checked_numbers(numbers, key))
@@ -209,7 +210,7 @@ def _checked_numbers(numbers: dict[str, Tensor | None], key: Tensor) -> tuple[Te
     """
     rate, momentum, decay = numbers["rate"], numbers["momentum"], numbers["decay"]
     zeros = key.new_zeros(key.shape[:-1])
-    rate = zeros if rate is None else check_token_numbers("rate", rate, key, most=math.inf)
+    rate = check_token_numbers("rate", cast(Tensor, rate), key, most=math.inf)
     momentum = zeros if momentum is None else check_token_numbers("momentum", momentum, key, most=1.0)
     if decay is None:
         return rate, momentum, torch.ones_like(zeros)
@@ -222,13 +223,17 @@ def _first_state(state: MomentumState | None, axes: BatchAxes, key: Tensor, valu
     """W and Z before the first token, (B, Hk, 2, D, Dv).
 
     Raises:
-        ShapeError, DeviceError: they do not fit.
+        ShapeError, DtypeError, DeviceError: they do not fit, or are no two tensors.
     """
     sizes = key.shape[-1], value.shape[-1]
     if state is None:
         return key.new_zeros(*key.shape[:2], 2, *sizes)
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise DtypeError(f"state needs a MomentumState, of memory and last_step; it is a {type(state).__name__}")
     needs = (*axes.batch, *([key.shape[1]] if axes.has_heads else []), *sizes)
     for name, tensor in zip(("memory", "last_step"), state, strict=True):
+        if refused := needs_tensor(f"state.{name}", tensor):
+            raise DtypeError(refused)
         check_device(f"state.{name}", tensor, key.device)
         if tuple(tensor.shape) != needs:
             raise ShapeError(f"state.{name} has the shape {tuple(tensor.shape)}; it needs {needs}")

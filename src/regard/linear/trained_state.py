@@ -9,8 +9,10 @@ from torch import Tensor
 
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import without_autocast
-from ..errors import ConfigurationError, ShapeError
+from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
+from ..utils.numbers import lies_between, whole_number
+from ..utils.other_types import needs_tensor
 from .chunks import in_chunks
 from .linear_arguments import BatchAxes
 from .token_numbers import check_token_numbers
@@ -52,7 +54,7 @@ def ttt_attention(
 
     Raises:
         ShapeError: query, key and value of other shapes than one another, or another argument that does not fit them.
-        ConfigurationError: a rate below 0, a mini_batch below 1.
+        ConfigurationError: a rate below 0, a mini_batch below 1, an epsilon that is not above 0.
         DtypeError, DeviceError: of other kinds of numbers or on other devices.
 
     Source: Sun et al. 2024, Learning to (Learn at Test Time) (arXiv 2407.04620), section 2.4 to 2.7. The published code
@@ -72,8 +74,9 @@ def ttt_attention(
             f"query has the shape {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}: they "
             "need one shape, since keys are added to what predicts the values"
         )
-    if mini_batch < 1:
-        raise ConfigurationError(f"mini_batch is {mini_batch}; it needs a number of at least 1")
+    mini_batch = whole_number("mini_batch", mini_batch)
+    if not lies_between(0.0, epsilon, math.inf):
+        raise ConfigurationError(f"epsilon is {epsilon!r}; it needs a finite number above 0, such as 1e-6")
     axes = BatchAxes.from_tensors(query, key, value)
     q, k, v = (at_least_float32(axes.as_4d(tensor)) for tensor in (query, key, value))
     rate = axes.as_4d(check_token_numbers("rate", rate, key, most=math.inf).unsqueeze(-1)).to(q.dtype)
@@ -121,8 +124,12 @@ def _of_heads(name: str, tensor: Tensor, needs: tuple[int, ...], rows: Tensor) -
     """A parameter of each head, or one for all, (heads, ...).
 
     Raises:
-        ShapeError, DeviceError: it does not fit.
+        ShapeError, DtypeError, DeviceError: it does not fit, or is no floating-point tensor.
     """
+    if refused := needs_tensor(name, tensor):
+        raise DtypeError(refused)
+    if not tensor.is_floating_point():
+        raise DtypeError(f"{name} needs a floating-point tensor; it is {tensor.dtype}")
     check_device(name, tensor, rows.device)
     if tuple(tensor.shape) not in (needs, needs[1:]):
         raise ShapeError(f"{name} has the shape {tuple(tensor.shape)}; it needs {needs}, or {needs[1:]} for all heads")
