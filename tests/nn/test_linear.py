@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import native
-from regard.backends.cpu.gemv import matmul_few_rows
+from regard.backends.cpu.gemv import FewRowsLayout
 from regard.nn import Linear
 from regard.nn import linear as module
 
@@ -16,9 +16,12 @@ def counted(monkeypatch):
     """Layers of any size count as large; the list has an entry for each product by native code."""
     if not native.available():
         pytest.skip(str(native.why_not()))
-    products, product = [], matmul_few_rows
+    products, product = [], FewRowsLayout.multiply
     monkeypatch.setattr(module, "MIN_NATIVE_WEIGHTS", 1)
-    monkeypatch.setattr("regard.nn.linear.matmul_few_rows", lambda *given: products.append(given) or product(*given))
+    monkeypatch.setattr(module, "_layouts", {})
+    monkeypatch.setattr(
+        FewRowsLayout, "multiply", lambda layout, *given: products.append(given) or product(layout, *given)
+    )
     return products
 
 
@@ -29,6 +32,18 @@ def test_few_positions_are_the_same_as_with_torch(counted, shape, biased):
     with torch.no_grad():
         assert torch.allclose(layer(x), functional.linear(x, layer.weight, layer.bias), atol=1e-6)
     assert len(counted) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_memoized_of_a_layout_holds_no_numbers(counted, dtype):
+    for strided in (False, True, False):
+        layer, x = Linear(24, 17).to(dtype), torch.randn(3, 24).to(dtype)
+        x = x.mT.contiguous().mT if strided else x
+        with torch.no_grad():
+            truth = functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+            within = 1e-6 if dtype is torch.float32 else torch.finfo(dtype).eps * truth.abs().amax().item()
+            assert (layer(x) - truth).abs().amax() <= within
+    assert len(counted) == 3
 
 
 def test_a_gradient_many_positions_and_transforms_are_torchs(counted):
@@ -104,7 +119,7 @@ def test_frozen_weights_let_a_gradient_through(counted):
 
 
 def test_a_small_layer_is_torchs(monkeypatch):
-    monkeypatch.setattr("regard.nn.linear.matmul_few_rows", lambda *_: pytest.fail("too small to be worth a call"))
+    monkeypatch.setattr(FewRowsLayout, "multiply", lambda *_: pytest.fail("too small to be worth a call"))
     with torch.no_grad():
         Linear(64, 64)(torch.randn(1, 64))
 

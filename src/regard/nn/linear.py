@@ -17,21 +17,29 @@ import torch
 from torch import Tensor, nn
 from torch.ao.nn.quantized.dynamic import Linear as DynamicallyQuantizedLinear
 from torch.ao.quantization.quantization_mappings import get_default_dynamic_quant_module_mappings
-from torch.nn import functional
+from torch.nn import Parameter, functional
 
 from .. import native
-from ..backends.cpu.gemv import matmul_few_rows
+from ..backends.cpu.gemv import FewRowsLayout
 from ..core.onednn import batched_linear, is_plain, uses_onednn
 from ..core.torch_modes import no_mode_active
 
 MAX_NATIVE_ROWS = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 16}
 """Positions, over the whole batch, up to which native code is faster than torch."""
 
+MAX_ROWS = max(MAX_NATIVE_ROWS.values())
+
 MAX_NATIVE_ROWS_WITH_ONEDNN = 24
 """The same for products that oneDNN could compute."""
 
 MIN_NATIVE_WEIGHTS = 2**18
 """With fewer weights, starting native code takes longer than it saves of reading them from memory."""
+
+PLAIN_TYPES = (Tensor, Parameter)
+MAX_LAYOUTS = 4096
+"""The number of memoized layouts at which the memo is cleared."""
+
+_layouts: dict[tuple[Any, ...], FewRowsLayout | None] = {}  # None: a product that torch computes
 
 
 class Linear(nn.Linear):
@@ -107,20 +115,48 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     >>> linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[3., 7.]])
     """
-    multiply = matmul_few_rows if _uses_native_code(x, weight, bias) else batched_linear
-    return multiply(x, weight, bias)
+    layout = _native_layout(x, weight, bias)
+    return batched_linear(x, weight, bias) if layout is None else layout.multiply(x, weight, bias)
 
 
-def _uses_native_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether native code computes a product: few positions, many weights, a dtype it reads, and no gradient."""
+def _native_layout(x: Tensor, weight: Tensor, bias: Tensor | None) -> FewRowsLayout | None:
+    """How native code computes a product; None where it does not: of many positions, with gradients, in other dtypes.
+
+    What a step checks, and how the tensors lie, is memoized: it takes as long as the product of a small layer.
+    """
+    if torch.compiler.is_compiling() or not no_mode_active():  # first: a graph must not depend on sizes
+        return None
+    if not (type(x) in PLAIN_TYPES and type(weight) in PLAIN_TYPES and (bias is None or type(bias) in PLAIN_TYPES)):
+        return None
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)):
+        return None
+    try:
+        rows = x.numel() // max(x.shape[-1], 1)
+        if rows > MAX_ROWS or (rows > MAX_NATIVE_ROWS_WITH_ONEDNN and uses_onednn(x, weight, bias)):
+            return None
+        in_use = torch.get_num_threads(), native.variant_in_use()
+        known = *_described(x), *_described(weight), None if bias is None else _described(bias), *in_use
+    except (RuntimeError, IndexError):  # a nested or a sparse tensor, or one without axes
+        return None
+    try:
+        return _layouts[known]
+    except KeyError:
+        if len(_layouts) >= MAX_LAYOUTS:
+            _layouts.clear()
+        found = _layouts[known] = FewRowsLayout.of(x, weight, bias) if _fits_native_code(x, weight, bias) else None
+        return found
+
+
+def _described(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _fits_native_code(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether native code reads such tensors, and is worth the call: few positions and many weights."""
     return (
-        not torch.compiler.is_compiling()  # first: a compiled or traced graph must not depend on sizes
-        and no_mode_active()
-        and weight.numel() >= MIN_NATIVE_WEIGHTS
+        weight.numel() >= MIN_NATIVE_WEIGHTS
         and (is_plain(x) and is_plain(weight) and is_plain(bias))
         and x.shape[-1] == weight.shape[-1]
         and 0 < x.numel() <= MAX_NATIVE_ROWS.get(x.dtype, 0) * x.shape[-1]
-        and not (torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)))
         and native.supports(x, weight)
-        and (x.numel() <= MAX_NATIVE_ROWS_WITH_ONEDNN * x.shape[-1] or not uses_onednn(x, weight, bias))
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...errors import DtypeError, ShapeError
 from . import library
-from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous
+from .library import DTYPE_NAMES, DTYPES, check_cpu, last_contiguous, places_of
 from .threads import run_units, thread_count
 
 UNIT = 2**18
@@ -31,6 +33,60 @@ class GemvStruct(ctypes.Structure):
     )
 
 
+INPUT, MATRIX, MATRIX_ROW = places_of(GemvStruct, "input", "matrix", "matrix_row")
+BIAS, OUTPUT = places_of(GemvStruct, "bias", "output")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class FewRowsLayout:
+    """What products of tensors of the same shapes, strides and dtypes have in common, on the same number of threads.
+
+    numbers: the structure as 64-bit numbers, 0 for what is known in the call. shape: of the output. as_given: whether C
+    reads the tensors as they are.
+    """
+
+    numbers: array[int]
+    shape: tuple[int, ...]
+    threads: int
+    as_given: bool
+
+    @classmethod
+    def of(cls, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> FewRowsLayout:
+        """The layout of such tensors.
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: as `matmul_few_rows`.
+        """
+        _check(rows, matrix, bias)
+        columns, dim = matrix.shape
+        unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
+        work = GemvStruct(
+            *(0, -(-columns // unit), unit, math.prod(rows.shape[:-1]), columns, dim, DTYPES.index(matrix.dtype)),
+            *(None, dim),
+        )
+        whole = rows.is_contiguous() and (bias is None or bias.is_contiguous())
+        as_given = whole and rows.dtype is torch.float32 and last_contiguous(matrix) is matrix
+        threads = thread_count(matrix.numel(), LEAST_WORK)
+        return cls(array("q", bytes(work)), (*rows.shape[:-1], columns), threads, as_given)
+
+    def multiply(self, rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product of tensors of this layout, as `matmul_few_rows`."""
+        code, dtype = library.current(), rows.dtype
+        if not self.as_given:
+            rows, matrix = rows.float().contiguous(), last_contiguous(matrix)
+            bias = None if bias is None else bias.float().contiguous()
+        output, numbers = torch.empty(self.shape, device="cpu"), array("q", self.numbers)
+        numbers[INPUT], numbers[MATRIX], numbers[MATRIX_ROW] = rows.data_ptr(), matrix.data_ptr(), matrix.stride(0)
+        numbers[OUTPUT] = output.data_ptr()
+        if bias is not None:
+            numbers[BIAS] = bias.data_ptr()
+        if self.threads == 1:
+            code.gemv(numbers.buffer_info()[0])
+        else:
+            run_units(code.gemv, GemvStruct.from_buffer(numbers), self.threads)
+        return output if dtype is torch.float32 else output.to(dtype)
+
+
 def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """y_rj = Σ_a rows_ra · matrix_ja + bias_j, (..., N) in the dtype of the rows, summed in float32.
 
@@ -41,20 +97,7 @@ def matmul_few_rows(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) ->
         KernelError: there is no native code to call (`regard.native.why_not`).
         ShapeError, DtypeError, DeviceError: a tensor is not as above.
     """
-    _check(rows, matrix, bias)
-    code = library.current()
-    columns, dim = matrix.shape
-    inputs, matrix = rows.float().contiguous(), last_contiguous(matrix)
-    bias = None if bias is None else bias.float().contiguous()
-    output = torch.empty((*rows.shape[:-1], columns), device="cpu")
-    unit = max(UNIT // max(dim * matrix.element_size(), 1), 1)
-    work = GemvStruct(
-        *(0, -(-columns // unit), unit, math.prod(rows.shape[:-1]), columns, dim, DTYPES.index(matrix.dtype)),
-        *(inputs.data_ptr(), dim, matrix.data_ptr(), matrix.stride(0)),
-        *(None if bias is None else bias.data_ptr(), output.data_ptr()),
-    )
-    run_units(code.gemv, work, thread_count(matrix.numel(), LEAST_WORK))
-    return output if rows.dtype is torch.float32 else output.to(rows.dtype)
+    return FewRowsLayout.of(rows, matrix, bias).multiply(rows, matrix, bias)
 
 
 def _check(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> None:
