@@ -430,18 +430,23 @@ class Attention(CachedAttention):
             )
         queries = self.projections.queries(query)
         keys, values = self.projections.keys_and_values(query)
-        new = self._step_positions(query, cache, call)
+        given, new = call.get("positions"), None
+        if self.rotary is not None or given is not None or not cache.has_default_positions:  # else nothing reads them
+            new = self._step_positions(query, cache, call)
         queries, keys = self._rotated(new, queries, keys, rotation=call.get("rotation"))
         if self.forget_gate is not None:
             self._check_gated_cache(cache)
             keys = self.forget_gate.with_sums(keys, query, cache)
-        cache = cache.append(keys, values, call.get("positions"))
+        before, cache = cache, cache.append(keys, values, given)
         keys = cache.keys
         if self.forget_gate is not None:
             keys, sums = self.forget_gate.split(keys, queries.shape[-1])
             call = self._gated(call, sums, queries)
         # Positions 0..N-1 are the default of `attention`, which has faster kernels for it.
-        at = (None, None) if cache.has_default_positions else (new, cache.positions)
+        if cache.has_default_positions:
+            at = None, None
+        else:
+            at = self._step_positions(query, before, call) if new is None else new, cache.positions
         return (queries, keys, cache.values), self._options(self.score, call, *at), cache
 
     def _gated(self, call: CallKwargs, sums: Tensor, queries: Tensor) -> CallKwargs:

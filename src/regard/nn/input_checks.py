@@ -23,13 +23,24 @@ def check_input(name: str, tensor: object, dim: int, layer: nn.Module) -> None:
     if tensor.ndim != 3 or tensor.shape[-1] != dim:
         hint = ": pass tensor.unsqueeze(0) where there is no batch" if tensor.ndim == 2 else ""
         raise ShapeError(f"{name} has the shape {tuple(tensor.shape)}; it needs (batch, length, {dim}){hint}")
-    weight = next(layer.parameters(), None)
+    weight = _first_parameter(layer)
     if weight is None:  # quantised layers have no parameters, and check their input themselves
         return
     if tensor.device != weight.device:
         _wrong_device(name, tensor, weight.device)
     if tensor.dtype != weight.dtype:
         _check_dtype(name, tensor, weight.dtype)
+
+
+def _first_parameter(layer: nn.Module) -> nn.Parameter | None:
+    """The first of `layer.parameters()`, whose generators take as long as a small product."""
+    for parameter in layer._parameters.values():
+        if parameter is not None:
+            return parameter
+    for child in layer._modules.values():
+        if child is not None and (found := _first_parameter(child)) is not None:
+            return found
+    return None
 
 
 def refuse_scripting(layer: nn.Module) -> NoReturn:

@@ -211,7 +211,8 @@ def init_xavier(linear: nn.Linear) -> None:
 
 def _heads(projected: Tensor, heads: int) -> Tensor:
     """(batch, length, heads · d) to (batch, heads, length, d): a view."""
-    return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
+    batch, length, width = projected.shape
+    return projected.view(batch, length, heads, width // heads).transpose(1, 2)
 
 
 def _checked_kv_heads(num_heads: int, num_kv_heads: int | None) -> int:

@@ -52,8 +52,10 @@ class Cache(Protocol):
 
     def next_positions(self, count: int, device: torch.device | None = None) -> Tensor:
         """Default positions of the next `count` tokens: (count,), or (batch, count) where the sequences differ."""
-        offsets, first = torch.arange(count, device=device), self.next_position
-        return offsets + (first.unsqueeze(-1) if isinstance(first, Tensor) else first)
+        first = self.next_position
+        if isinstance(first, Tensor):
+            return torch.arange(count, device=device) + first.unsqueeze(-1)
+        return torch.arange(first, first + count, device=device)
 
 
 class KeyValueStore(Cache, Protocol):

@@ -53,9 +53,13 @@ class Buffers:
         """Allocated bytes of the three tensors."""
         return sum(tensor.untyped_storage().nbytes() for tensor in (self.keys, self.values, self.positions))
 
-    def until(self, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `length` positions: views."""
-        return self.keys[:, :, :length], self.values[:, :, :length]
+    def keys_until(self, length: int) -> Tensor:
+        """Keys of the first `length` positions: a view."""
+        return self.keys.narrow(2, 0, length)
+
+    def values_until(self, length: int) -> Tensor:
+        """Values of the first `length` positions: a view."""
+        return self.values.narrow(2, 0, length)
 
     def retainable(self, retained: Tensor) -> Tensor:
         """Which positions stay if these (N,) have to: these alone."""
@@ -74,9 +78,10 @@ class Buffers:
         if not self._can_append_in_place(length, total) or own is not self.positions:
             start = self.keys[:, :, :length], self.values[:, :, :length], own[..., :length]
             buffers = Buffers.allocate(*start, capacity)
-        buffers.keys[:, :, length:total] = keys
-        buffers.values[:, :, length:total] = values
-        buffers.positions[..., length:total] = new
+        added = total - length
+        buffers.keys.narrow(2, length, added).copy_(keys)
+        buffers.values.narrow(2, length, added).copy_(values)
+        buffers.positions.narrow(-1, length, added).copy_(new)
         buffers.filled = total
         return buffers
 

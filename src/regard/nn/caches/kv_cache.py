@@ -213,12 +213,14 @@ class KVCache(Cache):
     @property
     def keys(self) -> Tensor:
         """(batch, key heads, N, key dim): a read-only view."""
-        return self._filled.buffers.until(self._filled.length)[0]
+        filled = self._filled
+        return filled.buffers.keys_until(filled.length)
 
     @property
     def values(self) -> Tensor:
         """(batch, key heads, N, value dim): a read-only view."""
-        return self._filled.buffers.until(self._filled.length)[1]
+        filled = self._filled
+        return filled.buffers.values_until(filled.length)
 
     @property
     def positions(self) -> Tensor:
@@ -278,7 +280,7 @@ class KVCache(Cache):
             evict_at = cache.contents.evict_at
         default = cache.has_default_positions and positions is None
         known = cache._known_positions(added) if positions is None and waits(keys) else None
-        return replace(cache, contents=Contents(buffers, length, next_position, default, evict_at, known))
+        return KVCache(self.policy, Contents(buffers, length, next_position, default, evict_at, known), self.formats)
 
     def _allocate(self, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers | PackedBuffers:
         """The first buffers."""

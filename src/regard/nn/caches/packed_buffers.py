@@ -126,22 +126,25 @@ class PackedBuffers:
     @property
     def keys(self) -> Tensor:
         """(B, H, N, D), N the tokens of the cache that was extended last."""
-        return self.until(self.filled)[0]
+        return self.keys_until(self.filled)
 
     @property
     def values(self) -> Tensor:
         """(B, H, N, Dv)."""
-        return self.until(self.filled)[1]
+        return self.values_until(self.filled)
 
     @property
     def nbytes(self) -> int:
         """Allocated bytes."""
         return sum(group.nbytes for group in self.groups) + self.positions.untyped_storage().nbytes()
 
-    def until(self, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `length` tokens: views, read as numbers by any operation of torch."""
-        keys, values = zip(*(group.until(length) for group in self.groups), strict=True)
-        return PackedTensor(keys), PackedTensor(values)
+    def keys_until(self, length: int) -> Tensor:
+        """Keys of the first `length` tokens: a view, read as numbers by any operation of torch."""
+        return PackedTensor([group.until(length)[0] for group in self.groups])
+
+    def values_until(self, length: int) -> Tensor:
+        """Values of the first `length` tokens, likewise."""
+        return PackedTensor([group.until(length)[1] for group in self.groups])
 
     def retainable(self, retained: Tensor) -> Tensor:
         """Which tokens stay if these (N,) have to: of tokens that share parameters by channel, all or none."""
