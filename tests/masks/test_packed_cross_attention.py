@@ -87,7 +87,12 @@ def test_nan_in_a_document_stays_there():
         key[..., 8:, 0], value[..., 9, 1] = torch.inf, torch.nan  # of the last
     found = regard.attention(query, key, value, mask=PACKED["ids"](), query_positions=range(15))
     torch.testing.assert_close(found[..., :11, :], clean[..., :11, :])
-    assert found[..., 11:, :].isnan().all()
+    is_nan, scores_infinity = found[..., 11:, :].isnan(), query[..., 11:, 0] > 0
+    assert is_nan[scores_infinity].all()
+    # All keys of the others score -infinity, and count as masked; NaN in a value shows even so.
+    assert not is_nan[~scores_infinity][:, [0, 2]].any()
+    assert not found[..., 11:, :][~scores_infinity][:, [0, 2]].any()
+    assert is_nan[..., 1].all()
 
 
 @pytest.mark.skipif(not native.available(), reason="one of its kernels is of native code")

@@ -33,7 +33,7 @@ class EndedBlocks(Mask):
     shift: int
 
     def key_span(self) -> KeySpan:
-        first, stride = self.shift - self.length, self.stride
+        first, stride = self.shift - self.length + 1, self.stride
         return lambda queries: (
             None,
             (torch.arange(queries.start + first, queries.stop + first, device="cpu") // stride + 1).clamp(min=0),
