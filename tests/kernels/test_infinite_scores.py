@@ -267,3 +267,19 @@ def test_finite_numbers_have_the_mask_that_they_had():
     with_nan = regard.explain(*tensors, mask=mask).problem
     assert mask_without_infinity(with_nan) is with_nan.mask
     assert mask_without_infinity(regard.explain(*drawn(key=3), mask=mask).problem) is not mask
+
+
+def test_lists_of_key_heads():
+    query, key, value = torch.randn(1, 4, 3, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
+    query, indices = query.abs(), torch.tensor([[[0, 2], [2, 3], [2, 5]], [[1, 4], [2, 2], [0, 3]]])
+    key[0, 0, 2, 0] = -INF
+    keep = masks.chosen(indices).dense(3, 6).repeat_interleave(2, 0)
+    keep[:2, :, 2] = False
+    tensors = [tensor.requires_grad_() for tensor in (query, key, value)]
+    output = regard.attention(*tensors, mask=masks.chosen(indices))
+    finite = key.detach().nan_to_num(neginf=0.0)
+    others = [tensor.detach().requires_grad_() for tensor in (query, finite, value)]
+    expected = regard.attention(*others, mask=keep)
+    torch.testing.assert_close(output, expected)
+    found = torch.autograd.grad(output.square().sum(), tensors)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), others))

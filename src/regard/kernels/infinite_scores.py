@@ -9,6 +9,8 @@ even where the weight is 0 by a score.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -49,11 +51,25 @@ def mask_without_infinity(problem: Problem) -> Mask | None:
     key = ~problem.pairs.key.isinf().any(-1)  # [..., Hk, N]
     if problem.heads and query.shape[-2] != key.shape[-2]:
         key = key.repeat_interleave(query.shape[-2] // key.shape[-2], -2)
-    mask = problem.mask
+    mask = _of_all_heads(problem)
     for finite, pairs in ((key, key.unsqueeze(-2)), (query, query.unsqueeze(-1))):
         if not finite.all():
             mask = TensorMask(pairs) if mask is None else mask & TensorMask(pairs)
     return mask
+
+
+def _of_all_heads(problem: Problem) -> Mask | None:
+    """The mask, as one of the heads where it is of the key heads, which do not broadcast to those of the queries.
+
+    That is all pairs as booleans: the lists of such a mask cannot say what a query head of its own leaves out.
+    """
+    mask, keys = problem.mask, problem.value.shape[-3] if problem.heads else 1
+    if mask is None or keys in (1, problem.weights_shape[-3]):
+        return mask
+    first = mask.evaluate(problem.grid().tile(slice(0, 1), slice(0, 1)))
+    if first.ndim < 3 or first.shape[-3] in (1, problem.weights_shape[-3]):
+        return mask
+    return TensorMask(cast(Tensor, problem.keep()))
 
 
 @torch.no_grad()
