@@ -63,8 +63,8 @@ def _of_all_heads(problem: Problem) -> Mask | None:
 
     That is all pairs as booleans: the lists of such a mask cannot say what a query head of its own leaves out.
     """
-    mask, keys = problem.mask, problem.value.shape[-3] if problem.heads else 1
-    if mask is None or keys in (1, problem.weights_shape[-3]):
+    mask = problem.mask
+    if mask is None or not problem.heads:
         return mask
     first = mask.evaluate(problem.grid().tile(slice(0, 1), slice(0, 1)))
     if first.ndim < 3 or first.shape[-3] in (1, problem.weights_shape[-3]):

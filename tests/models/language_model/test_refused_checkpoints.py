@@ -128,7 +128,7 @@ def test_no_folder(tmp_path):
 
 
 def test_no_configuration(tmp_path):
-    refuses(tmp_path, "config.json cannot be read")
+    refuses(tmp_path, "there is no config.json in")
 
 
 @pytest.mark.parametrize(
