@@ -37,7 +37,6 @@ from .core.state import is_constant
 from .core.torch_modes import no_mode_active
 from .errors import RegardError
 from .kernels.hooks import CURRENT_HOOK
-from .kernels.listed_pairs import ListedPairs, PreparedListedCall
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
 from .kernels.short import (
@@ -48,6 +47,7 @@ from .kernels.short import (
     hides_nonfinite,
 )
 from .kernels.validation import AttentionOptions, ScoreLike, drops_nothing, make_problem, scored_pairs
+from .listed_calls import ListedPairs, PreparedListedCall
 from .masks import Mask
 from .scores import Dot
 from .tiles.dense_mask import dense_mask

@@ -339,7 +339,9 @@ def test_nan_and_infinity_behind_the_mask_affect_nothing(name, kernel):
     output = regard.attention(*bad[:3], bias=content.build(*own), mask=keep, kernel=kernel)
     torch.testing.assert_close(output, clean)
     for mine, theirs in zip(torch.autograd.grad(output.square().sum(), bad), gradients, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        # Of sums in another order: a few roundings of the largest, which is above 60 for some biases.
+        rounding = torch.finfo(torch.float32).eps * max(theirs.abs().max().item(), 1.0)
+        torch.testing.assert_close(mine, theirs, atol=8 * rounding, rtol=0)
 
 
 @pytest.mark.parametrize("kernel", ["tiled", "cpu_flash"])

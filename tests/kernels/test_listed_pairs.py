@@ -6,7 +6,7 @@ import torch
 import regard
 from regard import masks, native, small_calls
 from regard.errors import MaskError
-from regard.kernels.listed_pairs import ListedPairs, PreparedListedCall
+from regard.listed_calls import ListedPairs, PreparedListedCall
 
 CASES = {
     "a list for each query": ((2, 4, 17, 17), (2, 4, 17, 5), (1, 1)),

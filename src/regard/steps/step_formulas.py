@@ -148,7 +148,7 @@ def _linear_chain(tables: WrittenTables) -> Tensor:
     choices = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * scores.shape[-1]).reshape(-1, scores.shape[-1])
     together = (choices[:, 1:] == choices[:, :-1]).sum(-1)
     masses = (scores.masked_fill(scores == -math.inf, -1e4) @ choices.T.to(scores.dtype) + together).softmax(-1)
-    return masses @ choices.to(scores.dtype)
+    return masses @ choices.to(scores.dtype)  # regard: ignore[ATT901] of choices, and no values
 
 
 def _dependency_trees(tables: WrittenTables) -> Tensor:

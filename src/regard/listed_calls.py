@@ -11,16 +11,16 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from ..backends.base import ShortRows
-from ..biases import Bias
-from ..core.problem import Problem
-from ..core.score_forms import DotPairs, PairForm
-from ..masks import Mask
-from ..masks.base import And
-from ..masks.causal import Causal
-from ..masks.chosen import Chosen
-from ..tiles.pair_terms import PairTerms
-from .short import PreparedCall, attend_with_gradient, attend_without_gradient
+from .backends.base import ShortRows
+from .biases import Bias
+from .core.problem import Problem
+from .core.score_forms import DotPairs, PairForm
+from .kernels.short import PreparedCall, attend_with_gradient, attend_without_gradient
+from .masks import Mask
+from .masks.base import And
+from .masks.causal import Causal
+from .masks.chosen import Chosen
+from .tiles.pair_terms import PairTerms
 
 
 @dataclass(frozen=True, eq=False, slots=True)
