@@ -104,7 +104,10 @@ def test_outputs_and_gradients_are_those_of_the_recurrence(case):
         if dtype is None:
             gates = {name: each for name, each in leaves.items() if name not in ("query", "key", "value")}
             output = recurrence_outputs.recurrence_outputs(
-                leaves["query"], leaves["key"], leaves["value"], {**options, **gates}
+                leaves["query"],
+                leaves["key"],
+                leaves["value"],
+                {**options, **gates},  # pyright: ignore
             )
             assert output is not None
             assert "_RecurrenceOutputs" in str(output.grad_fn)
@@ -124,7 +127,7 @@ def test_parts_of_values_are_summed(monkeypatch):
     leaves = [torch.randn(1, 1, 67, dim, requires_grad=True) for dim in (13, 13, 70)]
     output = regard.linear_attention(*leaves, causal=True)
     seed = torch.randn_like(output)
-    whole = RecurrenceKind("elu", True, 1.0).in_full((*leaves, None, None, None))
+    whole = RecurrenceKind("elu", True, 1.0).in_full((*leaves, None, None, None))  # pyright: ignore
     pairs = zip(torch.autograd.grad(output, leaves, seed), torch.autograd.grad(whole, leaves, seed), strict=True)
     torch.testing.assert_close(output, whole)
     for own, other in pairs:
@@ -168,11 +171,11 @@ def test_differentiated_twice(kind):
     leaves = list(named.values())
     output = regard.linear_attention(**named, **options)
     first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
-    found = torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+    found = torch.autograd.grad(sum(each.square().sum() for each in first), leaves)  # pyright: ignore
     exact = {name: each.detach().double().requires_grad_() for name, each in named.items()}
     output = by_token(exact, features="identity", total=False, scale=13**-0.5)
     first = torch.autograd.grad(output.square().sum(), list(exact.values()), create_graph=True)
-    truth = torch.autograd.grad(sum(each.square().sum() for each in first), list(exact.values()))
+    truth = torch.autograd.grad(sum(each.square().sum() for each in first), list(exact.values()))  # pyright: ignore
     for own, other in zip(found, truth, strict=True):
         torch.testing.assert_close(own.double(), other, atol=1e-4, rtol=1e-4)
 
@@ -190,9 +193,9 @@ def test_no_state_is_made_that_nobody_asks_for(monkeypatch):
         return run
 
     named = inputs_of(PRIMES, "decay per head")
-    regard.linear_attention(**named, causal=True)
+    regard.linear_attention(**named, causal=True)  # pyright: ignore
     monkeypatch.setattr(torch, "empty", noted(empty))
     monkeypatch.setattr(torch, "empty_like", noted(empty_like))
-    output = regard.linear_attention(**named, causal=True)
+    output = regard.linear_attention(**named, causal=True)  # pyright: ignore
     monkeypatch.undo()
     assert sum(each.numel() for each in made if each is not output) == 0

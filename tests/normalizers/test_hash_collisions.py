@@ -35,7 +35,7 @@ def test_weights_and_gradients_are_those_of_the_angle(hyperplanes, kernel):
         lambda *of: regard.attention(
             *of, score=scores.Dot(), mask=keep, normalizer=normalizers.HashCollisions(hyperplanes), kernel=kernel
         ),
-        lambda *of: formula(*of, keep, hyperplanes),
+        lambda query, key, value: formula(query, key, value, keep, hyperplanes),
     ):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         output = attend(normalize(leaves[0], dim=-1), normalize(leaves[1], dim=-1), leaves[2])

@@ -12,4 +12,5 @@ from regard.selection.native_sparse import EndedBlocks
 def test_the_span_of_ended_blocks_is_that_of_their_formula(length, stride, shift):
     mask, queries, keys = EndedBlocks(length, stride, shift), 29, 31
     _, stop = mask.key_span()(range(keys - queries, keys))
+    assert isinstance(stop, torch.Tensor)
     torch.testing.assert_close(torch.arange(keys) < stop[:, None], mask.dense(queries, keys))
