@@ -13,9 +13,8 @@ from torch import Tensor
 
 from .backends.base import ShortRows
 from .biases import Bias
-from .core.problem import Problem
 from .core.score_forms import DotPairs, PairForm
-from .kernels.short import PreparedCall, attend_with_gradient, attend_without_gradient
+from .kernels.short import PreparedCall
 from .masks import Mask
 from .masks.base import And
 from .masks.causal import Causal
@@ -93,16 +92,9 @@ class PreparedListedCall:
         learned: bool,
     ) -> Tensor | None:
         """The output of such a call, which has no bias, as `PreparedCall.run`."""
-        call, listed = self.without_mask, None if mask is None else ListedPairs.from_mask(mask)
+        listed = None if mask is None else ListedPairs.from_mask(mask)
         if listed is None:
             raise AssertionError("a call of another kind")
-        weights = call.weights
         keep = listed.keep(self.maker, query.shape[1], query.shape[2], value.shape[2])
         terms = PairTerms(None, None, keep)
-        if sinks is not None:
-            terms = PairTerms.with_sinks(terms, sinks)
-        if learned:
-            pairs = DotPairs(query, key, weights.scale)
-            problem = Problem(pairs, value, mask, bias, weights.softcap, sinks, normalizer=weights.normalizer)
-            return attend_with_gradient(problem, call.prepared, None, terms)
-        return attend_without_gradient(call.prepared, None, query, key, value, terms, hides=True)
+        return self.without_mask.run_with(terms, query, key, value, mask, bias, sinks, learned=learned)

@@ -39,13 +39,7 @@ from .errors import RegardError
 from .kernels.hooks import CURRENT_HOOK
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, choose
-from .kernels.short import (
-    MAX_PAIRS_OF_BIAS,
-    PreparedCall,
-    attend_with_gradient,
-    attend_without_gradient,
-    hides_nonfinite,
-)
+from .kernels.short import MAX_PAIRS_OF_BIAS, PreparedCall
 from .kernels.validation import AttentionOptions, ScoreLike, drops_nothing, make_problem, scored_pairs
 from .listed_calls import ListedPairs, PreparedListedCall
 from .masks import Mask
@@ -98,13 +92,8 @@ class PreparedBiasCall:
         numbers = numbers_of_pairs(cast(Bias, bias), problem, dense_mask(problem) if self.reads_mask else None)
         keep = None if call.terms is None else call.terms.keep
         terms = PairTerms.over_pairs(numbers.detach() if learned else numbers, value.shape[2], keep)
-        if sinks is not None:
-            terms = PairTerms.with_sinks(terms, sinks)
-        if learned:
-            problem.bias = TensorBias(numbers)
-            return attend_with_gradient(problem, call.prepared, call.spans, terms)
-        hides = mask is not None or hides_nonfinite(weights)
-        return attend_without_gradient(call.prepared, call.spans, query, key, value, terms, hides=hides)
+        given = TensorBias(numbers) if learned else None
+        return call.run_with(terms, query, key, value, mask, given, sinks, learned=learned)
 
 
 _PreparedShort: TypeAlias = PreparedCall | PreparedBiasCall | PreparedListedCall

@@ -248,12 +248,28 @@ class PreparedCall:
 
         None as `attend_without_gradient`, and where a bias fails or does not fit, which the long way says.
         """
-        weights, terms = self.weights, self.terms
+        terms = self.terms
         if self.distances is not None:
             line = line_along(self.distances, cast(RelativeBias, bias), query.shape[1], query.device)
             if line is None:
                 return None
             terms = PairTerms.with_line(terms, line)
+        return self.run_with(terms, query, key, value, mask, bias, sinks, learned=learned)
+
+    def run_with(
+        self,
+        terms: PairTerms | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Bias | None,
+        sinks: Tensor | None,
+        *,
+        learned: bool,
+    ) -> Tensor | None:
+        """`run` with the terms of a mask and a bias, which holds the same numbers where it is differentiated."""
+        weights = self.weights
         if sinks is not None:
             terms = PairTerms.with_sinks(terms, sinks)
         if learned:
