@@ -14,7 +14,7 @@ from regard.translation.settings import SearchSettings
 from regard.translation.translator import MOST_TOKENS, Translator
 from regard.translation.vocabulary import Vocabulary, VocabularySettings
 
-KNOWN = Vocabulary.train(['I love "you", Tom.'], VocabularySettings(kind="characters"))
+KNOWN = Vocabulary.train(['I love "you", Tom.', "世"], VocabularySettings(kind="characters"))
 
 GREEDY = SearchSettings(beam=1)
 
@@ -45,6 +45,7 @@ def translator():
         ("I " + "x" * 201 + " you", "I you", [("x" * 201, 1)]),
         ("I " + "x" * 200 + " you", "I " + "x" * 200 + " you", []),
         ("世" * 300, "世" * 300, []),  # of a language without spaces
+        ("I 界" + "界" * 200, "I", [("界" * 201, 1)]),  # of one that is not known
     ],
 )
 def test_what_is_kept_and_where_it_stood(line, text, parts):
