@@ -69,6 +69,7 @@ def test_document_classification(tmp_path):
         assert attention < mean + 0.02  # the page says that accuracy is not what attention adds here
 
 
+@pytest.mark.shorter
 def test_hierarchical_attention_trained_for_a_shorter_time(tmp_path):
     check_hierarchical_attention(run("hierarchical_attention", tmp_path / "review.svg", "--updates=150"))
 
@@ -88,6 +89,7 @@ def check_hierarchical_attention(figures):
     assert figures["on its two words"] > 2 * 2 / 7
 
 
+@pytest.mark.shorter
 def test_memory_network_trained_for_a_shorter_time(tmp_path):
     check_memory_network(run("memory_network", tmp_path / "hops.svg", "--updates=500"))
 
@@ -107,6 +109,7 @@ def check_memory_network(figures):
     assert figures["walked, hop 3"] > 0.8
 
 
+@pytest.mark.shorter
 def test_sets_trained_for_a_shorter_time(tmp_path):
     check_sets(run("sets", tmp_path / "seeds.svg", "--updates=100"), ahead=0.05)
 
@@ -125,6 +128,7 @@ def check_sets(figures, ahead):
     assert figures["change by a permutation"] < 1e-3
 
 
+@pytest.mark.shorter
 def test_length_extrapolation_of_one_scheme(tmp_path):
     figures = run("length_extrapolation", tmp_path / "lengths.svg", "--schemes", "ALiBi", "--updates=100")
     check_length_extrapolation(figures)
@@ -150,6 +154,7 @@ def check_length_extrapolation(figures, *others):
     assert figures["ALiBi, 129-511 back"] < figures["no order, 129-511 back"] - 0.2
 
 
+@pytest.mark.shorter
 def test_time_series_trained_for_a_shorter_time(tmp_path):
     check_time_series(run("time_series", tmp_path / "lags.svg", "--updates=70"), least_weight=0.3)
 
@@ -176,6 +181,7 @@ def check_time_series(figures, least_weight):
     assert figures["linear, all series, eight periods"] > figures["attention, eight periods"] + 0.1
 
 
+@pytest.mark.shorter
 def test_vision_transformer_trained_for_a_shorter_time(tmp_path):
     pytest.importorskip("sklearn")
     check_vision_transformer(run("vision_transformer", tmp_path / "maps.png", "--updates=120"), least_accuracy=0.7)
