@@ -34,11 +34,13 @@ from .core.normalizer import Normalizer
 from .core.problem import Problem
 from .core.score_forms import DotPairs, PairForm
 from .core.state import is_constant
+from .core.stored_normalizer import StoredNormalizer
 from .core.torch_modes import no_mode_active
 from .errors import RegardError
 from .kernels.hooks import CURRENT_HOOK
+from .kernels.one_tile import PreparedTile, parameters_of
 from .kernels.planning import rates
-from .kernels.planning.choice import DECODE, SHORT, choose
+from .kernels.planning.choice import DECODE, SHORT, TILED, choose
 from .kernels.short import MAX_PAIRS_OF_BIAS, PreparedCall
 from .kernels.validation import AttentionOptions, ScoreLike, drops_nothing, make_problem, scored_pairs
 from .listed_calls import ListedPairs, PreparedListedCall
@@ -97,7 +99,7 @@ class PreparedBiasCall:
 
 
 _PreparedShort: TypeAlias = PreparedCall | PreparedBiasCall | PreparedListedCall
-_Prepared: TypeAlias = _PreparedShort | PreparedStep
+_Prepared: TypeAlias = _PreparedShort | PreparedStep | PreparedTile
 _Calls: TypeAlias = dict[tuple[Any, ...], _Prepared | None]  # None: a call that takes the long way
 _calls: _Calls = {}
 
@@ -194,6 +196,10 @@ def attend_repeatedly(
         call = _remember(calls, known, _as_given(problem, normalizer), step, of_bias, listed)
     if step or call is None:
         return None if call is None else cast(PreparedStep, call).run(query, key, value)
+    if type(call) is PreparedTile:
+        stored = cast(StoredNormalizer, normalizer)
+        learned = learned or (torch.is_grad_enabled() and any(each.requires_grad for each in parameters_of(stored)))
+        return call.run(query, key, value, mask, stored, learned=learned)
     call = cast(_PreparedShort, call)
     if score is not None and type(score) is not Dot:  # which is of queries and keys as they are
         pairs = scored_pairs(score, query, key, scale, masked=mask is not None)
@@ -284,13 +290,18 @@ def _described_extras(
 
 
 def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:
-    """Type and numbers, as each call may make the object anew; None where it has tensors, or anything else."""
+    """Type, numbers and kinds of tensors, as each call may make the object anew; None where it has anything else."""
     if not isinstance(normalizer, Normalizer):
         return None
-    numbers = vars(normalizer).values()
-    if not all(type(number) in (bool, int, float, NoneType) for number in numbers):
-        return None
-    return type(normalizer), *numbers
+    described: list[Any] = [type(normalizer)]
+    for part in vars(normalizer).values():
+        if type(part) in PLAIN_TYPES and isinstance(normalizer, StoredNormalizer):
+            described += part.shape, part.dtype, part.device, part.layout, part.requires_grad
+        elif type(part) in (bool, int, float, NoneType):
+            described.append(part)
+        else:
+            return None
+    return tuple(described)
 
 
 def _layouts(query: Tensor, key: Tensor, value: Tensor, step: bool) -> tuple[Any, ...]:
@@ -348,6 +359,8 @@ def _remember(
     elif listed is not None and kernel is SHORT:
         without = SHORT.prepare_call(replace(problem, mask=None))
         call = None if without is None else PreparedListedCall(without, SHORT.maker(problem.value))
+    elif kernel is TILED:
+        call = TILED.prepare_call(problem)
     elif not step and kernel is SHORT and of_bias is None:
         call = SHORT.prepare_call(problem)
     elif kernel is SHORT and of_bias is not None and isinstance(problem.bias, RelativeBias):

@@ -13,12 +13,16 @@ from torch.nn.functional import pad
 
 from ..core.normalizer import INFINITY, Normalizer, OrderedNormalizer
 from ..core.problem import Problem
+from ..core.stored_normalizer import PairMask, Stored, StoredNormalizer
 from ..errors import ConfigurationError
 from .parameters import check_parameter, over_heads, sum_over_heads
 
+MOST_APART = 60.0
+"""Scores that are no farther apart have exponentials in one unit, of which none comes near to float32's smallest."""
+
 
 @dataclass(frozen=True, eq=False)
-class Monotonic(OrderedNormalizer):
+class Monotonic(OrderedNormalizer, StoredNormalizer):
     """w_ij, the probability that query i stops at key j: it looks at keys from that of query i - 1 on, to the right.
 
     It stops at key j with the probability p_ij = σ(s_ij + b), else it goes on:
@@ -87,14 +91,32 @@ class Monotonic(OrderedNormalizer):
         of_alignments, of_scores = self._of_weights(alignments, scores, upstream)
         later = torch.zeros_like(stop[..., 0, :]) if upstream_after is None else upstream_after.to(stop.dtype)
         of_stop, later = _row_gradients(stop, reached, of_alignments, later)
-        slopes = stop * torch.sigmoid(-(scores + over_heads(self.bias, scores)))  # never p (1 - p), 0 where p is near 1
-        by_scores = of_stop * slopes
-        parameters = (sum_over_heads(self.bias, by_scores),) if isinstance(self.bias, Tensor) else ()
+        by_scores, parameters = self._of_stopping(scores, stop, of_stop)
         return by_scores if of_scores is None else by_scores + of_scores, later, parameters
 
     def _of_weights(self, alignments: Tensor, scores: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor | None]:
         """The gradients of `from_alignments` in its arguments."""
         return upstream, None
+
+    def weigh(self, scores: Tensor, mask: PairMask | None) -> tuple[Tensor, Stored]:
+        """The probabilities of stopping at a key; stored are the scores, and what `alignments` returns besides."""
+        scores = scores if mask is None else scores + mask.added
+        alignments, reached, stop = self.alignments(scores)
+        return alignments, (scores, reached, stop)
+
+    def differentiate(
+        self, stored: Stored, upstream: Tensor, mask: PairMask | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `backward_after`, of all rows."""
+        scores, reached, stop = stored
+        of_stop, _ = _row_gradients(stop, reached, upstream, torch.zeros_like(stop[..., 0, :]))
+        return self._of_stopping(scores, stop, of_stop)
+
+    def _of_stopping(self, scores: Tensor, stop: Tensor, of_stop: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The gradients in scores and bias, from that in the probabilities p."""
+        slopes = stop * torch.sigmoid(-(scores + over_heads(self.bias, scores)))  # never p (1 - p), 0 where p is near 1
+        by_scores = of_stop * slopes
+        return by_scores, (sum_over_heads(self.bias, by_scores),) if isinstance(self.bias, Tensor) else ()
 
     def for_problem(self, problem: Problem) -> Problem:
         """The problem with this normalizer."""
@@ -150,12 +172,55 @@ class MoChA(Monotonic):
             weights = weights + pad((own * share)[..., ahead:], (0, ahead))
         return weights
 
+    def weigh(self, scores: Tensor, mask: PairMask | None) -> tuple[Tensor, Stored]:
+        """The weights; stored is what `Monotonic` stores, the alignments, e^s in one unit, and the share of a chunk."""
+        lowest, highest = torch.aminmax(scores)
+        alignments, stored = super().weigh(scores, mask)
+        scores = stored[0]
+        if not float(highest - lowest) <= MOST_APART:
+            return self.from_alignments(alignments, scores), (*stored, alignments)
+        exponentials = (scores - highest).exp_()
+        total = _sums_back(exponentials, self.width)
+        share = alignments / (total if mask is None else total.masked_fill_(total == 0, 1.0))
+        return exponentials * _sums_ahead(share, self.width), (*stored, alignments, exponentials, total, share)
+
+    def differentiate(
+        self, stored: Stored, upstream: Tensor, mask: PairMask | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Of a chunk k with m_k = Σ_j u_j e_j / total_k: m_k in its alignment, and e_j share_k (u_j - m_k) in s_j."""
+        scores, _, _, alignments, *in_one_unit = stored
+        if not in_one_unit:
+            of_alignments, of_scores = self._of_weights(alignments, scores, upstream)
+        else:
+            exponentials, total, share = in_one_unit
+            of_alignments = _sums_back(exponentials * upstream, self.width).div_(total)
+            expected = _sums_ahead(share * of_alignments, self.width)
+            of_scores = (upstream * _sums_ahead(share, self.width)).sub_(expected).mul_(exponentials)
+        by_stopping, parameters = super().differentiate(stored[:3], of_alignments, mask)
+        return by_stopping if of_scores is None else by_stopping.add_(of_scores), parameters
+
     def _of_weights(self, alignments: Tensor, scores: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor | None]:
         leaves = [tensor.detach().requires_grad_() for tensor in (alignments, scores)]
         with torch.enable_grad():
             weights = self.from_alignments(leaves[0], leaves[1])
         of_alignments, of_scores = torch.autograd.grad(weights, leaves, upstream)
         return of_alignments, of_scores.masked_fill_(scores == -INFINITY, 0.0)
+
+
+def _sums_back(rows: Tensor, width: int) -> Tensor:
+    """For each key the sum over the last `width` up to it."""
+    total, keys = rows.clone(), rows.shape[-1]
+    for place in range(1, min(width, keys)):
+        total[..., place:] += rows[..., : keys - place]
+    return total
+
+
+def _sums_ahead(rows: Tensor, width: int) -> Tensor:
+    """For each key the sum over the next `width` from it on."""
+    total, keys = rows.clone(), rows.shape[-1]
+    for place in range(1, min(width, keys)):
+        total[..., : keys - place] += rows[..., place:]
+    return total
 
 
 class MonotonicRows(Protocol):

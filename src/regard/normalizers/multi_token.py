@@ -12,14 +12,19 @@ from torch.nn.functional import conv2d, pad
 
 from ..core.normalizer import Normalizer
 from ..core.problem import Problem
+from ..core.stored_normalizer import PairMask, Stored, softmax_gradient, softmax_of
 from ..errors import ConfigurationError, ShapeError
 from ..utils.numbers import whole_number
 from .parameters import check_head_matrix, check_tensor, with_shapes
-from .talking_heads import existing_pairs, mixed, products_of_heads, softmax_of_pairs
+from .talking_heads import MixedHeads, existing_pairs, mixed, products_of_heads, softmax_of_pairs, transposed
+
+MOST_COPIED = 2**19
+"""Up to so many numbers pairs are copied for each place of a kernel: a product of matrices takes fewer steps than a
+convolution, whose code waits for larger ones."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MultiToken(Normalizer):
+class MultiToken(MixedHeads):
     """w = heads_after · (after * softmax(heads_before · (before * s))), where * is a convolution over queries and keys.
 
     A convolution with θ_h, (c_q, c_k), of head h looks at the query itself and at those before it, and at the keys on
@@ -108,26 +113,36 @@ class MultiToken(Normalizer):
             weights = torch.where(exists, convolved(self.after, weights), 0.0)
         return mixed(self.heads_after, weights), lse
 
-    def backward(self, scores: Tensor, weights: Tensor, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The steps of `normalize` back to front; the gradient of a kernel takes autograd several times as long."""
-        exists = existing_pairs(scores)
-        finite = torch.where(exists, scores, 0.0)
-        near = convolved(self.before, finite)
-        softmax, _ = softmax_of_pairs(mixed(self.heads_before, near), exists)
-        spread = softmax if self.after is None else torch.where(exists, convolved(self.after, softmax), 0.0)
-        of_spread = mixed(_transposed(self.heads_after), upstream)
-        if self.after is not None:
-            of_spread = torch.where(exists, of_spread, 0.0)
-        shares = softmax * scattered(self.after, of_spread)
-        of_logits = shares.sub_(softmax * shares.sum(-1, keepdim=True))
-        of_near = mixed(_transposed(self.heads_before), of_logits)
-        of_scores = torch.where(exists, scattered(self.before, of_near), 0.0)
+    def weigh(self, scores: Tensor, mask: PairMask | None) -> tuple[Tensor, Stored]:
+        """The weights; stored are the scores, the convolved ones, the softmax, and the convolved weights."""
+        if mask is not None:
+            scores = scores.mul_(mask.factor)
+        near = convolved(self.before, scores)
+        logits = mixed(self.heads_before, near)
+        softmax = softmax_of(logits if mask is None else logits + mask.added, mask)
+        spread = convolved(self.after, softmax)
+        if self.after is not None and mask is not None:
+            spread = spread.mul_(mask.factor)
+        return mixed(self.heads_after, spread), (scores, near, softmax, spread)
+
+    def differentiate(
+        self, stored: Stored, upstream: Tensor, mask: PairMask | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The steps of `weigh` back to front; the gradient of a kernel takes autograd several times as long."""
+        scores, near, softmax, spread = stored
+        of_spread = mixed(transposed(self.heads_after), upstream)
+        if self.after is not None and mask is not None:
+            of_spread = of_spread * mask.factor
+        of_logits = softmax_gradient(scattered(self.after, of_spread), softmax)
+        of_near = mixed(transposed(self.heads_before), of_logits)
+        of_scores = scattered(self.before, of_near)
         gradients = (
-            None if self.before is None else kernel_gradient(self.before, of_near, finite),
+            None if self.before is None else kernel_gradient(self.before, of_near, scores),
             None if self.after is None else kernel_gradient(self.after, of_spread, softmax),
             None if self.heads_before is None else products_of_heads(of_logits, near),
             None if self.heads_after is None else products_of_heads(upstream, spread),
         )
+        of_scores = of_scores if mask is None else of_scores * mask.factor
         return of_scores, tuple(each for each in gradients if each is not None)
 
     def for_problem(self, problem: Problem) -> Problem:
@@ -168,6 +183,9 @@ def scattered(kernel: Tensor | None, gradients: Tensor) -> Tensor:
 def kernel_gradient(kernel: Tensor, gradients: Tensor, pairs: Tensor) -> Tensor:
     """The gradient of the kernel of `convolved`: Σ gradients · pairs, shifted against each other, over all pairs."""
     padded, (rows, columns) = _padded(kernel, pairs), pairs.shape[-2:]
+    if _places_are_few(kernel, pairs):
+        products = gradients.flatten(-2).unsqueeze(-2) @ _places(kernel, padded).mT  # [..., heads, 1, places]
+        return products.reshape(-1, *kernel.shape).sum(0)
     result = pairs.new_zeros(kernel.shape)
     for a in range(kernel.shape[-2]):
         for b in range(kernel.shape[-1]):
@@ -181,12 +199,25 @@ def _padded(kernel: Tensor, pairs: Tensor) -> Tensor:
     return pad(pairs, (across, across, back, 0))
 
 
+def _places_are_few(kernel: Tensor, pairs: Tensor) -> bool:
+    """Whether a copy of the pairs for each place of the kernel stays in the cache."""
+    return pairs.numel() * kernel.shape[-2:].numel() <= MOST_COPIED
+
+
+def _places(kernel: Tensor, padded: Tensor) -> Tensor:
+    """What each place of a kernel is multiplied with, (..., heads, c_q · c_k, M · n)."""
+    queries, keys = kernel.shape[-2:]
+    rows, columns = padded.shape[-2] - queries + 1, padded.shape[-1] - keys + 1
+    windows = padded.unfold(-2, rows, 1).unfold(-2, columns, 1)  # [..., heads, c_q, c_k, M, n]
+    return windows.reshape(*padded.shape[:-2], queries * keys, rows * columns)
+
+
 def _summed(kernel: Tensor, padded: Tensor) -> Tensor:
     """The sums over each place of a kernel, smaller than what is padded by its size less 1."""
-    heads = kernel.shape[0]
-    found = conv2d(padded.reshape(-1, heads, *padded.shape[-2:]), kernel.to(padded.dtype).unsqueeze(1), groups=heads)
+    heads, (queries, keys), kernel = kernel.shape[0], kernel.shape[-2:], kernel.to(padded.dtype)
+    learned = torch.is_grad_enabled() and (padded.requires_grad or kernel.requires_grad)
+    if not learned and _places_are_few(kernel, padded):  # autograd takes long to add up the copies
+        found = kernel.reshape(heads, 1, queries * keys) @ _places(kernel, padded)
+        return found.view(*padded.shape[:-2], padded.shape[-2] - queries + 1, padded.shape[-1] - keys + 1)
+    found = conv2d(padded.reshape(-1, heads, *padded.shape[-2:]), kernel.unsqueeze(1), groups=heads)
     return found.view(*padded.shape[:-2], *found.shape[-2:])
-
-
-def _transposed(matrix: Tensor | None) -> Tensor | None:
-    return None if matrix is None else matrix.mT

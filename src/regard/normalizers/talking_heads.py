@@ -10,12 +10,32 @@ from torch import Tensor, nn
 
 from ..core.normalizer import INFINITY, Normalizer
 from ..core.problem import Problem
+from ..core.stored_normalizer import PairMask, Stored, StoredNormalizer, softmax_gradient, softmax_of
 from ..utils.numbers import whole_number
 from .parameters import check_head_matrix, with_shapes
 
 
+class MixedHeads(StoredNormalizer):
+    """A normalizer that mixes scores of different heads: a pair that any head may not attend to counts for none."""
+
+    def existing(self, keep: Tensor) -> Tensor:
+        """Those of all heads."""
+        return keep.all(-3, keepdim=True)
+
+    def backward(self, scores: Tensor, weights: Tensor, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The steps of `normalize` once more, and back to front."""
+        exists = existing_pairs(scores)
+        mask = PairMask.of(exists, scores.dtype)
+        stored = self.weigh(torch.where(exists, scores, 0.0), mask)[1]
+        return self.differentiate(stored, upstream, mask)
+
+    def affected(self, rows: Tensor) -> Tensor:
+        """The same rows of all heads."""
+        return rows.any(-3, keepdim=True).expand_as(rows)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class TalkingHeads(Normalizer):
+class TalkingHeads(MixedHeads):
     """w = after · softmax(before · s): the scores of a pair are mixed over the heads, and so are its weights.
 
     Each query attends in head g by w_gij = Σ_h after_gh softmax_j(Σ_e before_he s_eij). Rows sum to the sums of the
@@ -73,38 +93,35 @@ class TalkingHeads(Normalizer):
 
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The mixed weights, and the log-sum-exp of the softmax."""
-        weights, lse, _ = self._softmax(scores)
+        exists = existing_pairs(scores)
+        weights, lse = softmax_of_pairs(mixed(self.before, torch.where(exists, scores, 0.0)), exists)
         return mixed(self.after, weights), lse
 
-    def backward(self, scores: Tensor, weights: Tensor, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def weigh(self, scores: Tensor, mask: PairMask | None) -> tuple[Tensor, Stored]:
+        """The mixed weights; stored are the scores, and the softmax of the mixed ones."""
+        logits = mixed(self.before, scores)
+        if mask is not None:
+            logits = logits + mask.added
+        softmax = softmax_of(logits, mask)
+        return mixed(self.after, softmax), (scores, softmax)
+
+    def differentiate(
+        self, stored: Stored, upstream: Tensor, mask: PairMask | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """DS, and d before, d after: those of the docstring of the class."""
-        softmax, _, finite = self._softmax(scores)
-        of_softmax = mixed(None if self.after is None else self.after.mT, upstream)
-        shares = softmax * of_softmax
-        of_logits = shares.sub_(softmax * shares.sum(-1, keepdim=True))
-        of_scores = mixed(None if self.before is None else self.before.mT, of_logits)
-        found = []
-        if self.before is not None:
-            found.append(products_of_heads(of_logits, finite))
-        if self.after is not None:
-            found.append(products_of_heads(upstream, softmax))
-        return of_scores, tuple(found)
+        scores, softmax = stored
+        of_logits = softmax_gradient(mixed(transposed(self.after), upstream), softmax)
+        found = (
+            None if self.before is None else products_of_heads(of_logits, scores),
+            None if self.after is None else products_of_heads(upstream, softmax),
+        )
+        return mixed(transposed(self.before), of_logits), tuple(each for each in found if each is not None)
 
     def for_problem(self, problem: Problem) -> Problem:
         """The problem with this normalizer."""
         check_head_matrix("before", self.before, problem)
         check_head_matrix("after", self.after, problem)
         return Normalizer.for_problem(self, problem)
-
-    def affected(self, rows: Tensor) -> Tensor:
-        """The same rows of all heads."""
-        return rows.any(-3, keepdim=True).expand_as(rows)
-
-    def _softmax(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The softmax of mixed scores, its log-sum-exp, and the scores with 0 where a pair does not exist."""
-        exists = existing_pairs(scores)
-        finite = torch.where(exists, scores, 0.0)
-        return *softmax_of_pairs(mixed(self.before, finite), exists), finite
 
 
 def existing_pairs(scores: Tensor) -> Tensor:
@@ -124,10 +141,21 @@ def mixed(matrix: Tensor | None, pairs: Tensor) -> Tensor:
     """Σ_h matrix_gh pairs_h, of pairs (..., heads, M, n); the pairs themselves without a matrix."""
     if matrix is None:
         return pairs
-    return (matrix.to(pairs.dtype) @ pairs.flatten(-2)).unflatten(-1, pairs.shape[-2:])
+    matrix, shape = matrix.to(pairs.dtype), pairs.shape
+    if len(shape) == 4 and shape[0] == 1:  # a product of two matrices, in fewer steps
+        return torch.mm(matrix, pairs.reshape(shape[1], shape[2] * shape[3])).view(shape)
+    return (matrix @ pairs.flatten(-2)).unflatten(-1, shape[-2:])
+
+
+def transposed(matrix: Tensor | None) -> Tensor | None:
+    """Its transpose, if there is a matrix."""
+    return None if matrix is None else matrix.mT
 
 
 def products_of_heads(left: Tensor, right: Tensor) -> Tensor:
     """Σ left_g · right_h over all pairs and batches, (heads, heads), of pairs (..., heads, M, n)."""
-    products = left.flatten(-2) @ right.flatten(-2).mT
+    left, right = left.flatten(-2), right.flatten(-2)
+    if left.ndim == 3 and len(left) == 1:
+        return torch.mm(left[0], right[0].mT)
+    products = left @ right.mT
     return products.flatten(0, -3).sum(0) if products.ndim > 2 else products

@@ -31,6 +31,7 @@ from ..flash import FlashKernel
 from ..flex import FlexKernel
 from ..gathered import GatheredKernel
 from ..normalizer_tiles import MIXED_HEADS, THRESHOLD
+from ..one_tile import is_one_tile
 from ..packed_inputs import codes_are_read, widened
 from ..reference import ReferenceKernel
 from ..reflected import ReflectedKernel, has_reflections
@@ -82,6 +83,10 @@ out."""
 MAX_PLAIN_PAIRS, MAX_PLAIN_NUMBERS = 2**16, 2**17
 """The most query-key pairs, and numbers of all values, of a plain problem on the CPU that `PLAIN_KERNEL` computes
 without a comparison: up to there it is done before another kernel has started."""
+
+MAX_ONE_TILE = 2**17
+"""The most pairs of all heads of a normalizer other than those of `SHORT` that `TILED` computes at once, without a
+comparison: up to there it is done before C code by tiles has started."""
 
 UNVECTORISED = "plain"
 """The variant of the native code without vector instructions, beside which torch's operator may be the faster one at
@@ -213,6 +218,7 @@ def uncompared_kernel(problem: Problem) -> Kernel | None:
         | small, CPU, many keys for each query, or one query   | no       | decode    |
         | small, CPU, one query of float32 over all keys       | no       | sdpa      |
         | small, CPU, whatever `short` computes                | any      | short     |
+        | few pairs, CPU, a normalizer that can store its own  | any      | tiled     |
         | plain, CPU, few pairs                                | no       | sdpa      |
         | plain, CPU, few pairs, float32 and float64           | yes      | sdpa      |
         | plain without a mask, another device                 | no       | sdpa      |
@@ -257,7 +263,9 @@ def _small_kernel(problem: Problem) -> Kernel | None:
             return DECODE
         if _is_plain_step(problem) and not PLAIN_KERNEL.why_not(problem):
             return PLAIN_KERNEL
-    return None if SHORT.why_not(problem) else SHORT
+    if not SHORT.why_not(problem):
+        return SHORT
+    return TILED if is_one_tile(problem) and problem.weights_shape.numel() <= MAX_ONE_TILE else None
 
 
 def _streams(problem: Problem) -> bool:
