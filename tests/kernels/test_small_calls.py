@@ -673,3 +673,50 @@ def test_one_tensor_of_sinks_and_a_bias():
         gradients_agree(
             tensors[:2] + inputs(1, 2, 9, 4)[:1], [shared], lambda: {"bias": biases.alibi(shared), "sinks": shared}
         )
+
+
+@pytest.mark.parametrize("factor", [1.0, 400.0])
+def test_gradients_of_a_table_by_distance(factor):
+    """By the short way, and where scores are too large for it, from sums in float64."""
+    table = torch.randn(2, 4, requires_grad=True)
+    query, key, _ = (factor * tensor for tensor in inputs(1, 2, 9, 4))
+    value = torch.randn(1, 2, 9, 4)
+    gradients_agree([query, key, value], [table], lambda: {"bias": biases.clipped(table, before=2, after=1)})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda rates: biases.kerple_log(rates, rates), lambda rates: biases.kerple_power(rates, rates.sigmoid())],
+    ids=["kerple_log", "kerple_power"],
+)
+def test_second_derivatives_of_a_bias_by_distance(make):
+    """Autograd goes on from the numbers of the diagonals to what they follow from, twice."""
+    rates = (torch.rand(2, dtype=torch.float64) + 0.5).float().requires_grad_()
+    query, key, value = inputs(1, 2, 7, 4)
+    above = torch.randn(1, 2, 7, 4)
+    for _ in range(3):
+        found = []
+        for kernel in (None, "reference"):
+            output = regard.attention(query, key, value, bias=make(rates), kernel=kernel)
+            (first,) = torch.autograd.grad(output, rates, above, create_graph=True)
+            found.append((first, torch.autograd.grad(first.square().sum(), rates)[0]))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert known()[-1]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own, when it loads forward mode
+def test_spans_with_and_without_a_gradient_are_the_same():
+    """Beyond the span there is no weight, without a gradient, with one, and in forward mode."""
+    spans, distances = torch.tensor([0.5, 3.0]), torch.arange(-9, 10)
+    leaf = spans.clone().requires_grad_()
+    with_gradient = biases.adaptive_span(leaf, 2.5).values_at(distances)
+    without = biases.adaptive_span(spans, 2.5).values_at(distances)
+    assert torch.equal(with_gradient, without)
+    assert torch.isneginf(without).any()
+    within = ~torch.isneginf(without)
+    (gradient,) = torch.autograd.grad(with_gradient[within].sum(), leaf)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(spans, torch.ones(2))
+        tangent = torch.autograd.forward_ad.unpack_dual(biases.adaptive_span(dual, 2.5).values_at(distances)).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent.sum(-1), gradient)

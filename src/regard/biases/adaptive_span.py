@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.score_forms import at_least_float32
+from ..core.torch_modes import under_forward_mode, under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..utils.numbers import lies_between
 from .base import describe_tensor, is_floating
@@ -31,6 +32,8 @@ class AdaptiveSpan(RelativeBias):
         spans = at_least_float32(self.spans.to(distances.device)).reshape(-1, *[1] * distances.ndim)
         # The difference of two near numbers first, as it is exact: the sum of span and ramp would round the ramp.
         shares = ((spans - distances.abs()) + self.ramp) / self.ramp
+        if not (shares.requires_grad or under_transform() or under_forward_mode()):
+            return shares.clamp_(0.0, 1.0).log_()
         # The lower bound of the clamp keeps the gradient beyond the span from being 0 · infinity.
         logs = shares.clamp(torch.finfo(shares.dtype).tiny, 1.0).log()
         return logs.masked_fill(shares <= 0, -math.inf)
@@ -71,7 +74,7 @@ def adaptive_span(spans: Tensor, ramp: float) -> AdaptiveSpan:
     if not is_floating(spans):
         has = spans.dtype if isinstance(spans, Tensor) else f"a {type(spans).__name__}"
         raise DtypeError(f"adaptive_span needs floating-point spans, one for each head; this is {has}")
-    if spans.ndim != 1 or not len(spans):
+    if spans.ndim != 1 or not spans.shape[0]:
         raise ShapeError(
             f"adaptive_span needs one span for each head, a tensor of the shape (heads,); this one has "
             f"{tuple(spans.shape)}"

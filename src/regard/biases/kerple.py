@@ -22,7 +22,7 @@ class KerpleLog(RelativeBias):
 
     def values_at(self, distances: Tensor) -> Tensor:
         slopes, rates = (_over(tensor, distances) for tensor in (self.slopes, self.rates))
-        return -slopes * torch.log1p(rates * distances.abs())
+        return torch.log1p(rates * distances.abs()) * -slopes
 
     def __repr__(self) -> str:
         return f"kerple_log({describe_tensor(self.slopes)}, {describe_tensor(self.rates)})"
@@ -92,7 +92,7 @@ def kerple_power(slopes: Tensor, powers: Tensor) -> RelativeBias:
 
 def _over(tensor: Tensor, distances: Tensor) -> Tensor:
     """A number for each head, (heads, 1, ...), beside distances of any shape."""
-    return at_least_float32(tensor.to(distances.device)).reshape(-1, *[1] * distances.ndim)
+    return at_least_float32(tensor.to(distances.device)).reshape(-1, *(1,) * distances.ndim)
 
 
 def _check(maker: str, **named: Tensor) -> None:
@@ -101,8 +101,8 @@ def _check(maker: str, **named: Tensor) -> None:
         if not is_floating(tensor):
             has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
             raise DtypeError(f"{maker} needs floating-point {name}, one for each head; this is {has}")
-        heads = len(tensor) if heads is None and tensor.ndim == 1 else heads
-        if tensor.ndim != 1 or not len(tensor) or len(tensor) != heads:
+        heads = tensor.shape[0] if heads is None and tensor.ndim == 1 else heads
+        if tensor.ndim != 1 or not heads or tensor.shape[0] != heads:
             raise ShapeError(
                 f"{maker} needs {' and '.join(named)} (heads,) of the same heads; {name} has {tuple(tensor.shape)}"
             )

@@ -152,8 +152,10 @@ def table_of(table: object, maker: str, columns: str) -> Tensor:
 
 def select_columns(table: Tensor, index: Tensor) -> Tensor:
     """Select columns of a table: (heads, columns) to (heads, *index.shape), in float32 at least."""
-    chosen = at_least_float32(table).index_select(-1, index.flatten().to(table.device))
-    return chosen.reshape(len(table), *index.shape)
+    index, table = index.to(table.device), at_least_float32(table)
+    if index.ndim == 1:
+        return table.index_select(-1, index)
+    return table.index_select(-1, index.flatten()).reshape(table.shape[0], *index.shape)
 
 
 class ColumnRule(ABC):
@@ -184,7 +186,8 @@ class TableBias(RelativeBias):
         """`accumulate_at` of distances with these columns, (D,): each column gets the sum of those that read it."""
         (target,) = into
         if target is not None:
-            target.index_add_(-1, columns.to(target.device), summed_to(upstream, (len(self.table), len(columns))))
+            sums = summed_to(upstream, (self.table.shape[0], len(columns)))
+            target.index_add_(-1, columns.to(target.device), sums.to(target.dtype))
 
 
 @dataclass(frozen=True, slots=True)

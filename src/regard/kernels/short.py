@@ -16,6 +16,7 @@ from ..backends.torch.row_loop import RowAttention
 from ..backends.torch.tile_loop import TiledAttention
 from ..biases import Bias, RelativeBias
 from ..biases.base import TensorBias, summed_to
+from ..biases.relative import TableBias
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ..core.finite import CheckedGradients, SinkRows
 from ..core.problem import Problem
@@ -25,7 +26,7 @@ from ..core.torch_modes import functorch_active, mapped_by_autograd, unwrap_if_d
 from ..masks import Mask
 from ..masks.tensor_mask import TensorMask
 from ..tiles.dense_mask import MAX_MEMO_PAIRS, dense_mask
-from ..tiles.diagonals import add_gradient_along, bias_along, distance_range, line_along
+from ..tiles.diagonals import add_gradient_along, bias_along, distance_range, line_along, table_of_line
 from ..tiles.landmark_blocks import LandmarkBlocks
 from ..tiles.mask_tiles import distinct_matrices
 from ..tiles.memo import modified, remembered_state
@@ -254,6 +255,8 @@ class PreparedCall:
             if line is None:
                 return None
             terms = PairTerms.with_line(terms, line)
+            if line.requires_grad and learned and not isinstance(bias, TableBias):
+                bias = table_of_line(self.distances, line)  # autograd goes on from its numbers to what they follow from
         return self.run_with(terms, query, key, value, mask, bias, sinks, learned=learned)
 
     def run_with(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..biases import RelativeBias
-from ..biases.relative import ColumnRule, TableBias, select_columns
+from ..biases.relative import Clipped, ColumnRule, TableBias, select_columns
 from ..core.grid import Grid
 from ..core.problem import Problem
 
@@ -70,6 +70,11 @@ def line_along(distances: range, bias: RelativeBias, heads: int, device: torch.d
     except Exception:  # a bias may be the user's, and raise anything
         return None
     return line if fits else None
+
+
+def table_of_line(distances: range, line: Tensor) -> TableBias:
+    """The bias that has these numbers, (heads, D), at consecutive distances."""
+    return Clipped(line, before=-distances.start, after=distances.stop - 1)
 
 
 def add_gradient_along(problem: Problem, bias: RelativeBias, upstream: Tensor, into: Sequence[Tensor | None]) -> None:

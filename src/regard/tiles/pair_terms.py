@@ -82,7 +82,9 @@ class PairTerms:
     @classmethod
     def with_line(cls, terms: PairTerms | None, line: Tensor) -> PairTerms:
         """The pairs of these terms, or all, and a bias by distance (H or 1, M + N - 1) of any dtype."""
-        line = line.detach().float().contiguous()
+        line = line.detach() if line.requires_grad else line
+        if line.dtype is not torch.float32 or not line.is_contiguous():
+            line = line.float().contiguous()
         return cls(None, line, None if terms is None else terms.keep)
 
     @property
