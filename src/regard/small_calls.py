@@ -157,9 +157,9 @@ def attend_repeatedly(
     Raises:
         ShapeError, DtypeError, DeviceError, MaskError, ConfigurationError: as `attention`.
     """
-    if not no_mode_active() or CURRENT_HOOK.get() is not None or not _are_small(query, key, value):
+    if not no_mode_active() or CURRENT_HOOK.get() is not None or not (mask is None or isinstance(mask, Mask)):
         return None
-    if not (mask is None or isinstance(mask, Mask)):
+    if (layouts := _small_layouts(query, key, value)) is None:
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     extras = None
@@ -168,9 +168,11 @@ def attend_repeatedly(
             return None
         learned = learned or (sinks is not None and sinks.requires_grad and torch.is_grad_enabled())
     constant = mask is None or is_constant(mask)
-    step = query.shape[2] == 1 <= value.shape[2] and not learned and constant and extras is None and bias is None
-    if step and key.shape[2] != value.shape[2]:
-        return None
+    step = False
+    if layouts[0][2] == 1 <= value.shape[2] and not learned and constant and extras is None and bias is None:
+        step, layouts = True, _step_layouts(query, key, value)
+        if key.shape[2] != value.shape[2]:
+            return None
     if (of_call := _memo_of_call(mask, constant, query, value, has_bias=bias is not None)) is None:
         return None
     (calls, of_mask, listed), of_bias = of_call, None
@@ -184,7 +186,7 @@ def attend_repeatedly(
         learned = learned or (of_bias is not None and of_bias.learned and torch.is_grad_enabled())
     in_use = torch.get_num_threads(), native.variant_in_use(), rates.times_saved
     settings = of_mask, scale, extras, None if of_bias is None else of_bias.kind, learned, *in_use
-    known = *settings, *_layouts(query, key, value, step)
+    known = *settings, *layouts
     try:
         call = calls[known]
     except TypeError:  # a scale without a hash is no number, which the long way refuses
@@ -226,17 +228,21 @@ def _memo_of_call(
     return None if memo.state is None else (memo.calls, None, None)
 
 
-def _are_small(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether these are plain tensors of four axes, of few queries and keys."""
+def _small_layouts(query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...] | None:
+    """Shapes, strides, dtypes and devices; None but of plain tensors of four axes, of few queries and keys."""
     if not (type(query) in PLAIN_TYPES and type(key) is type(value) is Tensor):
-        return False
+        return None
     try:
         shape, key_shape, value_shape = query.shape, key.shape, value.shape
     except RuntimeError:  # a nested tensor has none; the long way refuses it
-        return False
-    if not len(shape) == len(key_shape) == len(value_shape) == 4:
-        return False
-    return shape[2] <= LONGEST and value_shape[2] <= LONGEST
+        return None
+    if not len(shape) == len(key_shape) == len(value_shape) == 4 or shape[2] > LONGEST or value_shape[2] > LONGEST:
+        return None
+    return (
+        *(shape, query.stride(), query.dtype, query.device),
+        *(key_shape, key.stride(), key.dtype, key.device),
+        *(value_shape, value.stride(), value.dtype, value.device),
+    )
 
 
 def _attend_one_head(
@@ -304,19 +310,10 @@ def _described_normalizer(normalizer: Normalizer) -> tuple[Any, ...] | None:
     return tuple(described)
 
 
-def _layouts(query: Tensor, key: Tensor, value: Tensor, step: bool) -> tuple[Any, ...]:
-    """Shapes, strides, dtypes and devices of all three; of a step those of a cache that grows."""
-    if step:
-        return *_described(query), *_described_growing(key), *_described_growing(value)
-    return (  # `_described` without its calls, which take a microsecond
-        *(query.shape, query.stride(), query.dtype, query.device),
-        *(key.shape, key.stride(), key.dtype, key.device),
-        *(value.shape, value.stride(), value.dtype, value.device),
-    )
-
-
-def _described(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+def _step_layouts(query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
+    """The same of a step, whose keys are those of a cache that grows."""
+    of_query = query.shape, query.stride(), query.dtype, query.device
+    return *of_query, *_described_growing(key), *_described_growing(value)
 
 
 def _described_growing(tensor: Tensor) -> tuple[Any, ...]:
@@ -336,7 +333,8 @@ def _described_by_distance(bias: object) -> Described | None:
     """The same of a bias by distance, which has other numbers in each call; None of any other."""
     if not isinstance(bias, RelativeBias) or type(bias).bound is not Bias.bound:
         return None
-    return Described(type(bias), any(each.requires_grad for each in bias.parameters()), reads_mask=False)
+    learned = torch.is_grad_enabled() and any(each.requires_grad for each in bias.parameters())
+    return Described(type(bias), learned, reads_mask=False)
 
 
 def _remember(

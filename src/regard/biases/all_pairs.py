@@ -144,8 +144,5 @@ def wide_key(problem: Problem) -> Tensor:
 def scaled_product(rows: Tensor, vectors: Tensor, scale: float) -> Tensor:
     """Scale · rows · vectorsᵀ for (B, H, M, D) and (H or 1, C, D): (B, H, M, C), or (H, M, C) of one batch."""
     if rows.shape[0] == 1 and rows.shape[1] == vectors.shape[0]:
-        return torch.baddbmm(_NOTHING, rows.squeeze(0), vectors.mT, beta=0, alpha=scale)
+        return torch.bmm(rows.squeeze(0), vectors.mT).mul_(scale)
     return (rows * scale) @ vectors.mT
-
-
-_NOTHING = torch.zeros(())

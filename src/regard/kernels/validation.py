@@ -37,6 +37,7 @@ SMALLEST_SOFTCAP, LARGEST_SOFTCAP = 1e-30, 1e30
 LARGEST_POSITION = 2**62
 """Positions beyond would overflow where they are subtracted."""
 
+PAIR_FORMS = (DotPairs, AdditivePairs)
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -249,8 +250,8 @@ def scored_pairs(score: ScoreLike, query: Tensor, key: Tensor, scale: float | No
             "score=scores.ScaledDot(scale=...) or leave scale out"
         )
     if (
-        (masked or not key.shape[-2] or not query.shape[-2])
-        and torch.is_grad_enabled()
+        torch.is_grad_enabled()
+        and (masked or not key.shape[-2] or not query.shape[-2])
         and (under_transform() or waits(query) or not all_finite(query, key))
     ):
         return _pairs_with_finite_gradients(score, query, key)
@@ -268,7 +269,7 @@ def _pair_form(score: ScoreLike, query: Tensor, key: Tensor) -> PairForm:
             f"score {score} fails for query {tuple(query.shape)} and key {tuple(key.shape)}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not isinstance(pairs, DotPairs | AdditivePairs):
+    if not isinstance(pairs, PAIR_FORMS):
         raise ConfigurationError(
             f"score {score} gives a {type(pairs).__name__}, which no kernel computes: its `form` needs to return "
             "scores.DotPairs(query, key, scale) or scores.AdditivePairs(query, key, weight). Other functions of a pair "

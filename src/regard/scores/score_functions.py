@@ -294,7 +294,8 @@ class Location(Score):
                 f"key has {length} positions, but {self} was made for at most max_length={self.max_length}: "
                 "shorten the sequence or create the score with a larger max_length"
             )
-        return self.weight[:length].expand(*key.shape[:-2], length, self.query_dim)
+        weight = self.weight if length == self.max_length else self.weight[:length]
+        return weight.expand(*key.shape[:-2], length, self.query_dim)
 
     def form(self, query: Tensor, key: Tensor) -> DotPairs:
         return DotPairs(query, key.to(query.dtype), 1.0)
