@@ -10,6 +10,7 @@ import regard
 from regard import masks
 from regard.errors import ConfigurationError, ShapeError
 from regard.selection import (
+    block_gate,
     gated_blocks,
     largest_scores,
     lightning_indices,
@@ -17,6 +18,7 @@ from regard.selection import (
     overlapping_blocks,
     selected_blocks,
 )
+from regard.selection.causal_blocks import CausalBlocks
 
 BATCH, HEADS, KEY_HEADS, LENGTH, DIM = 2, 6, 3, 53, 7
 
@@ -208,3 +210,40 @@ def test_what_does_not_fit(call, error, message):
     query, key, _ = tensors(LENGTH)
     with pytest.raises(error, match=message):
         call(query, key)
+
+
+def test_blocks_that_are_decided_hide_their_scores():
+    """Whatever a later block has, as NaN, it is not chosen; blocks that are seen in any case are."""
+    blocks = CausalBlocks(5, 11, 3, local=2, initial=1)  # positions 6 to 10, whose own blocks are 2, 2, 2, 3, 3
+    scores = torch.full((2, 5, 4), float("nan"))
+    expected = torch.tensor(
+        [[torch.inf, torch.inf, torch.inf, -torch.inf]] * 3 + [[torch.inf, torch.nan, torch.inf, torch.inf]] * 2
+    )
+    for _ in range(2):  # the second reads what is memoized
+        torch.testing.assert_close(blocks.decide(scores, slice(None)), expected.expand(2, -1, -1), equal_nan=True)
+        torch.testing.assert_close(
+            blocks.decide(scores[:, 2:4], slice(2, 4)), expected[2:4].expand(2, -1, -1), equal_nan=True
+        )
+    doubled = blocks.decide(scores.double(), slice(0, 5))
+    assert doubled.dtype is torch.float64
+
+
+def test_poisoned_keys_after_a_query_choose_no_other_block():
+    query, key, _ = (tensor.float() for tensor in tensors(LENGTH))
+    poisoned = key.clone()
+    poisoned[:, :, 40:] = float("nan")
+    for found, hurt in (
+        (gated_blocks(query, key, size=8, count=3), gated_blocks(query, poisoned, size=8, count=3)),
+        (
+            lightning_indices(query, key[:, 0], torch.ones(BATCH, LENGTH, HEADS), count=9),
+            lightning_indices(query, poisoned[:, 0], torch.ones(BATCH, LENGTH, HEADS), count=9),
+        ),
+    ):
+        assert torch.equal(found[..., :40, :], hurt[..., :40, :])
+
+
+@pytest.mark.parametrize("keys", [1, 7, 8, 16, 19])
+def test_means_of_blocks_of_which_the_last_has_fewer_keys(keys):
+    key = drawn(2, 3, keys, 5)
+    expected = torch.stack([part.mean(-2) for part in key.split(8, -2)], -2)
+    torch.testing.assert_close(block_gate._block_means(key, 8), expected)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.score_forms import at_least_float32, per_head
+from .causal_blocks import CausalBlocks
 from .largest_scores import check_fits, checked_number, largest_scores
 
 
@@ -34,14 +35,9 @@ def gated_blocks(query: Tensor, key: Tensor, *, size: int, count: int) -> Tensor
     """
     check_fits("gated_blocks", query, key)
     size, count = checked_number("gated_blocks", "size", size), checked_number("gated_blocks", "count", count)
-    keys = key.shape[-2]
-    blocks = -(-keys // size)
     with torch.no_grad():
-        number = torch.arange(keys, device=key.device) // size
-        sums = at_least_float32(key).new_zeros(*key.shape[:-2], blocks, key.shape[-1])
-        sums = sums.index_add_(-2, number, at_least_float32(key))
-        means = sums / number.bincount(minlength=blocks).clamp(min=1).unsqueeze(-1)
-    return _nearest_blocks(query, means, keys, size, count)
+        means = _block_means(at_least_float32(key), size)
+    return _nearest_blocks(query, means, key.shape[-2], size, count)
 
 
 def landmark_blocks(query: Tensor, key: Tensor, *, size: int, count: int) -> Tensor:
@@ -79,14 +75,21 @@ def landmark_blocks(query: Tensor, key: Tensor, *, size: int, count: int) -> Ten
     return _nearest_blocks(query, at_least_float32(key[..., last, :]), keys, size, count)
 
 
+def _block_means(key: Tensor, size: int) -> Tensor:
+    """The mean of each block of `size` keys, of which the last may have fewer: (..., N, D) to (..., ⌈N / size⌉, D)."""
+    whole = key.shape[-2] // size
+    rest = key.shape[-2] - whole * size
+    means = (key[..., : whole * size, :] if rest else key).unflatten(-2, (whole, size)).mean(-2)
+    return torch.cat([means, key[..., whole * size :, :].mean(-2, keepdim=True)], -2) if rest else means
+
+
 def _nearest_blocks(query: Tensor, of_blocks: Tensor, keys: int, size: int, count: int) -> Tensor:
     """The own block of each query, and the earlier ones of the largest products: (..., heads, M, count)."""
-    queries, blocks = query.shape[-2], of_blocks.shape[-2]
+    queries, count_of = query.shape[-2], of_blocks.shape[-2]
+    blocks = CausalBlocks(queries, keys, size, local=1)
 
     def score(rows: slice) -> Tensor:
         scores = per_head(lambda folded: folded @ of_blocks.mT, at_least_float32(query[..., rows, :]), of_blocks)
-        own = (torch.arange(queries, device=query.device)[rows].unsqueeze(-1) + keys - queries) // size
-        block = torch.arange(blocks, device=query.device)
-        return scores.masked_fill(block == own, float("inf")).masked_fill(block > own, float("-inf"))
+        return blocks.decide(scores, rows)
 
-    return largest_scores(score, queries, blocks, count, query.shape[:-2].numel())
+    return largest_scores(score, queries, count_of, count, query.shape[:-2].numel())

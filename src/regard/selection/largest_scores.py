@@ -27,7 +27,9 @@ def largest_scores(score: Callable[[slice], Tensor], rows: int, candidates: int,
     height = max(SCORES_AT_ONCE // max(at_once * candidates, 1), 1)
     found = []
     with torch.no_grad():
-        for start in range(0, max(rows, 1), height):
+        if rows <= height:
+            return _largest(score(slice(0, rows)), min(count, candidates))
+        for start in range(0, rows, height):
             found.append(_largest(score(slice(start, min(start + height, rows))), min(count, candidates)))
     return torch.cat(found, -2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..core.grid import WHOLE, Grid
@@ -12,6 +11,7 @@ from ..core.score_forms import at_least_float32
 from ..core.symbolic_positions import Positions
 from ..errors import ShapeError
 from ..masks import Mask, as_mask, causal
+from .causal_blocks import CausalBlocks
 from .largest_scores import checked_number, largest_scores
 
 
@@ -59,16 +59,20 @@ def lightning_indices(
             "M is at most N"
         )
     wide = at_least_float32(key)
-    grid = Grid.from_lengths(
-        queries, keys, query_positions=query_positions, key_positions=key_positions, device=key.device
-    )
-    exists = partial(_of_all_heads, causal() if mask is None else as_mask(mask), grid)
+    exists = None
+    if mask is not None or query_positions is not None or key_positions is not None:
+        grid = Grid.from_lengths(
+            queries, keys, query_positions=query_positions, key_positions=key_positions, device=key.device
+        )
+        exists = partial(_of_all_heads, causal() if mask is None else as_mask(mask), grid)
+    earlier = CausalBlocks(queries, keys, 1)
 
     def score(rows: slice) -> Tensor:
         some = at_least_float32(query[..., rows, :])
         products = (some.flatten(-3, -2) @ wide.mT).relu_().unflatten(-2, some.shape[-3:-1])  # [..., index heads, m, N]
-        scores = torch.einsum("...hmn,...mh->...mn", products, weights[..., rows, :].to(products.dtype))
-        return scores.masked_fill(~exists(rows), float("-inf"))
+        of_heads = weights[..., rows, :].unsqueeze(-2).to(products.dtype)  # [..., m, 1, index heads]
+        scores = (of_heads @ products.transpose(-3, -2)).squeeze(-2)
+        return earlier.decide(scores, rows) if exists is None else scores.masked_fill(~exists(rows), float("-inf"))
 
     return largest_scores(score, queries, keys, count, query.shape[:-2].numel())
 
