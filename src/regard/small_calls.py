@@ -42,17 +42,25 @@ from .kernels.one_tile import PreparedTile, parameters_of
 from .kernels.planning import rates
 from .kernels.planning.choice import DECODE, SHORT, TILED, choose
 from .kernels.short import MAX_PAIRS_OF_BIAS, PreparedCall
-from .kernels.validation import AttentionOptions, ScoreLike, drops_nothing, make_problem, scored_pairs
+from .kernels.validation import (
+    LARGEST_POSITION,
+    AttentionOptions,
+    ScoreLike,
+    drops_nothing,
+    make_problem,
+    scored_pairs,
+)
 from .listed_calls import ListedPairs, PreparedListedCall
 from .masks import Mask
 from .scores import Dot
 from .tiles.dense_mask import dense_mask
 from .tiles.memo import memo_of, memo_of_bias
 from .tiles.pair_terms import PairTerms
+from .tiles.row_spans import last_keys
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
-QUICK = ("mask", "scale", "normalizer", "bias", "softcap", "sinks", "score")
+QUICK = ("mask", "scale", "normalizer", "bias", "softcap", "sinks", "score", "key_positions")
 """The options of calls that are remembered."""
 LONGEST = 512
 """The most queries and keys of a small call: of longer ones the steps of Python are a small part."""
@@ -98,8 +106,23 @@ class PreparedBiasCall:
         return call.run_with(terms, query, key, value, mask, given, sinks, learned=learned)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedWindowStep:
+    """A step whose mask leaves its query the last so many keys: one over these alone, without a mask."""
+
+    without_mask: PreparedStep
+    most: int
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The output of the step, from all keys that there are."""
+        before = value.shape[2] - self.most
+        if before > 0:
+            key, value = key.narrow(2, before, self.most), value.narrow(2, before, self.most)
+        return self.without_mask.run(query, key, value)
+
+
 _PreparedShort: TypeAlias = PreparedCall | PreparedBiasCall | PreparedListedCall
-_Prepared: TypeAlias = _PreparedShort | PreparedStep | PreparedTile
+_Prepared: TypeAlias = _PreparedShort | PreparedStep | PreparedWindowStep | PreparedTile
 _Calls: TypeAlias = dict[tuple[Any, ...], _Prepared | None]  # None: a call that takes the long way
 _calls: _Calls = {}
 
@@ -147,6 +170,7 @@ def attend_repeatedly(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     score: ScoreLike | None = None,
+    key_positions: Tensor | range | None = None,
     **_: object,
 ) -> Tensor | None:
     """The output of a call whose like was computed before by the kernel `short`, or `decode`; None for any other call.
@@ -160,6 +184,8 @@ def attend_repeatedly(
     if not no_mode_active() or CURRENT_HOOK.get() is not None or not (mask is None or isinstance(mask, Mask)):
         return None
     if (layouts := _small_layouts(query, key, value)) is None:
+        return None
+    if key_positions is not None and not _are_consecutive(key_positions, value):
         return None
     learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     extras = None
@@ -185,7 +211,8 @@ def attend_repeatedly(
             return None
         learned = learned or (of_bias is not None and of_bias.learned and torch.is_grad_enabled())
     in_use = torch.get_num_threads(), native.variant_in_use(), rates.times_saved
-    settings = of_mask, scale, extras, None if of_bias is None else of_bias.kind, learned, *in_use
+    moved = key_positions is not None
+    settings = of_mask, scale, extras, None if of_bias is None else of_bias.kind, learned, moved, *in_use
     known = *settings, *layouts
     try:
         call = calls[known]
@@ -193,11 +220,11 @@ def attend_repeatedly(
         return None
     except KeyError:
         options: AttentionOptions = {"mask": mask, "scale": scale, "normalizer": normalizer, "bias": bias}
-        options |= {"softcap": softcap, "sinks": sinks, "score": score}
+        options |= {"softcap": softcap, "sinks": sinks, "score": score, "key_positions": key_positions}
         problem = make_problem(query, key, value, **options)
         call = _remember(calls, known, _as_given(problem, normalizer), step, of_bias, listed)
     if step or call is None:
-        return None if call is None else cast(PreparedStep, call).run(query, key, value)
+        return None if call is None else cast("PreparedStep | PreparedWindowStep", call).run(query, key, value)
     if type(call) is PreparedTile:
         stored = cast(StoredNormalizer, normalizer)
         learned = learned or (torch.is_grad_enabled() and any(each.requires_grad for each in parameters_of(stored)))
@@ -210,6 +237,13 @@ def attend_repeatedly(
         query, key = pairs.query, pairs.key
         learned = learned or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
     return call.run(query, key, value, mask, cast("Bias | None", bias), sinks, learned=learned)
+
+
+def _are_consecutive(positions: Tensor | range, value: Tensor) -> bool:
+    """Whether these are positions of all keys as a range that `attention` takes."""
+    if not isinstance(positions, range) or positions.step != 1 or len(positions) != value.shape[2]:
+        return False
+    return positions.start >= -LARGEST_POSITION and positions.stop <= LARGEST_POSITION
 
 
 def _memo_of_call(
@@ -351,9 +385,17 @@ def _remember(
     """
     if len(calls) >= MAX_CALLS:
         calls.clear()
+    if problem.key_positions is not None and not _reads_distances_alone(problem):
+        calls[known] = None
+        return None
+    most = last_keys(problem.mask) if step and problem.mask is not None else None
+    if most is not None:
+        problem = _over_last_keys(problem, most)
     kernel, call = choose(problem), None
     if step and kernel is DECODE:
         call = DECODE.prepare_step(problem)
+        if most is not None and call is not None:
+            call = PreparedWindowStep(call, most)
     elif listed is not None and kernel is SHORT:
         without = SHORT.prepare_call(replace(problem, mask=None))
         call = None if without is None else PreparedListedCall(without, SHORT.maker(problem.value))
@@ -370,3 +412,15 @@ def _remember(
         call = None if without is None else PreparedBiasCall(without, of_bias.reads_mask)
     calls[known] = call
     return call
+
+
+def _reads_distances_alone(problem: Problem) -> bool:
+    """Whether nothing in a problem changes where all positions move by the same."""
+    return problem.bias is None and (problem.mask is None or problem.mask.by_distance)
+
+
+def _over_last_keys(problem: Problem, most: int) -> Problem:
+    """The problem of one query over so many last keys, all of which it attends to."""
+    first = max(problem.keys - most, 0)
+    pairs = replace(problem.pairs, key=problem.pairs.key[:, :, first:])
+    return replace(problem, pairs=pairs, value=problem.value[:, :, first:], mask=None, key_positions=None)

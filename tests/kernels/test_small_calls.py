@@ -205,10 +205,66 @@ def test_steps_of_groups_and_of_any_strides():
     assert known() == [True, False, True, True, False, True, True, False, True, False, True]  # 33 keys are as 64
 
 
-def test_steps_with_a_window_of_a_growing_cache_are_not_remembered():
-    for length in range(2, 20):
-        agrees(inputs(1, 2, 1, 8, keys=length), mask=masks.causal() & masks.window(before=3))
-    assert not any(known())
+WINDOWS = [
+    masks.causal() & masks.window(before=3),
+    masks.window(before=4, after=0),
+    masks.window(before=6, after=2) & masks.causal(),
+    masks.window(before=0),
+]
+
+
+@pytest.mark.parametrize("mask", WINDOWS, ids=repr)
+def test_steps_with_a_window_are_those_over_its_keys(mask):
+    """Shorter and longer than the window, of groups of heads, and wherever the keys stand."""
+    for length in range(1, 20):
+        query, key, value = *inputs(2, 6, 1, 8)[:1], *inputs(2, 3, length, 8)[1:]
+        agrees([query, key, value], mask=mask)
+        agrees([query, key, value], mask=mask, key_positions=range(977, 977 + length))
+    assert known() == [True] * 12  # up to 1, 2, 4, 8, 16 and 32 keys, at the default positions and at others
+
+
+def test_what_is_not_finite_before_the_window_of_a_step_is_not_read():
+    query, key, value = inputs(1, 2, 1, 8, keys=13)
+    key[:, :, :9], value[:, :, :9] = torch.nan, torch.inf
+    for mask in (masks.causal() & masks.window(before=3), masks.window(3, 0)):
+        expected = regard.attention(query, key[:, :, 9:], value[:, :, 9:])
+        for positions in (None, range(-5, 8)):
+            for _ in range(2):
+                assert torch.equal(regard.attention(query, key, value, mask=mask, key_positions=positions), expected)
+    value[:, :, 9, 1] = torch.nan
+    assert regard.attention(query, key, value, mask=mask).isnan().sum() == 2
+
+
+def test_steps_under_masks_that_leave_other_keys_are_not_those_of_the_last():
+    """Not the last keys, or by more than distance: of where they stand nothing is known."""
+    for mask in (
+        masks.window(before=9) & ~masks.window(before=2),
+        masks.dilated(3, 2),
+        masks.causal() & masks.strided(3),
+        masks.causal() & (masks.window(before=3) | masks.prefix(2)),
+        masks.prefix(11),
+        masks.causal() & ~masks.causal(),
+        masks.causal() & masks.padding([5, 13]),
+    ):
+        for length in (5, 13, 16):
+            agrees(inputs(2, 2, 1, 8, keys=length), mask=mask)
+            agrees(inputs(2, 2, 1, 8, keys=length), mask=mask, key_positions=range(2, 2 + length))
+
+
+def test_ranges_of_key_positions_that_are_remembered():
+    tensors = inputs(2, 3, 5, 8, keys=11)
+    for mask in (masks.causal() & masks.window(before=3), masks.prefix(4) & masks.causal()):
+        for first in (0, 3, 50, -4):
+            agrees(tensors, mask=mask, key_positions=range(first, first + 11))
+    bias = biases.gaussian(7.0, 2.0)  # of the key's position
+    agrees(tensors, key_positions=range(1, 12), bias=bias)
+    agrees(tensors, key_positions=range(2, 13), bias=bias)
+    assert known() == [True, False]
+    for wrong in (range(10), range(0, 22, 2), range(11, 0, -1)):
+        with pytest.raises(ShapeError, match="needs 11 consecutive positions"):
+            regard.attention(*tensors, key_positions=wrong)
+    with pytest.raises(ConfigurationError, match="need to lie within"):
+        regard.attention(*tensors, key_positions=range(2**63, 2**63 + 11))
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal(), masks.causal() & masks.window(before=3)])

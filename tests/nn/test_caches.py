@@ -160,7 +160,7 @@ class TestMemory:
         with torch.no_grad():
             cache, places = KVCache.static(50).append(*token(3)), set()
             size = cache.nbytes
-            assert size == BATCH * 3 * 50 * 7 * 4 + 50 * 8
+            assert size == BATCH * 3 * 50 * 7 * 4, "consecutive positions take no memory"
             while len(cache) < 50:
                 cache = cache.append(*token())
                 places.add((cache.keys.data_ptr(), cache.nbytes))
@@ -215,6 +215,65 @@ class TestMemory:
             _, cache = layer.step(torch.randn(1, 1000, 8), layer.make_cache())
         assert cache.positions.tolist() == list(range(991, 1000))
         assert cache.nbytes < 60 * (2 * 8 * 4 + 8)
+
+
+class TestPositionsOnTheHost:
+    """Positions that follow from numbers are a range, of which no tensor is written or read."""
+
+    MASK = masks.causal() & masks.window(before=6)
+
+    def test_of_a_cache_that_grows_and_of_a_window(self):
+        growing, window = KVCache(), KVCache.rolling(self.MASK)
+        with torch.no_grad():
+            for count in range(1, 120):
+                growing, window = growing.append(*token()), window.append(*token())
+                first = count - len(window)
+                assert growing.consecutive_positions == range(count)
+                assert growing.has_default_positions
+                assert window.consecutive_positions == range(first, count)
+                assert window.positions.tolist() == list(range(first, count))
+                assert window.has_default_positions == (first == 0)
+        assert len(window) < 46, "it was evicted"
+        turned = window.reorder(torch.tensor([1, 1, 0]))
+        assert turned.consecutive_positions == window.consecutive_positions
+        assert turned.append(*token(batch=3)).positions[-1] == 119
+
+    def test_not_where_they_are_given_or_others_lie_between(self):
+        first_keys = masks.causal() & (masks.window(before=6) | masks.prefix(2))
+        with torch.no_grad():
+            given = KVCache().append(*token(5), positions=torch.arange(5))
+            cache = KVCache.rolling(first_keys).append(*token(60)).append(*token())
+        assert given.consecutive_positions is None
+        assert given.append(*token()).positions.tolist() == list(range(6))
+        assert cache.consecutive_positions is None
+        assert cache.positions.tolist() == [0, 1, *range(54, 61)]
+
+    @pytest.mark.parametrize("length", [1, 5, 7, 31, 53])
+    def test_steps_of_a_window_are_rows_of_the_whole(self, length):
+        """In float32, where native code reads the window alone; the mask of a call joins that of the layer."""
+        layer = Attention(Projections(DIM, 4, num_kv_heads=2), mask=self.MASK).eval()
+        x = torch.randn(BATCH, length, DIM)
+        for mask in (None, masks.window(before=3), masks.padding([length, 3])):
+            cache, outputs = layer.make_cache(), []
+            with torch.no_grad():
+                for one in x.split(1, 1):
+                    output, cache = layer.step(one, cache, mask=mask)
+                    outputs.append(output)
+                close(torch.cat(outputs, 1), layer(x, mask=mask), 1e-5)
+
+    def test_branches_and_beams_of_a_window(self):
+        layer = Attention(Projections(DIM, 4), mask=self.MASK).eval()
+        x, other = torch.randn(BATCH, 53, DIM), torch.randn(BATCH, 3, DIM)
+        with torch.no_grad():
+            cache = layer.make_cache()
+            for one in x.split(1, 1):
+                _, cache = layer.step(one, cache)
+            for rows in (torch.tensor([0, 1]), torch.tensor([1, 1])):
+                branch, outputs = cache.reorder(rows), []
+                for one in other.split(1, 1):
+                    output, branch = layer.step(one, branch)
+                    outputs.append(output)
+                close(torch.cat(outputs, 1), layer(torch.cat([x[rows], other], 1))[:, 53:], 1e-5)
 
 
 class TestKeysToRetain:
@@ -542,7 +601,7 @@ def test_other_rows_take_little_more_memory_than_they_hold():
     turned = cache.reorder(rows)
     assert turned.keys.equal(cache.keys[rows])
     assert turned.values.equal(cache.values[rows])
-    held = turned.keys.nbytes + turned.values.nbytes + 8 * 41
+    held = turned.keys.nbytes + turned.values.nbytes
     assert held <= turned.nbytes < 1.2 * held < cache.nbytes * 7 / 5
     key, value = torch.randn(7, 3, 9, 7), torch.randn(7, 3, 9, 2)
     longer = turned.append(key, value)  # beyond what it has room for

@@ -85,7 +85,7 @@ def test_the_cache_has_no_more_than_the_latent_and_the_rotary_key():
     layer = latent()
     with torch.no_grad():
         _, cache = layer.step(torch.randn(1, 1000, DIM).double(), KVCache.static(1000))
-    assert cache.nbytes == 1000 * (5 + 2) * 8 + 1000 * 8  # and the positions
+    assert cache.nbytes == 1000 * (5 + 2) * 8
 
 
 def test_masks_biases_and_positions_of_a_call():

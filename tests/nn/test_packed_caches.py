@@ -195,6 +195,18 @@ def test_a_rolling_cache_keeps_codes_as_they_are_and_stays_small():
             assert torch.equal(numbers(cache.keys)[:, :, :count], numbers(whole.keys)[:, :, own])
 
 
+def test_a_full_cache_has_no_room_after_its_rows_are_reordered():
+    """192 tokens are three whole blocks: the next one needs memory of its own."""
+    keys, values = texts(length=193)
+    cache = filled(KVCache().packed(FORMATS["int8"]), keys[:, :, :192], values[:, :, :192], (107,))
+    assert cache.contents is not None
+    assert cache.contents.buffers.capacity == 192
+    turned = filled(cache.reorder(torch.tensor([1, 0])), keys[:, :, 192:], values[:, :, 192:], ())
+    whole = filled(KVCache().packed(FORMATS["int8"]), keys[[1, 0]], values[[1, 0]], (193,))
+    assert torch.equal(numbers(turned.keys)[:, :, :192], numbers(whole.keys)[:, :, :192])
+    assert (numbers(turned.keys)[:, :, 192] - keys[:, :, 192]).abs().max() < 0.1
+
+
 def test_formats_may_differ_by_head():
     keys, values = texts(heads=4)
     formats = FORMATS["int4 by channel"], FORMATS["int8"], FORMATS["as it is"], FORMATS["int8"]

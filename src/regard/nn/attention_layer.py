@@ -21,6 +21,7 @@ from ..positions import Rotary, Rotation
 from ..scores import Score
 from .caches import KeyValueStore, KVCache, ProjectedMemory, WeighedCache
 from .caches.attending_cache import AttendingCache, Heads
+from .caches.base import attended_positions, has_known_positions
 from .forget_gate import ForgetGate
 from .input_checks import check_positions, probability, refuse_scripting
 from .key_selection import KeySelection
@@ -430,23 +431,20 @@ class Attention(CachedAttention):
             )
         queries = self.projections.queries(query)
         keys, values = self.projections.keys_and_values(query)
-        given, new = call.get("positions"), None
-        if self.rotary is not None or given is not None or not cache.has_default_positions:  # else nothing reads them
+        given, rotation, new = call.get("positions"), call.get("rotation"), None
+        turned = self.rotary is not None and rotation is None
+        if turned or given is not None or not has_known_positions(cache):  # else nothing reads them
             new = self._step_positions(query, cache, call)
-        queries, keys = self._rotated(new, queries, keys, rotation=call.get("rotation"))
+        queries, keys = self._rotated(new, queries, keys, rotation=rotation)
         if self.forget_gate is not None:
             self._check_gated_cache(cache)
             keys = self.forget_gate.with_sums(keys, query, cache)
-        before, cache = cache, cache.append(keys, values, given)
+        cache = cache.append(keys, values, given)
         keys = cache.keys
         if self.forget_gate is not None:
             keys, sums = self.forget_gate.split(keys, queries.shape[-1])
             call = self._gated(call, sums, queries)
-        # Positions 0..N-1 are the default of `attention`, which has faster kernels for it.
-        if cache.has_default_positions:
-            at = None, None
-        else:
-            at = self._step_positions(query, before, call) if new is None else new, cache.positions
+        at = attended_positions(cache, new)
         return (queries, keys, cache.values), self._options(self.score, call, *at), cache
 
     def _gated(self, call: CallKwargs, sums: Tensor, queries: Tensor) -> CallKwargs:

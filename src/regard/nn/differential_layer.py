@@ -19,6 +19,7 @@ from ..masks import Mask
 from ..positions import Rotary
 from .attention_layer import CallKwargs, Store
 from .caches import KVCache
+from .caches.base import attended_positions
 from .feedforward import RMSNorm
 from .layer_arguments import check_cache
 from .linear import Linear
@@ -58,7 +59,7 @@ class DifferentialLayer(SelfAttentionLayer[Heads, DifferentialObservation, Store
         new = self._new_positions(query, cache, call)
         queries, keys, values = self._projected(query, new, call.get("rotation"))
         cache = cache.append(*self._stored(keys, values), call.get("positions"))
-        at = (None, None) if cache.has_default_positions else (new, cache.positions)
+        at = attended_positions(cache, new)
         return self._paired(queries, cache.keys, cache.values), self._options(call, *at), cache
 
     def _attend(self, query: Tensor, heads: Heads, options: AttentionOptions) -> Tensor:

@@ -18,6 +18,7 @@ from ..masks import Mask, as_mask, chosen, where, window
 from ..positions import Rotary, Rotation
 from ..utils.numbers import whole_number
 from .attention_layer import CachedAttention, CallKwargs, Heads, Store
+from .caches.base import attended_positions
 from .feedforward import RMSNorm
 from .input_checks import check_input, check_positions, probability
 from .key_selection import KeySelection
@@ -258,7 +259,7 @@ class LatentAttention(CachedAttention):
         stored = torch.cat([latent, key], -1)
         beside = stored[..., :0] if self.indexer is None else self.indexer.keys(query, rotation)
         cache = cache.append(stored, beside, call.get("positions"))
-        at = (None, None) if cache.has_default_positions else (new, cache.positions)
+        at = attended_positions(cache, new)
         queries = torch.cat([self.projections.absorb_key_matrix(plain), rotary], -1)
         heads = queries, cache.keys, cache.keys[..., : self.projections.latent_dim]
         options = self._options(call, *at)
@@ -271,7 +272,7 @@ class LatentAttention(CachedAttention):
         return self.projections.project_output(self.projections.expand_context(context))
 
     def _options(
-        self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
+        self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | range | None
     ) -> AttentionOptions:
         self._check_no_bias(call.get("bias"))
         if self.indexer is None:

@@ -20,7 +20,7 @@ from ..linear.linear_mask import mask_at_positions
 from ..masks import Mask, causal
 from .attention_layer import CallKwargs
 from .caches import Cache, KVCache
-from .caches.base import check_rows
+from .caches.base import attended_positions, check_rows
 from .forget_gate import ForgetGate
 from .input_checks import probability
 from .projections import Projections
@@ -188,7 +188,7 @@ class PathAttention(SelfAttentionLayer[PathHeads, Observation, PathCache]):
         else:
             all_keys = torch.cat([before.to(keys.dtype), keys], -2)
             heads = PathHeads(queries, all_keys, stored.values, self._bias(of_tokens.after(before), sums, queries))
-        at = (None, None) if stored.has_default_positions else (new, stored.positions)
+        at = attended_positions(stored, new)
         return heads, self._options(call, *at), PathCache(stored, turned, of_tokens.tail)
 
     def _attend(self, query: Tensor, heads: PathHeads, options: AttentionOptions) -> Tensor:

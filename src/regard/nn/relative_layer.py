@@ -19,6 +19,7 @@ from ..value_vectors import relative_value_attention
 from .attention_layer import CallKwargs, Heads, Store
 from .caches import KVCache
 from .caches.attending_cache import AttendingCache
+from .caches.base import attended_positions
 from .input_checks import probability
 from .layer_arguments import check_cache
 from .projections import Projections
@@ -102,7 +103,7 @@ class RelativeAttention(SelfAttentionLayer[Heads, Observation, Store]):
         new = self._new_positions(query, cache, call)
         queries, keys, values = self._projected(query, new, call.get("rotation"))
         cache = cache.append(keys, values, call.get("positions"))
-        at = (None, None) if cache.has_default_positions else (new, cache.positions)
+        at = attended_positions(cache, new)
         return (queries, cache.keys, cache.values), self._options(call, *at), cache
 
     def _attend(self, query: Tensor, heads: Heads, options: AttentionOptions) -> Tensor:

@@ -116,7 +116,7 @@ class SelfAttentionLayer(nn.Module, ABC, Generic[HeadTensors, Seen, History]):
         return rotation.rotate(queries), rotation.rotate(keys), values
 
     def _options(
-        self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | None
+        self, call: CallKwargs, query_positions: Tensor | None, key_positions: Tensor | range | None
     ) -> AttentionOptions:
         return {
             "mask": combine_masks(self.mask, call.get("mask")),

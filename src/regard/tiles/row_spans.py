@@ -33,6 +33,28 @@ def has_spans(mask: Mask, problem: Problem) -> bool:
 
 
 CPU = torch.device("cpu")
+UNLIMITED = 2**62
+"""More keys than there are positions."""
+
+
+def last_keys(mask: Mask) -> int | None:
+    """How many keys a query attends to, its own and those before it, under a mask that leaves it these for certain.
+
+    A mask by distance, whose rows are spans, says the same of each position. None of any other mask.
+
+    >>> from regard import masks
+    >>> last_keys(masks.causal() & masks.window(before=8)), last_keys(masks.prefix(3))
+    (9, None)
+    """
+    if isinstance(mask, And):
+        counts = last_keys(mask.left), last_keys(mask.right)
+        return None if counts[0] is None or counts[1] is None else min(counts[0], counts[1])
+    if not mask.by_distance or (span := mask.key_span()) is None:
+        return None
+    start, stop = span(range(1))
+    if stop is not None and int(stop) < 1:  # not even its own
+        return None
+    return UNLIMITED if start is None else max(1 - int(start), 0)
 
 
 def key_spans(problem: Problem, device: torch.device = CPU) -> Tensor | None:

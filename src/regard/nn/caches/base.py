@@ -90,6 +90,31 @@ class KeyValueStore(Cache, Protocol):
         ...
 
 
+def consecutive_positions(cache: KeyValueStore) -> range | None:
+    """Positions of the keys where they are known to be consecutive, up to that before the next one; None where not.
+
+    None while a graph is traced, which would hold for this range alone.
+    """
+    return None if torch.compiler.is_compiling() else getattr(cache, "consecutive_positions", None)
+
+
+def has_known_positions(cache: KeyValueStore) -> bool:
+    """Whether the positions of the keys are numbers, which no tensor has to hold."""
+    return cache.has_default_positions or consecutive_positions(cache) is not None
+
+
+def attended_positions(cache: KeyValueStore, new: Tensor | None) -> tuple[Tensor | None, Tensor | range | None]:
+    """`query_positions` and `key_positions` of `regard.attention` for the last tokens of a cache, which are at `new`.
+
+    None where they are the default: keys at 0..N-1, queries where the last keys are. Consecutive ones are a range, and
+    `new` is not read.
+    """
+    if cache.has_default_positions:
+        return None, None
+    known = consecutive_positions(cache)
+    return (new, cache.positions) if known is None else (None, known)
+
+
 KEY_VALUE_MEMBERS = (
     *("append", "evict", "has_default_positions", "keys", "mask", "next_position", "next_positions", "positions"),
     *("reorder", "values"),

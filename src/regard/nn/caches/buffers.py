@@ -1,4 +1,4 @@
-"""Buffers for keys, values and positions with spare capacity, whose filled part several caches may share."""
+"""Buffers for keys and values with spare capacity, whose filled part several caches may share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KeysAndValues(Protocol):
 
 @dataclass(eq=False)
 class Buffers:
-    """keys (B, H, C, D), values (B, H, C, Dv), positions (C,) or (B, C); the first `filled` of C are set.
+    """keys (B, H, C, D) and values (B, H, C, Dv), of which the first `filled` of C are set.
 
     The filled part is never written again. So a cache that ends at `filled` appends in place; one that ends earlier,
     because another cache has appended since, gets a copy.
@@ -32,16 +32,14 @@ class Buffers:
 
     keys: Tensor
     values: Tensor
-    positions: Tensor
     filled: int
 
     @classmethod
-    def allocate(cls, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers:
+    def allocate(cls, keys: Tensor, values: Tensor, capacity: int) -> Buffers:
         """New buffers of this capacity that start with copies of the tensors; the tensors themselves with gradients."""
         if torch.is_grad_enabled():
-            return cls(keys, values, positions, keys.shape[2])
-        padded = [with_capacity(tensor, axis, capacity) for tensor, axis in ((keys, 2), (values, 2), (positions, -1))]
-        return cls(*padded, filled=keys.shape[2])
+            return cls(keys, values, keys.shape[2])
+        return cls(with_capacity(keys, 2, capacity), with_capacity(values, 2, capacity), keys.shape[2])
 
     @property
     def capacity(self) -> int:
@@ -50,8 +48,8 @@ class Buffers:
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes of the three tensors."""
-        return sum(tensor.untyped_storage().nbytes() for tensor in (self.keys, self.values, self.positions))
+        """Allocated bytes of both tensors."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in (self.keys, self.values))
 
     def keys_until(self, length: int) -> Tensor:
         """Keys of the first `length` positions: a view."""
@@ -65,42 +63,33 @@ class Buffers:
         """Which positions stay if these (N,) have to: these alone."""
         return retained
 
-    def extend(self, length: int, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers:
+    def extend(self, length: int, keys: Tensor, values: Tensor, capacity: int) -> Buffers:
         """The first `length` positions followed by new ones: in place where possible, else in new buffers."""
-        total = length + keys.shape[2]
-        batched = max(self.positions.ndim, positions.ndim) == 2
-        own, new = (expand_batch(at, batched, keys.shape[0]) for at in (self.positions, positions))
+        added = keys.shape[2]
+        total = length + added
         if torch.is_grad_enabled():  # autograd may need the old tensors unchanged
-            tensors = (self.keys[:, :, :length], keys), (self.values[:, :, :length], values), (own[..., :length], new)
-            joined = [torch.cat(pair, axis) for pair, axis in zip(tensors, (2, 2, -1), strict=True)]
-            return Buffers(*joined, filled=total)
+            tensors = (self.keys[:, :, :length], keys), (self.values[:, :, :length], values)
+            return Buffers(*(torch.cat(pair, 2) for pair in tensors), filled=total)
         buffers = self
-        if not self._can_append_in_place(length, total) or own is not self.positions:
-            start = self.keys[:, :, :length], self.values[:, :, :length], own[..., :length]
-            buffers = Buffers.allocate(*start, capacity)
-        added = total - length
+        if not self._can_append_in_place(length, total):
+            buffers = Buffers.allocate(self.keys[:, :, :length], self.values[:, :, :length], capacity)
         buffers.keys.narrow(2, length, added).copy_(keys)
         buffers.values.narrow(2, length, added).copy_(values)
-        buffers.positions.narrow(-1, length, added).copy_(new)
         buffers.filled = total
         return buffers
 
     def take_columns(self, columns: Tensor, capacity: int) -> Buffers:
         """These columns (count,) of all rows, copied to new buffers."""
-        positions = self.positions[..., columns]
-        return Buffers.allocate(self.keys[:, :, columns], self.values[:, :, columns], positions, capacity)
+        return Buffers.allocate(self.keys[:, :, columns], self.values[:, :, columns], capacity)
 
     def take_rows(self, rows: Tensor, length: int, capacity: int) -> Buffers:
         """The first `length` positions of these rows of the batch, copied to new buffers."""
-        positions = self.positions[..., :length]
-        if positions.ndim == 2:
-            positions = positions[rows]
         rows = (rows.nonzero().squeeze(-1) if rows.dtype == torch.bool else rows).to(self.keys.device)
         keys, values = self.keys[:, :, :length], self.values[:, :, :length]
         if torch.is_grad_enabled() or under_transform():
-            return Buffers.allocate(keys.index_select(0, rows), values.index_select(0, rows), positions, capacity)
+            return Buffers.allocate(keys.index_select(0, rows), values.index_select(0, rows), capacity)
         keys, values = (_rows_with_capacity(part, rows, capacity) for part in (keys, values))
-        return Buffers(keys, values, with_capacity(positions, -1, capacity), filled=length)
+        return Buffers(keys, values, filled=length)
 
     def _can_append_in_place(self, length: int, total: int) -> bool:
         """Whether no other cache has appended after the first `length` positions, and `total` fit."""
@@ -123,13 +112,6 @@ def _rows_with_capacity(tensor: Tensor, rows: Tensor, capacity: int) -> Tensor:
     padded = tensor.new_empty(len(rows), tensor.shape[1], max(capacity, length), tensor.shape[3])
     torch.index_select(tensor, 0, rows, out=padded[:, :, :length])
     return padded
-
-
-def expand_batch(positions: Tensor, batched: bool, batch: int) -> Tensor:
-    """Positions (batch, N) if `batched`, else as they are."""
-    if not batched or (positions.ndim == 2 and positions.shape[0] == batch):
-        return positions
-    return positions.expand(batch, positions.shape[-1])
 
 
 def check_fits(keys: Tensor, values: Tensor, stored: KeysAndValues | None) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...core.cache_format import CacheFormat
-from ...core.finite import waits
 from ...errors import ConfigurationError, DtypeError, ShapeError
 from ...kernels.validation import FLOATING
 from ...masks import Mask, as_mask
@@ -185,8 +184,8 @@ class KVCache(Cache):
         >>> cache = regard.nn.KVCache.static(128).packed(regard.nn.CacheFormat())
         >>> with torch.no_grad():
         ...     cache = cache.append(torch.ones(1, 2, 100, 128), torch.ones(1, 2, 100, 128))
-        >>> cache.keys.shape, cache.nbytes / 128  # of 2 · 2 heads · (128 codes, a scale and an offset), and a position
-        (torch.Size([1, 2, 100, 128]), 536.0)
+        >>> cache.keys.shape, cache.nbytes / 128  # of 2 · 2 heads · (128 codes, a scale and an offset)
+        (torch.Size([1, 2, 100, 128]), 528.0)
         """
         if not formats or not all(isinstance(each, CacheFormat) for each in formats):
             has = ", ".join(map(repr, formats)) or "none"
@@ -225,7 +224,15 @@ class KVCache(Cache):
     @property
     def positions(self) -> Tensor:
         """Positions of the keys: (N,) or (batch, N)."""
-        return self._filled.buffers.positions[..., : self._filled.length]
+        return self._filled.known_positions(self.keys.device)
+
+    @property
+    def consecutive_positions(self) -> range | None:
+        """Positions of the keys, of which the last is that before the next token's, where they are consecutive.
+
+        They are unless positions were given, or keys between others evicted. No device is asked for them.
+        """
+        return None if self.contents is None else self.contents.consecutive
 
     @property
     def next_position(self) -> int | Tensor:
@@ -235,12 +242,13 @@ class KVCache(Cache):
     @property
     def has_default_positions(self) -> bool:
         """Whether the keys are at positions 0..N-1, as keys without explicit positions are."""
-        return self.contents is None or self.contents.has_default_positions
+        contents = self.contents
+        return contents is None or (contents.positions is None and contents.length == contents.next_position)
 
     @property
     def nbytes(self) -> int:
         """Allocated bytes, spare positions included."""
-        return 0 if self.contents is None else self.contents.buffers.nbytes
+        return 0 if self.contents is None else self.contents.nbytes
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> KVCache:
         """This cache with M more keys and values, at the next positions or at the given ones.
@@ -264,7 +272,6 @@ class KVCache(Cache):
             positions = positions.expand(batch, added) if positions.ndim == 2 else positions
             self._check_order(positions)
         cache = self.evict()  # `step` of a layer has done so already; other callers may not have
-        new_positions = cache.next_positions(added, keys.device) if positions is None else positions
         next_position = cache.next_position
         if positions is None:
             next_position = next_position + added
@@ -272,17 +279,28 @@ class KVCache(Cache):
             next_position = positions.amax(-1) + 1
         length = len(cache) + added
         self.policy.check(length, added, next_position)
-        capacity = self.policy.capacity(length)
-        if cache.contents is None:
-            buffers, evict_at = self._allocate(keys, values, new_positions, capacity), with_spare(0)
+        capacity, contents = self.policy.capacity(length), cache.contents
+        if contents is None:
+            buffers, evict_at = self._allocate(keys, values, capacity), with_spare(0)
         else:
-            buffers = cache.contents.buffers.extend(len(cache), keys, values, new_positions, capacity)
-            evict_at = cache.contents.evict_at
-        default = cache.has_default_positions and positions is None
-        known = cache._known_positions(added) if positions is None and waits(keys) else None
-        return KVCache(self.policy, Contents(buffers, length, next_position, default, evict_at, known), self.formats)
+            buffers = contents.buffers.extend(contents.length, keys, values, capacity)
+            evict_at = contents.evict_at
+        if positions is not None or (contents is not None and contents.positions is not None):
+            positions = cache._positions_with(positions, batch, added, keys.device)
+        return KVCache(self.policy, Contents(buffers, length, next_position, evict_at, positions), self.formats)
 
-    def _allocate(self, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> Buffers | PackedBuffers:
+    def _positions_with(self, new: Tensor | None, batch: int, added: int, device: torch.device) -> Tensor:
+        """The positions with those of `added` more keys, on a device where any were given on one."""
+        own = None if self.contents is None else self.contents.positions
+        if own is None:
+            own = torch.arange(0, device=device) if self.contents is None else self.positions
+        new = self.next_positions(added, own.device) if new is None else new
+        own = own.to(new.device)
+        if max(own.ndim, new.ndim) == 2:
+            own, new = (each.expand(batch, each.shape[-1]) for each in (own, new))
+        return torch.cat([own, new], -1)
+
+    def _allocate(self, keys: Tensor, values: Tensor, capacity: int) -> Buffers | PackedBuffers:
         """The first buffers."""
         if keys.dtype not in FLOATING:
             raise DtypeError(
@@ -291,16 +309,8 @@ class KVCache(Cache):
                 "or in int8 or int4, stores them in fewer"
             )
         if self.formats:
-            return PackedBuffers.allocate(self.formats, keys, values, positions, capacity)
-        return Buffers.allocate(keys, values, positions, capacity)
-
-    def _known_positions(self, added: int) -> Tensor | None:
-        """The positions, with `added` more, on the host; None where they are not known there, or never read."""
-        first, contents = self.next_position, self.contents
-        known = torch.zeros(0, dtype=torch.int64, device="cpu") if contents is None else contents.known_positions
-        if not isinstance(self.policy, Rolling) or known is None or isinstance(first, Tensor):
-            return None
-        return torch.cat([known, torch.arange(first, first + added, device="cpu")])
+            return PackedBuffers.allocate(self.formats, keys, values, capacity)
+        return Buffers.allocate(keys, values, capacity)
 
     def evict(self) -> KVCache:
         """This cache without keys that no future query can attend to; evaluated once it is as long as `evict_at`.
@@ -312,17 +322,18 @@ class KVCache(Cache):
             return self
         if contents.length < contents.evict_at or not self.keys.shape[0]:
             return self
-        policy, next_position, known = self.policy, contents.next_position, contents.known_positions
-        positions = self.positions if known is None else known
+        policy, next_position, positions = self.policy, contents.next_position, contents.known_positions()
         retained = keys_to_retain(policy.mask, positions, next_position, policy.max_length)
         retained = contents.buffers.retainable(retained)
         columns = retained.nonzero().squeeze(-1)
         length, evict_at = len(columns), with_spare(len(columns))
         if length == contents.length:
             return replace(self, contents=replace(contents, evict_at=evict_at))
-        known = None if known is None else known[columns]
         buffers = contents.buffers.take_columns(columns.to(self.keys.device, non_blocking=True), evict_at)
-        return replace(self, contents=Contents(buffers, length, next_position, False, evict_at, known))
+        # Where the last of consecutive ones are left, they still are.
+        last = contents.positions is None and (not length or int(columns[0]) == contents.length - length)
+        left = None if last else positions[..., columns]
+        return replace(self, contents=Contents(buffers, length, next_position, evict_at, left))
 
     def reorder(self, rows: Tensor) -> KVCache:
         """The cache for these rows of the batch, in this order; rows may repeat, as in beam search.
@@ -339,7 +350,11 @@ class KVCache(Cache):
         buffers, next_position = contents.buffers.take_rows(rows, contents.length, capacity), contents.next_position
         if isinstance(next_position, Tensor) and next_position.ndim:
             next_position = next_position[rows]
-        return replace(self, contents=replace(contents, buffers=buffers, next_position=next_position))
+        positions = contents.positions
+        if positions is not None and positions.ndim == 2:
+            positions = positions[rows]
+        contents = replace(contents, buffers=buffers, next_position=next_position, positions=positions)
+        return replace(self, contents=contents)
 
     def _check_order(self, positions: Tensor) -> None:
         """Refuse earlier positions after eviction: keys were evicted for queries at the next position and later."""
@@ -363,16 +378,35 @@ class KVCache(Cache):
 class Contents:
     """The contents of a non-empty cache: the first `length` positions of buffers that other caches may share.
 
-    next_position, has_default_positions: see `KVCache`. evict_at: the length from which eviction is tried again.
-    known_positions: of a cache that evicts, on the host, where they follow from numbers and reading them would wait.
+    next_position: see `KVCache`. evict_at: the length at which eviction is tried again. positions: (N,) or (batch, N);
+    None where they are consecutive and end before the next one, so that no tensor is written for them. Else they are on
+    the device of the keys if some were given, and on the host if not.
     """
 
     buffers: Buffers | PackedBuffers
     length: int
     next_position: int | Tensor
-    has_default_positions: bool
     evict_at: int
-    known_positions: Tensor | None = None
+    positions: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Allocated bytes."""
+        return self.buffers.nbytes + (0 if self.positions is None else self.positions.nbytes)
+
+    @property
+    def consecutive(self) -> range | None:
+        """The positions where they are consecutive, up to that before the next one."""
+        if self.positions is not None or isinstance(self.next_position, Tensor):
+            return None
+        return range(self.next_position - self.length, self.next_position)
+
+    def known_positions(self, device: torch.device | None = None) -> Tensor:
+        """The positions on a device; without one where they are known, on the host unless some were given elsewhere."""
+        if self.positions is not None:
+            return self.positions if device is None else self.positions.to(device, non_blocking=True)
+        known = self.consecutive or range(0)
+        return torch.arange(known.start, known.stop, device=device or torch.device("cpu"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from ...core.packed_rows import CodeRows, KeyCodes, PackedHeads, PackedTensor, V
 from ...core.packing import BLOCK
 from ...errors import ConfigurationError
 from ...kernels.packed_inputs import store
-from .buffers import expand_batch, with_capacity
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,19 +85,17 @@ class PackedGroup:
 
 @dataclass(eq=False)
 class PackedBuffers:
-    """`Buffers` of codes: groups of heads, and positions (C,) or (B, C), of which the first `filled` are set.
+    """`Buffers` of codes: groups of heads, with memory for `capacity` tokens, of which the first `filled` are set.
 
     The codes of earlier tokens are never written again, so that several caches may share them.
     """
 
     groups: tuple[PackedGroup, ...]
-    positions: Tensor
+    capacity: int
     filled: int
 
     @classmethod
-    def allocate(
-        cls, formats: Sequence[CacheFormat], keys: Tensor, values: Tensor, positions: Tensor, capacity: int
-    ) -> PackedBuffers:
+    def allocate(cls, formats: Sequence[CacheFormat], keys: Tensor, values: Tensor, capacity: int) -> PackedBuffers:
         """New buffers for `capacity` tokens that start with these; one format for all heads, or one for each.
 
         Raises:
@@ -116,12 +113,7 @@ class PackedBuffers:
         for format_ in dict.fromkeys(of_head):
             own = [head for head in range(heads) if of_head[head] == format_]
             groups.append(_group(own, format_, keys[:, own], values[:, own], capacity))
-        return cls(tuple(groups), with_capacity(positions, -1, capacity), filled=keys.shape[2])
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that there is memory for."""
-        return self.positions.shape[-1]
+        return cls(tuple(groups), max(capacity, keys.shape[2]), filled=keys.shape[2])
 
     @property
     def keys(self) -> Tensor:
@@ -136,7 +128,7 @@ class PackedBuffers:
     @property
     def nbytes(self) -> int:
         """Allocated bytes."""
-        return sum(group.nbytes for group in self.groups) + self.positions.untyped_storage().nbytes()
+        return sum(group.nbytes for group in self.groups)
 
     def keys_until(self, length: int) -> Tensor:
         """Keys of the first `length` tokens: a view, read as numbers by any operation of torch."""
@@ -157,37 +149,35 @@ class PackedBuffers:
         blocks = retained[:count].unflatten(0, (-1, BLOCK)).any(1, keepdim=True).expand(-1, BLOCK)
         return torch.cat([blocks.flatten(), retained[count:]])
 
-    def extend(self, length: int, keys: Tensor, values: Tensor, positions: Tensor, capacity: int) -> PackedBuffers:
+    def extend(self, length: int, keys: Tensor, values: Tensor, capacity: int) -> PackedBuffers:
         """The first `length` tokens followed by new ones: in place where possible, else in new buffers."""
         for group in self.groups:
             group.format.check(keys, values)
-        total = length + keys.shape[2]
-        batched = max(self.positions.ndim, positions.ndim) == 2
-        own, new = (expand_batch(at, batched, keys.shape[0]) for at in (self.positions, positions))
-        groups = self.groups
-        writable = not self.positions.is_inference() or torch.is_inference_mode_enabled()
-        if writable and self.filled == length and total <= self.capacity and own is self.positions:
-            self.filled = total  # a cache that ends before takes a copy
+        total, groups, capacity = length + keys.shape[2], self.groups, max(capacity, length + keys.shape[2])
+        if self.filled == length and total <= self.capacity and self._writable():
+            self.filled, capacity = total, self.capacity  # a cache that ends before takes a copy
         else:
             groups = tuple(group.with_capacity(capacity) for group in groups)
-            own = with_capacity(own[..., :length], -1, capacity)
-        own[..., length:total] = new
         if len(groups) == 1:  # of all heads, in their order
-            return PackedBuffers((groups[0].append(keys, values),), own, total)
+            return PackedBuffers((groups[0].append(keys, values),), capacity, total)
         groups = tuple(group.append(keys[:, group.heads], values[:, group.heads]) for group in groups)
-        return PackedBuffers(groups, own, total)
+        return PackedBuffers(groups, capacity, total)
 
     def take_columns(self, columns: Tensor, capacity: int) -> PackedBuffers:
         """These columns (count,) of all rows, copied to new buffers: codes as they are."""
         groups = tuple(group.take_columns(columns, capacity) for group in self.groups)
-        return PackedBuffers(groups, with_capacity(self.positions[..., columns], -1, capacity), len(columns))
+        return PackedBuffers(groups, max(capacity, len(columns)), len(columns))
 
     def take_rows(self, rows: Tensor, length: int, capacity: int) -> PackedBuffers:
-        """The first `length` tokens of these rows of the batch, copied to new buffers."""
-        positions = self.positions[..., :length]
-        positions = positions[rows] if positions.ndim == 2 else positions
+        """The first `length` tokens of these rows of the batch, copied to new buffers, which are as long as these."""
         groups = tuple(group.take_rows(rows) for group in self.groups)
-        return PackedBuffers(groups, with_capacity(positions, -1, capacity), length)
+        return PackedBuffers(groups, self.capacity, length)
+
+    def _writable(self) -> bool:
+        """Whether no memory of inference mode would be written outside of it."""
+        if torch.is_inference_mode_enabled():
+            return True
+        return not any(codes.words.is_inference() for each in self.groups if (codes := each.keys) is not None)
 
 
 def _group(heads: list[int], format_: CacheFormat, keys: Tensor, values: Tensor, capacity: int) -> PackedGroup:
