@@ -156,3 +156,17 @@ def test_the_picture(found, tmp_path):
 def test_a_picture_without_maps():
     found = regard.approximation(*tensors(6, 8), masks.window(1), lenses=[Entropy()], lengths=())
     assert len(found.plot().axes) == 3
+
+
+@pytest.mark.parametrize("method", [masks.window(before=63), FavorPlus(8, 64, seed=0)], ids=["all pairs", "features"])
+def test_pairs_whose_score_infinity_makes_minus_infinity_have_no_exact_weight(method):
+    """A mask that leaves all pairs is the exact attention, of which no row differs."""
+    query, key, value = (tensor.clone() for tensor in tensors())
+    query[..., 0], key[:, :, 41, 0] = -query[..., 0].abs() - 0.1, torch.inf
+    found = regard.approximation(query, key, value, method, causal=True, lengths=(), lenses=[Entropy()])
+    assert found.weights is not None
+    exact = regard.observe(query, key, value, Entropy(), mask=masks.causal())[Entropy()]
+    torch.testing.assert_close(found[Entropy()].exact, exact)
+    if not isinstance(method, FavorPlus):
+        torch.testing.assert_close(found[Entropy()].approximate, exact, rtol=1e-5, atol=1e-5)
+        assert found.weights.total_variation.max() < 1e-5

@@ -47,6 +47,12 @@ def all_lenses(length: int, seed: int) -> dict[str, Any]:
     }
 
 
+def far_below(tensors: dict[str, Tensor], keys: list[int]) -> None:
+    """Give these keys the score -infinity with all queries of a case, by infinity in one feature."""
+    tensors["query"][..., 0] = -tensors["query"][..., 0].abs() - 0.1
+    tensors["key"][..., keys, 0] = torch.inf
+
+
 def parts(name: str, result: Any) -> tuple[dict[str, tuple[Tensor, int]], dict[str, Tensor]]:
     """The tensors of a result that belong to rows or keys, with the axis of these, and all others."""
     match name:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from lens_cases import Coverage, ShardedCoverage, all_lenses, last_inputs, last_lenses, last_results, parts
+from lens_cases import Coverage, ShardedCoverage, all_lenses, far_below, last_inputs, last_lenses, last_results, parts
 from linear_cases import LinearCase, cut_axis, results
 from ring_cases import RingCase
 from torch import Tensor
@@ -89,11 +89,17 @@ def observe(
     names: list[str],
     infinite: list[int] | None = None,
     dtype: torch.dtype = torch.float32,
+    below: list[int] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Output, log-sum-exp and the results of lenses of a case; those of rows are gathered."""
+    """Output, log-sum-exp and the results of lenses of a case; those of rows are gathered.
+
+    infinite: keys of NaN. below: keys whose scores are -infinity.
+    """
     group, layout = groups[among], case.layout
     whole, options, _ = case.tensors(dtype)
     whole["key"][..., infinite or [], :] = float("nan")
+    if below:
+        far_below(whole, below)
     query, key, value, _ = (ring.shard(tensor, -2, layout, group).clone() for tensor in whole.values())
     chosen = {name: lens for name, lens in all_lenses(case.length, case.seed).items() if name in names}
     settings = {"layout": layout, "group": group, "kernel": case.kernel, "head_parallel": case.head_parallel}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from lens_cases import Shuffled, all_lenses, last_queries, parts
+from lens_cases import Shuffled, all_lenses, far_below, last_queries, parts
 from ring_cases import MASKS, RingCase, random_case
 
 import regard
@@ -11,9 +11,13 @@ import regard.ring as ring
 from regard import heads, lenses
 
 
-def expected(case: RingCase, names: list[str], infinite: list[int] | None = None) -> dict[str, np.ndarray]:
+def expected(
+    case: RingCase, names: list[str], infinite: list[int] | None = None, below: list[int] | None = None
+) -> dict[str, np.ndarray]:
     whole, options, _ = case.tensors(torch.float32)
     whole["key"][..., infinite or [], :] = float("nan")
+    if below:
+        far_below(whole, below)
     whole.pop("above")
     chosen = {name: lens for name, lens in all_lenses(case.length, case.seed).items() if name in names}
     torch.manual_seed(case.seed)
@@ -105,6 +109,16 @@ def test_all_lenses_with(pool, options):
     case = RingCase(11, 90, **{"mask": "causal", "heads": 4, "key_heads": 2} | options)
     names = names_for(case)
     assert_same(pool.run("observe", 4, case=case, names=names), expected(case, names))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pairs_whose_score_infinity_makes_minus_infinity_count_as_masked(pool, layout):
+    case = RingCase(3, 60, layout=layout, mask="causal window", reach=5)
+    names = names_for(case)
+    truth = expected(case, names, below=[17, 40])
+    assert np.isfinite(truth["output"]).all()
+    assert (truth["received"][..., [17, 40]] == 0).all()
+    assert_same(pool.run("observe", 3, case=case, names=names, below=[17, 40]), truth)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

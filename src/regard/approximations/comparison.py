@@ -17,6 +17,7 @@ from ..core.batched_problem import BatchedProblem
 from ..core.problem import Problem
 from ..errors import ConfigurationError, ShapeError
 from ..kernels import choose, zero_nonfinite_inputs
+from ..kernels.nan_safety import finite_problem
 from ..kernels.validation import AttentionOptions, make_problem
 from ..lenses import Entropy, Lens, Pooled
 from ..masks import causal as causal_mask
@@ -292,14 +293,16 @@ def _measure(
     """All measurements of a method that can compute the problem."""
     timings, remark = measure_times(problem, method, lengths)
     batched, seen = BatchedProblem.from_problem(problem), observe_problem(problem, lenses)
-    exact, clean = _as_4d(batched, seen.output), zero_nonfinite_inputs(problem)
+    exact, clean = _as_4d(batched, seen.output), finite_problem(problem)
+    # A method whose mask cannot be that of infinite scores has the weights of the others.
+    own = zero_nonfinite_inputs(problem) if method.why_not(clean) else clean
     squares, heads, distances, weights = torch.zeros(()), [], [], None
     for number in range(redraws):
         drawn = method.redraw(number) if number else method
         rows = row_errors(exact, _as_4d(batched, drawn.run(problem))).cpu()
         squares = squares + rows.square()
         heads.append(head_errors(rows))
-        approximate = drawn.weights(clean)
+        approximate = drawn.weights(own)
         if approximate is not None:
             found = compare_weights(clean, seen.lse, approximate, {} if number else seen.results)
             weights = weights or found

@@ -28,11 +28,11 @@ over few keys: `SdpaKernel.run` passes `propagates_nan`, or tests `all_finite` b
   `custom_op._second_derivative`, and many gradients at once, `custom_op._mapped_gradients`. Where autograd
   differentiates (`reference`; `sdpa` off the CPU, with a bias that has a gradient, or under a transform), none of these
   is reached: `run_nan_safe` passes finite inputs already forward;
-- lenses and hooks: `finite_problem` here, called by `attention.observe_problem`, `hooks.run_with_hook` and
-  `approximations.methods`, and where terms are edited by `AttentionCall.key_sums` and
-  `attention_edits._Editor.observe`; `zero_nonfinite_inputs`, which leaves the mask as it is, in a ring by
-  `ring.shard_lenses`, `ring.linear_lenses` and `ring.shard_hooks`, and by `approximations.comparison`. Rows that attend
-  to NaN have the log-sum-exp NaN;
+- lenses and hooks: `finite_problem` here, called by `attention.observe_problem`, `hooks.run_with_hook`,
+  `approximations.methods` and `approximations.comparison`, in a ring by `ring.shard_lenses`, for each block, and
+  `ring.shard_hooks`, and where terms are edited by `AttentionCall.key_sums` and `attention_edits._Editor.observe`;
+  `zero_nonfinite_inputs`, which leaves the mask as it is, by `ring.linear_lenses`. Rows that attend to NaN have the
+  log-sum-exp NaN;
 - parameters of a score, whose gradients are sums over masked positions too:
   `validation._pairs_with_finite_gradients`; those of projections in torch's twin: `nn.multihead`, `forward`;
 - rings: `ring.block_attention` calls `custom_op` for each block, or a kernel in place where all inputs are finite

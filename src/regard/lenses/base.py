@@ -116,6 +116,10 @@ class RowShard(Protocol):
         """Chosen keys of all processes, of a tensor over each one's own (..., own keys, ·), in every process."""
         ...
 
+    def finite(self, problem: Problem) -> Problem:
+        """A problem of any rows and keys without NaN and infinity, whose mask leaves out the scores of -infinity."""
+        ...
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes; each of them has to call it."""
         ...

@@ -275,7 +275,7 @@ class _ChosenRowsState:
             query_positions=rows,
             key_positions=columns,
         )
-        return Weights().compute(chosen, lse).to(self.layout.dtype)
+        return Weights().compute(shard.finite(chosen), lse).to(self.layout.dtype)
 
 
 def _checked_slice(name: str, choice: slice) -> slice:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.problem import Problem
-from ..kernels import zero_nonfinite_inputs
 from ..kernels.hooks import AttentionHook
+from ..kernels.nan_safety import finite_problem
 from .handshake import TAGS, Agreement
 from .key_exchange import KINDS
 from .layout import Shards
@@ -28,14 +28,15 @@ def call_hook(peers: Peers, hook: AttentionHook, problem: Problem, agreed: Agree
     Queries, keys, values and log-sum-exps are sent there. Memory: that of the whole sequence in the process of rank 0.
     """
     with torch.no_grad():
-        problem, first = zero_nonfinite_inputs(problem), agreed.number * TAGS + KINDS
+        first = agreed.number * TAGS + KINDS
         query = gather_to_first(peers, problem.pairs.query, agreed.queries, first + QUERY_KIND)
         key = gather_to_first(peers, problem.pairs.key, agreed.keys, first + KEY_KIND)
         value = gather_to_first(peers, problem.value, agreed.keys, first + VALUE_KIND)
         whole_lse = gather_to_first(peers, lse.unsqueeze(-1), agreed.queries, first + LSE_KIND)
         if query is None or key is None or value is None or whole_lse is None:
             return
-        hook(replace(problem, pairs=replace(problem.pairs, query=query, key=key), value=value), whole_lse.squeeze(-1))
+        whole = replace(problem, pairs=replace(problem.pairs, query=query, key=key), value=value)
+        hook(finite_problem(whole), whole_lse.squeeze(-1))
 
 
 def gather_to_first(peers: Peers, tensor: Tensor, shards: Shards, tag: int) -> Tensor | None:

@@ -20,6 +20,7 @@ from ..errors import ConfigurationError, RegardError
 from ..kernels import zero_nonfinite_inputs
 from ..kernels.hooks import AttentionHook
 from ..kernels.lens_pass import run_reductions
+from ..kernels.nan_safety import finite_problem
 from ..kernels.part_reductions import BlockReduction
 from ..kernels.validation import make_problem
 from ..lenses import Lens, LensState, Reduction, ShardedLens
@@ -99,7 +100,6 @@ def observe_shard(
     with torch.no_grad():
         if hook is not None:
             call_hook(settings.peers, hook, problem, agreed, lse)
-        problem = zero_nonfinite_inputs(problem)
         wide, exact = _with_exact_lse(settings, problem, agreed, lse) if states else (problem, lse)
         reductions = [reduction for state in states.values() for reduction in state.reductions]
         if reductions:
@@ -168,7 +168,7 @@ def reduce_blocks(
     exchange = KeyExchange(peers, problem, parts, agreed.number * TAGS)
     for part, key, value in exchange.received():
         for block in part.hop.blocks:
-            own, at = block_problem(problem, block, None, key, value), block.key_positions
+            own, at = finite_problem(block_problem(problem, block, None, key, value)), block.key_positions
             columns = slice(at.start, at.stop, at.step)
             of_block = [BlockReduction(each, own, block.rows, columns) for each in reductions]
             run_reductions(own, lse[..., block.rows], of_block)
@@ -180,7 +180,7 @@ def _with_exact_lse(
     settings: ShardSettings, problem: Problem, agreed: Agreement, lse: Tensor
 ) -> tuple[Problem, Tensor]:
     """The problem and its log-sum-exp; in float64, by another round, where float32 rounds that of some row too far."""
-    coarse = coarse_rows(problem, lse) is not None
+    coarse = coarse_rows(zero_nonfinite_inputs(problem), lse) is not None
     if not any(found for (found,) in settings.peers.gather_numbers([int(coarse)])):
         return problem, lse
     wide = in_float64(problem)
@@ -231,6 +231,10 @@ class ProcessRows:
         gathered = own.new_zeros(*own.shape[:-2], len(chosen), own.shape[-1])
         gathered[..., places[inside] // chosen.step, :] = own[..., inside, :]
         return self.sum(gathered)
+
+    def finite(self, problem: Problem) -> Problem:
+        """A problem of any rows and keys without NaN and infinity, whose mask leaves out the scores of -infinity."""
+        return finite_problem(problem)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes."""
