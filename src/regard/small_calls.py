@@ -183,7 +183,7 @@ def attend_repeatedly(
     """
     if not no_mode_active() or CURRENT_HOOK.get() is not None or not (mask is None or isinstance(mask, Mask)):
         return None
-    if (layouts := _small_layouts(query, key, value)) is None:
+    if (layouts := _small_layouts(query, key, value)) is None or type(scale) is bool:  # which equals a number
         return None
     if key_positions is not None and not _are_consecutive(key_positions, value):
         return None

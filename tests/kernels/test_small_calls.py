@@ -251,6 +251,15 @@ def test_steps_under_masks_that_leave_other_keys_are_not_those_of_the_last():
             agrees(inputs(2, 2, 1, 8, keys=length), mask=mask, key_positions=range(2, 2 + length))
 
 
+def test_true_is_no_scale_after_a_call_with_one():
+    """It equals 1, of which a call was remembered."""
+    tensors = inputs(1, 2, 5, 8)
+    for _ in range(2):
+        regard.attention(*tensors, scale=1.0)
+    with pytest.raises(ConfigurationError, match="scale is True; it needs a finite number"):
+        regard.attention(*tensors, scale=True)
+
+
 def test_ranges_of_key_positions_that_are_remembered():
     tensors = inputs(2, 3, 5, 8, keys=11)
     for mask in (masks.causal() & masks.window(before=3), masks.prefix(4) & masks.causal()):

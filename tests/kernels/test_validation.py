@@ -80,6 +80,8 @@ NO = torch.zeros(5, 7)
          {"bias": NO.to("meta")}),
         (ConfigurationError, "^scale is '0.5'; it needs a finite number, or None for 1/√dim$", {}, {"scale": "0.5"}),
         (ConfigurationError, r"^scale is \[0.5\]; it needs a finite number", {}, {"scale": [0.5]}),
+        (ConfigurationError, "^scale is True; it needs a finite number", {}, {"scale": True}),
+        (ConfigurationError, "^softcap is True; it needs a finite number above 0", {}, {"softcap": True}),
         (ConfigurationError, "^softcap is '30'; it needs a finite number above 0", {}, {"softcap": "30"}),
         (ConfigurationError, r"^dropout_p is '0.1'; it needs a probability in \[0, 1\)$", {}, {"dropout_p": "0.1"}),
         (ConfigurationError, "softcap is 0; it needs a finite number above 0", {}, {"softcap": 0}),

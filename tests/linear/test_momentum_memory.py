@@ -99,7 +99,7 @@ def test_one_head_no_tokens_and_low_precision():
         (
             {"momentum": torch.full((2, 2, 37), 1.5)},
             ConfigurationError,
-            r"momentum has values .* it needs values in 0\.\.1",
+            r"momentum has values .* it needs values in 0\.\.1: pass it after its sigmoid",
         ),
         ({"decay": torch.ones(2, 2, 37)}, ConfigurationError, "decay has values up to 1"),
         ({"rate": torch.ones(2, 3, 37)}, ShapeError, r"rate has the shape \(2, 3, 37\); .* it needs \(2, 2, 37\)"),

@@ -213,3 +213,17 @@ def test_vocabularies_of_two_sizes_are_refused():
             decoder=bahdanau(),
             pointer=PointerGenerator(2 * ENCODER, HIDDEN, EMBEDDING),
         )
+
+
+def test_how_many_words_a_source_has_is_read_from_a_device_once(monkeypatch):
+    """Of a tensor whose numbers would have to be waited for, again after it is written to."""
+    monkeypatch.setattr("regard.models.recurrent.pointer.waits", lambda tensor: True)
+    logits, gate, weights = torch.zeros(1, 1, 4), torch.zeros(1, 1, 1), torch.tensor([[[0.75, 0.25]]])
+    source, reads, read = torch.tensor([[4, 1]]), [], torch.Tensor.max
+    monkeypatch.setattr(torch.Tensor, "max", lambda self, *args: (reads.append(self), read(self, *args))[1])
+    first, second = (PointerGenerator.mix(logits, gate, weights, source) for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(reads) == 1
+    source[0, 0] = 5
+    assert PointerGenerator.mix(logits, gate, weights, source).shape == (1, 1, 6)
+    assert len(reads) == 2

@@ -158,3 +158,9 @@ def test_what_has_no_meaning_is_refused():
         regard.attention(rows, rows, rows, sinks=torch.zeros(4), normalizer=trees)
     with pytest.raises(KernelError, match="those of dependency-trees attention depend on all"):
         regard.attention(rows, rows, rows, normalizer=trees, kernel="tiled")
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_a_single_root_is_true_or_false(value):
+    with pytest.raises(ConfigurationError, match=f"single_root is {value!r}; it needs True or False"):
+        normalizers.DependencyTrees(single_root=value)

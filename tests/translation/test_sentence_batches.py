@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from regard.errors import ConfigurationError
 from regard.translation.sentence_batches import batches_by_length
 
 
@@ -59,3 +60,18 @@ def test_tokens_that_a_translation_holds_make_batches_smaller():
 
 def test_no_sentence_is_no_batch():
     assert list(batches_by_length(sources(0, 0), None)) == list(batches_by_length([], 3)) == []
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "message"),
+    [
+        (0, "batch_size is 0; it needs at least 1"),
+        (-2, "batch_size is -2; it needs at least 1"),
+        (True, "batch_size needs a whole number; it is True"),
+        (2.0, "batch_size needs a whole number; it is 2.0"),
+        ("8", "batch_size needs a whole number; it is '8'"),
+    ],
+)
+def test_sizes_that_are_refused_before_the_first_batch(batch_size, message):
+    with pytest.raises(ConfigurationError, match=message):
+        batches_by_length([], batch_size)

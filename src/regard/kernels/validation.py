@@ -327,11 +327,9 @@ def _read_causal_biases(
 def _check_variants(problem: Problem) -> None:
     """Check softcap and sinks."""
     softcap, sinks = problem.softcap, problem.sinks
-    try:
-        fits = softcap is None or SMALLEST_SOFTCAP <= softcap <= LARGEST_SOFTCAP
-    except (TypeError, ValueError, RuntimeError):  # no number
-        fits = False
-    if not fits:
+    if softcap is not None and not (
+        lies_between(0.0, softcap, math.inf) and SMALLEST_SOFTCAP <= softcap <= LARGEST_SOFTCAP
+    ):
         raise ConfigurationError(
             f"softcap is {softcap!r}; it needs a finite number above 0, from {SMALLEST_SOFTCAP:g} to "
             f"{LARGEST_SOFTCAP:g} for what float32 can hold, or None for no cap"

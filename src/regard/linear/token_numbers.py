@@ -41,9 +41,8 @@ def check_token_numbers(
     if most is not None and has_values(numbers):
         least, largest = (float(end) for end in numbers.detach().aminmax())
         if least < 0 or largest > most:
-            raise ConfigurationError(
-                f"{name} has values from {least:.4g} to {largest:.4g}; it needs "
-                + ("values of at least 0" if most == math.inf else f"values in 0..{most:g}")
-                + ": pass it after its softplus or sigmoid"
-            )
+            needs = "values of at least 0: pass it after its softplus"
+            if most != math.inf:
+                needs = f"values in 0..{most:g}: pass it after its sigmoid"
+            raise ConfigurationError(f"{name} has values from {least:.4g} to {largest:.4g}; it needs {needs}")
     return numbers.expand(*needs, *own)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.normalizer import INFINITY, Normalizer
 from ..core.problem import Problem
 from ..errors import ShapeError
+from ..utils.numbers import truth_value
 
 LARGEST_ERROR = 1e-6
 """By how much a row may miss the sum 1; more is the error of a system that float64 does not solve."""
@@ -50,6 +51,7 @@ class DependencyTrees(Normalizer):
         single_root: whether only trees with one root count.
 
     Raises:
+        ConfigurationError: `single_root` is neither True nor False.
         ShapeError: of the call, which has not as many queries as keys.
 
     >>> import torch, regard
@@ -66,6 +68,9 @@ class DependencyTrees(Normalizer):
 
     name = "dependency-trees"
     refuses: ClassVar[Mapping[str, str]] = {"sinks": "each token has a parent or is a root, and nothing is divided"}
+
+    def __post_init__(self) -> None:
+        truth_value("single_root", self.single_root)
 
     @property
     def rows_before(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..utils.numbers import whole_number
+
 LEAST_SENTENCES = 64
 """Sentences of a batch whose size is not named, at least."""
 
@@ -26,12 +28,22 @@ def batches_by_length(
     forced: the number of tokens that the translation of each has to hold. Sentences with equal numbers are together,
     and fewer, since each number of tokens that a translation holds already has a beam of its own.
 
+    Raises:
+        ConfigurationError: a `batch_size` that is no whole number of at least 1.
+
     >>> list(batches_by_length([[5], [5, 6, 7], [], [5, 6]], 2))
     [[1, 3], [0]]
     >>> [len(rows) for rows in batches_by_length([[5] * 10] * 300 + [[5] * 60] * 100, None, beam=5)]
     [64, 64, 128, 128, 16]
     """
-    numbers = forced or [0] * len(sources)
+    if batch_size is not None:
+        whole_number("batch_size", batch_size)
+    return _batches(sources, batch_size, beam, forced or [0] * len(sources))
+
+
+def _batches(
+    sources: Sequence[Sequence[int]], batch_size: int | None, beam: int, numbers: Sequence[int]
+) -> Iterator[list[int]]:
     for count in sorted(set(numbers)):
         rows = [row for row, ids in enumerate(sources) if ids and numbers[row] == count]
         rows.sort(key=lambda row: -len(sources[row]))

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...core.finite import waits
 from ...core.score_forms import at_least_float32
+from ...core.tensor_memo import memoize_by_tensors
 
 
 class PointerGenerator(nn.Module):
@@ -51,12 +53,13 @@ class PointerGenerator(nn.Module):
     def mix(logits: Tensor, gate: Tensor, weights: Tensor, source: Tensor) -> Tensor:
         """All log P(w), [B, T, V], of logits [B, T, V], the gate [B, T, 1], weights [B, T, S], source tokens [B, S].
 
-        With tokens from V on in a source it is [B, T, V + E], up to the largest; -inf for those of another source. In
-        float32 at least. The smallest normal number is added to each share, so that its logarithm is finite.
+        With tokens from V on in a source it is [B, T, V + E], up to the largest; -inf for those of another source. How
+        many they are is read from a source on a device once, not in each call. In float32 at least. The smallest normal
+        number is added to each share, so that its logarithm is finite.
         """
         logits, gate, weights = (at_least_float32(tensor) for tensor in (logits, gate, weights))
         words = logits.shape[-1]
-        lacking = max(int(source.max()) + 1 - words, 0) if source.numel() else 0
+        lacking = _lacking(source, words)
         said = functional.logsigmoid(gate) + logits.log_softmax(-1)
         if lacking:
             said = functional.pad(said, (0, lacking), value=-torch.inf)
@@ -69,3 +72,14 @@ class PointerGenerator(nn.Module):
         numbers = torch.arange(words, words + lacking, device=source.device)
         absent = (source.unsqueeze(-1) != numbers).all(-2)  # [B, E]
         return mixed.masked_fill(functional.pad(absent, (words, 0)).unsqueeze(-2), -torch.inf)
+
+
+def _lacking(source: Tensor, words: int) -> int:
+    """How many tokens from `words` on there are, up to the largest of a source."""
+    if not source.numel():
+        return 0
+
+    def read() -> int:
+        return max(int(source.max()) + 1 - words, 0)
+
+    return memoize_by_tensors((source,), ("tokens from", words), read) if waits(source) else read()
