@@ -78,6 +78,7 @@ def public_calls() -> Iterator[tuple[str, Work]]:
         "sigmoid": {"mask": causal, "normalizer": normalizers.Sigmoid()},
         "chosen keys": {"mask": causal & masks.chosen(torch.randint(512, (2, 1, 512, 64), device="cuda"))},
         "entmax-1.5": {"mask": causal, "normalizer": normalizers.Entmax(1.5)},
+        "entmax-1.3": {"mask": causal, "normalizer": normalizers.Entmax(1.3)},
     }
     for name, options in calls.items():
         yield name, lambda options=options: regard.attention(query, key, value, **options)

@@ -88,6 +88,7 @@ def bias() -> Iterator[Row]:
     yield Row(f"T5's learned bias, {name}", work.learned_bias, SDPA, 4.0)
     normalized = {"sigmoid": (normalizers.Sigmoid(), 1 / 1.1)}
     normalized |= {"sparsemax": (normalizers.Sparsemax(), 1 / 2), "entmax-1.5": (normalizers.Entmax(1.5), 1 / 2)}
+    normalized |= {"entmax-1.3": (normalizers.Entmax(1.3), 1 / 3)}
     for what, (normalizer, floor) in normalized.items():
         sides = partial(work.normalized, normalizer)
         yield Row(f"{what}, causal, {name}", sides, "softmax, ours", floor, compared=False)

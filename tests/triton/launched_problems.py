@@ -103,10 +103,11 @@ def flash_problems() -> Iterator[LaunchedProblem]:
 
 
 def thresholds(dim: int, dtype: torch.dtype, *, learned: bool = False, **options: Any) -> None:
-    """Sparsemax or entmax-1.5, forward and backward; learned: with the gradient of the bias."""
+    """Sparsemax or entmax, forward and backward; learned: with the gradients of the bias and of α."""
     code, problem = BACKEND.normalizer_tiles["threshold"], batched(tensors(dim, dim, dtype), **options)
+    own = isinstance(getattr(options["normalizer"], "alpha", None), torch.Tensor)
     assert not code.why_not(problem.problem)
-    code.backward(problem, saved(*code.forward(problem), learned=learned))
+    code.backward(problem, saved(*code.forward(problem), learned=learned, normalizer=own))
 
 
 def thresholds_problems() -> Iterator[LaunchedProblem]:
@@ -118,6 +119,8 @@ def thresholds_problems() -> Iterator[LaunchedProblem]:
         ("entmax", causal | entmax, 128, F32)
     ]
     table += [("everything", every | entmax | {"learned": True}, dim, BF16) for dim in (64, 128)]
+    power = {"normalizer": normalizers.Entmax(torch.full((HEADS,), 1.3))}
+    table += [("entmax, learned", causal | power | {"learned": True}, dim, BF16) for dim in (64, 128)]
     quick = {("entmax", 128, BF16): (90,)}
     for name, options, dim, dtype in table:
         call, capabilities = partial(thresholds, dim, dtype, **options), quick.get((name, dim, dtype), ())

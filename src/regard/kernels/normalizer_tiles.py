@@ -86,11 +86,12 @@ def _scores_twice(problem: Problem, pairs: float) -> FlashWork:
 
 
 THRESHOLD = NormalizerTilesKernel("threshold", _one_product, passes=1)
-"""Sparsemax and entmax-1.5: a threshold of some of the keys is at most that of all of them.
+"""Sparsemax and entmax: a threshold of some of the keys is at most that of all of them.
 
 So in C keys below it are left out at once; output and gradients are sums over the few keys above. Backward these are
 found again, and nothing is stored but the thresholds. Where nearly all keys have weight, it takes up to twice the time
-of softmax. In Triton tiles are swept until the thresholds stand: no list of keys is kept."""
+of softmax. That is the code of sparsemax and entmax-1.5. In Triton, with any α, tiles are swept until the thresholds
+stand: no list of keys is kept."""
 
 MIXED_HEADS = NormalizerTilesKernel("mixed_heads", _scores_twice, passes=4)
 """Talking heads: all heads of a tile are mixed while it is in a core's cache. Two passes over the tiles, and two more

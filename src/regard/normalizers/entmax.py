@@ -70,6 +70,12 @@ class Entmax(Normalizer):
         of_alpha = of_alpha + (terms - slopes_share * terms.sum(-1, keepdim=True)) / (alpha - 1.0)
         return of_scores, (sum_over_heads(self.alpha, of_alpha.mul_(upstream)),)
 
+    def inverse_powers(self, heads: int, device: torch.device) -> Tensor:
+        """α - 1 of each head, (heads,) float32 without autograd; a number is filled in there, as copying would wait."""
+        if isinstance(self.alpha, Tensor):
+            return (self.alpha.detach().to(device, torch.float32) - 1.0).expand(heads)
+        return torch.full((heads,), self.alpha - 1.0, dtype=torch.float32, device=device)
+
     def for_problem(self, problem: Problem) -> Problem:
         """The problem with this normalizer."""
         check_parameter("alpha", self.alpha, problem)

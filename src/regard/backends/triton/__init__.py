@@ -2,7 +2,7 @@
 
 In the order of reading: `jit_runtime` says where Triton runs; `kernel_arguments` is what kernels get, `device_tiles`
 and `kernel_bias` make it from a mask and a bias, `score_tile` is what all kernels do with a tile of scores. Flash
-attention is `flash_forward`, `row_terms` and `flash_backward`, with `dropout_hashes`; sparsemax and entmax-1.5 are the
+attention is `flash_forward`, `row_terms` and `flash_backward`, with `dropout_hashes`; sparsemax and entmax are the
 same with `row_thresholds` and `threshold_terms`. `launch_settings` has their tiles and warps, `flash_launches` launches
 them, `fused_attention` is the group of methods, and `threshold_attention` that of the two.
 

@@ -58,7 +58,7 @@ def _attend(
         p = score_tile.sigmoid(x)
     elif SCORE.excess is not None:
         x, _ = score_tile.scores(raw, top[:, None], SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
-        p, _ = score_tile.excess_weights(x, SCORE)  # pyright: ignore[reportGeneralTypeIssues]
+        p, _ = score_tile.excess_weights(x, SCORE, h)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         x, _ = score_tile.scores(raw, None, SCORE, BIAS, b, h, m, n, keep, M, N, CUT)
         if CUT or NEGATIVE or SCORE.cap is not None or BIAS.line is not None or BIAS.pairs is not None:
@@ -131,7 +131,7 @@ def flash_forward(
     top = tl.full([BM], -INF if SCORE.sigmoid is None else 0.0, tl.float32)
     if SCORE.excess is not None:
         top = score_tile.row_numbers(LSE, b, h, rows, M, -INF)
-        top = tl.where(top == -INF, INF, score_tile.unscaled(top, SCORE))  # a row without keys: no score is above
+        top = tl.where(top == -INF, INF, score_tile.unscaled(top, SCORE, h))  # a row without keys: no score is above
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
     if OLD_LSE.pointer is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.score_forms import DotPairs
-from ...normalizers import Sigmoid
+from ...normalizers import Entmax, Sigmoid
 from ...normalizers.entmax import threshold_alpha
 from .device_tiles import AllTiles, BitTiles, SpanTiles, device_tiles
 from .dropout_hashes import dropout_argument
@@ -67,13 +67,14 @@ class FlashLaunches:
         noted = torch.zeros(1 + sum(programs), dtype=torch.int32, device=self.value.device)
         any_bad, *flags = noted.split((1, *programs))
         output, above = with_near_rows(saved.output), with_aligned_rows(saved.grad_output.to(self.value.dtype))
-        terms = self._row_terms(output, above, saved, any_bad)
+        sums = self._empty_rows() if saved.needs_normalizer_grad else None
+        terms = self._row_terms(output, above, saved, any_bad, sums)
         read = (*(StridedRows.of(each) for each in (self.query, self.key, self.value, above, output)), terms)
         lengths = *self._lengths, terms[0].numel(), self.scale / self.dropout.keep
-        sums = terms.new_empty(terms.shape[1:]) if saved.needs_normalizer_grad else None
         by_row = (
-            *(*read, StridedRows.of(into.query), sums, self.score, self.tiles.of_rows(by_rows.rows, by_rows.columns)),
-            *(self.bias.with_gradient(gradient), self.dropout, flags[0], any_bad, *lengths),
+            *(*read, StridedRows.of(into.query), None if self.score.sigmoid is None else sums, self.score),
+            *(self.tiles.of_rows(by_rows.rows, by_rows.columns), self.bias.with_gradient(gradient), self.dropout),
+            *(flags[0], any_bad, *lengths),
         )
         by_column = (
             *(*read, StridedRows.of(into.key), StridedRows.of(into.value), self.score),
@@ -101,13 +102,15 @@ class FlashLaunches:
         constants = {"D": self.dims["D"], "BD": self.dims["BD"]}
         self._launch(row_thresholds, self._row_programs(setting), arguments, setting, constants)
 
-    def _threshold_terms(self, output: Tensor, above: Tensor, saved: Saved, terms: Tensor, any_bad: Tensor) -> Tensor:
+    def _threshold_terms(
+        self, output: Tensor, above: Tensor, saved: Saved, terms: Tensor, any_bad: Tensor, sums: Tensor | None
+    ) -> Tensor:
         """Fill in what the gradients need of each row with a threshold."""
         setting = self._settings("threshold terms")
         arguments = (
             *(StridedRows.of(each) for each in (self.query, self.key, self.value, above, output, saved.lse)),
-            *(terms, self.score, self.tiles.of_rows(setting.rows, setting.columns), self.bias.argument, self.dropout),
-            *(any_bad, *self._lengths, terms[0].numel()),
+            *(terms, sums, self.score, self.tiles.of_rows(setting.rows, setting.columns), self.bias.argument),
+            *(self.dropout, any_bad, *self._lengths, terms[0].numel()),
         )
         for repair in (False, True):
             self._launch(
@@ -115,11 +118,11 @@ class FlashLaunches:
             )
         return terms
 
-    def _row_terms(self, output: Tensor, above: Tensor, saved: Saved, any_bad: Tensor) -> Tensor:
-        """What the gradients need of each row: (3, B, H, M) float32."""
-        terms = torch.empty(3, self.batch, self.heads, self.queries, dtype=torch.float32, device=self.value.device)
+    def _row_terms(self, output: Tensor, above: Tensor, saved: Saved, any_bad: Tensor, sums: Tensor | None) -> Tensor:
+        """What the gradients need of each row: (3, B, H, M) float32. sums: for the gradient of α."""
+        terms = self._empty_rows(3)
         if self.score.excess is not None:
-            return self._threshold_terms(output, above, saved, terms, any_bad)
+            return self._threshold_terms(output, above, saved, terms, any_bad, sums)
         setting, plane, dims = self._settings("query"), terms[0].numel(), self.dims
         programs = self._row_programs(setting)
         results = (StridedRows.of(each) for each in (output, above, saved.lse, saved.grad_lse))
@@ -155,6 +158,11 @@ class FlashLaunches:
         dim = max(dims["BD"], dims["BDV"])
         return launch_settings(kernel, dim, self.value.dtype, self.value.device, terms=terms)
 
+    def _empty_rows(self, *numbers: int) -> Tensor:
+        """Memory for so many numbers of each row: (..., B, H, M) float32."""
+        shape = *numbers, self.batch, self.heads, self.queries
+        return torch.empty(shape, dtype=torch.float32, device=self.value.device)
+
     def _row_programs(self, setting: LaunchSettings) -> int:
         """The number of tiles of rows, over all heads."""
         return self.batch * self.heads * -(-self.queries // setting.rows)
@@ -175,6 +183,9 @@ class FlashLaunches:
         alpha = threshold_alpha(self.problem.normalizer)
         if alpha is not None:
             scale = scale._replace(excess=(alpha - 1.0) / LOG2E, squared=1 if alpha == 1.5 else None)
+        elif isinstance(self.problem.normalizer, Entmax):
+            powers = self.problem.normalizer.inverse_powers(self.heads, self.value.device).contiguous()
+            scale = scale._replace(excess=1.0, powers=powers)
         return scale._replace(sigmoid=self._sigmoid_bias())
 
     def _sigmoid_bias(self) -> Tensor | None:

@@ -32,7 +32,8 @@ class ScoreScale(NamedTuple):
 
     sigmoid: b of sigmoid attention for each head, (H,) float32 in the same units; None for other attention. excess: of
     weights that are what scores have above a threshold, or the square of that, (α - 1) / log₂ e, which a score is
-    multiplied by; None for other attention. squared: 1 for squares, else None.
+    multiplied by; None for other attention. squared: 1 for squares, else None. powers: of weights to any other power,
+    α - 1 of each head, (H,) float32, which `excess` does not tell then.
     """
 
     factor: float
@@ -40,6 +41,7 @@ class ScoreScale(NamedTuple):
     sigmoid: Tensor | None = None
     excess: float | None = None
     squared: int | None = None
+    powers: Tensor | None = None
 
     @classmethod
     def of(cls, scale: float, softcap: float | None) -> ScoreScale:

@@ -40,7 +40,7 @@ def score_gradient(
     if SCORE.sigmoid is not None:
         weight, weight_slope = score_tile.sigmoid_slope(x)  # pyright: ignore[reportGeneralTypeIssues]
     elif SCORE.excess is not None:
-        weight, weight_slope = score_tile.excess_weights(x - rest, SCORE)  # pyright: ignore[reportGeneralTypeIssues]
+        weight, weight_slope = score_tile.excess_weights(x - rest, SCORE, h)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         weight = tl.exp2(x - rest)
         weight_slope = weight

@@ -127,19 +127,33 @@ def sigmoid_slope(x):
 
 
 @triton.jit
-def unscaled(threshold, SCORE):
-    """A threshold of scores times α - 1 in the units of scores, rounded once."""
-    return tl.div_rn(threshold, tl.zeros(threshold.shape, tl.float32) + SCORE.excess)
+def excess_of(SCORE, h):
+    """(α - 1) / log₂ e of a head."""
+    if SCORE.powers is not None:
+        return tl.load(SCORE.powers + h) / LOG2E
+    else:
+        return SCORE.excess
 
 
 @triton.jit
-def excess_weights(x, SCORE):
+def unscaled(threshold, SCORE, h):
+    """A threshold of scores times α - 1 in the units of scores, rounded once."""
+    return tl.div_rn(threshold, tl.zeros(threshold.shape, tl.float32) + excess_of(SCORE, h))
+
+
+@triton.jit
+def excess_weights(x, SCORE, h):
     """w = max(y, 0)^(1 / (α - 1)), of scores that are x above a threshold and y in its units; and w^(2 - α). NaN stays.
 
     By the latter the gradients of scores differ: 1 where sparsemax has weight, √w of entmax-1.5.
     """
-    above = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * SCORE.excess
-    if SCORE.squared is not None:
+    above = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * excess_of(SCORE, h)
+    if SCORE.powers is not None:
+        power = tl.load(SCORE.powers + h)
+        some = above > 0.0
+        digits = tl.log2(tl.where(some, above, 1.0)) / power
+        return tl.where(some, tl.exp2(digits), above), tl.where(some, tl.exp2(digits * (1.0 - power)), above)
+    elif SCORE.squared is not None:
         return above * above, above
     else:
         return above, tl.where(x > 0.0, 1.0, 0.0)

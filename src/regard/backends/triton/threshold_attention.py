@@ -1,11 +1,11 @@
-"""The code `threshold` of the backend in Triton: sparsemax and entmax-1.5 over the tiles of a mask."""
+"""The code `threshold` of the backend in Triton: sparsemax and entmax over the tiles of a mask."""
 
 from __future__ import annotations
 
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import CheckedRows
 from ...core.problem import Problem
-from ...normalizers.entmax import threshold_alpha
+from ...normalizers import Entmax, Sparsemax
 from .fused_attention import MAX_DIM, FlashInTriton
 
 SWEEPS = 8
@@ -24,8 +24,8 @@ class ThresholdsInTriton:
     def why_not(self, problem: Problem) -> list[str]:
         """Other normalizers, sinks, and what flash attention does not compute."""
         reasons = []
-        if threshold_alpha(problem.normalizer) is None:
-            reasons.append("its code computes normalizers.Sparsemax, and normalizers.Entmax of the number 1.5")
+        if not isinstance(problem.normalizer, (Sparsemax, Entmax)):
+            reasons.append("its code computes normalizers.Sparsemax and normalizers.Entmax")
         if problem.sinks is not None:
             reasons.append("its code has no sinks")
         dims = problem.pairs.query.shape[-1], problem.value.shape[-1]
