@@ -481,6 +481,30 @@ def soft(query: Tensor, value: Tensor, landmarks: int) -> Tensor:
     return near @ torch.linalg.solve(kernel(means, means), near.mT @ value)
 
 
+def lara(query: Tensor, key: Tensor, value: Tensor, landmarks: int) -> Tensor:
+    """Sums over samples near the means of segments, each with its importance; the noise is that of the seed 0."""
+
+    def density(points: Tensor, mean: Tensor | float) -> Tensor:
+        return (-(points - mean).square().sum(-1) / 2).exp()
+
+    def features(samples: Tensor, rows: Tensor) -> Tensor:
+        return (samples @ rows.mT - rows.square().sum(-1).unsqueeze(-2) / 2).exp()
+
+    query, key = query / 2, key / 2  # products of 16 numbers are divided by 4
+    segment = torch.arange(query.shape[-2]) * landmarks // query.shape[-2]
+    member = (segment == torch.arange(landmarks)[:, None]).to(query.dtype)
+    centres = member / member.sum(-1, keepdim=True) @ query
+    means = centres + member / member.sum(-1, keepdim=True) @ key
+    samples = means + torch.randn(means.shape, generator=torch.Generator().manual_seed(0)).to(means)
+    densities = density(samples.unsqueeze(-2), means.unsqueeze(-3))
+    own = densities.diagonal(dim1=-2, dim2=-1)
+    nearness = (query @ centres.mT).softmax(-1)
+    chosen = (own / densities.sum(-1)).unsqueeze(-2) + nearness - 1 / landmarks
+    importance = chosen.clamp(min=1e-8) * (density(samples, 0.0) / own).unsqueeze(-2)
+    pairs = importance * features(samples, query).mT @ features(samples, key)
+    return pairs @ value / pairs.sum(-1, keepdim=True)
+
+
 def nystrom(query: Tensor, key: Tensor, value: Tensor, landmarks: int) -> Tensor:
     """Three softmaxes through the means of segments, with six iterations to the inverse of the one in the middle."""
     segment = torch.arange(query.shape[-2]) * landmarks // query.shape[-2]

@@ -24,6 +24,8 @@ from .nystrom import Nystrom as Nystrom
 from .nystrom import nystrom_attention as nystrom_attention
 from .nystrom import pseudo_inverse as pseudo_inverse
 from .nystrom import segment_means as segment_means
+from .randomized import Lara as Lara
+from .randomized import lara_attention as lara_attention
 from .stored import Stored as Stored
 from .timing import Timings as Timings
 
@@ -32,6 +34,7 @@ __all__ = [
     "CacheChoice",
     "CosineSimilarity",
     "Divergence",
+    "Lara",
     "LensResults",
     "Linearized",
     "Linformer",
@@ -49,6 +52,7 @@ __all__ = [
     "WeightErrors",
     "approximation",
     "choose_cache",
+    "lara_attention",
     "model_approximation",
     "nystrom_attention",
     "pseudo_inverse",
