@@ -89,6 +89,29 @@ def chain_marginals(scores: Tensor, keep: Tensor, transitions: Tensor) -> Tensor
     return weights
 
 
+@torch.enable_grad
+def projective_marginals(scores: Tensor) -> Tensor:
+    """The derivatives of log Z, the sum over projective trees, where roots are the children of a token before all."""
+    scores = scores.detach().requires_grad_()
+    size = scores.shape[-1]
+    one = torch.zeros_like(scores[..., 0, 0])
+    of_left, of_right = ({(i, i): one for i in range(size + 1)} for _ in range(2))  # (first, last): of the head there
+    arc_left: dict[tuple[int, int], Tensor] = {}
+    arc_right: dict[tuple[int, int], Tensor] = {}
+
+    def log_sum(terms: list[Tensor]) -> Tensor:
+        return torch.stack(terms, -1).logsumexp(-1)
+
+    for i, j in sorted(itertools.combinations(range(size + 1), 2), key=lambda span: span[1] - span[0]):
+        halves = log_sum([of_left[i, k] + of_right[k + 1, j] for k in range(i, j)])
+        arc_left[i, j] = halves + scores[..., j - 1, i - 1 if i else j - 1]
+        of_left[i, j] = log_sum([arc_left[i, k] + of_left[k, j] for k in range(i + 1, j + 1)])
+        if i:
+            arc_right[i, j] = halves + scores[..., i - 1, j - 1]
+            of_right[i, j] = log_sum([of_right[i, k] + arc_right[k, j] for k in range(i, j)])
+    return torch.autograd.grad(of_left[0, size].sum(), scores)[0]
+
+
 def tree_marginals(scores: Tensor) -> Tensor:
     """The share of trees with an arc: what the determinant of the Laplacian, the sum of all, lacks without it.
 

@@ -19,6 +19,7 @@ Each turns the scores s_ij of a row, over the keys j that query i attends to, in
 | `MultiToken` | the same, with convolutions over neighbouring queries and keys | any | no |
 | `LinearChain` | p(z_j = 1), where the choices of neighbouring keys are a chain | any | no |
 | `DependencyTrees` | p(the parent of token i is token j), over all trees of the tokens | 1 | no |
+| `ProjectiveTrees` | the same, over those whose arcs do not cross | 1 | no |
 | `Monotonic`, `MoChA` | the probability of stopping at key j, from where the query before did | at most 1 | no |
 """
 
@@ -34,6 +35,7 @@ from .linear_chain import LinearChain as LinearChain
 from .monotonic import MoChA as MoChA
 from .monotonic import Monotonic as Monotonic
 from .multi_token import MultiToken as MultiToken
+from .projective_trees import ProjectiveTrees as ProjectiveTrees
 from .ratios import ReLU as ReLU
 from .ratios import Softmax1 as Softmax1
 from .ratios import Softpick as Softpick
@@ -53,6 +55,7 @@ __all__ = [
     "MultiToken",
     "Normalizer",
     "OrderedNormalizer",
+    "ProjectiveTrees",
     "RatioNormalizer",
     "ReLU",
     "Sigmoid",

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core.normalizer import INFINITY, Normalizer
-from ..core.problem import Problem
-from ..errors import ShapeError
-from ..utils.numbers import truth_value
+from ..core.normalizer import INFINITY
+from .tree_normalizer import TreeNormalizer
 
 LARGEST_ERROR = 1e-6
 """By how much a row may miss the sum 1; more is the error of a system that float64 does not solve."""
 
 
 @dataclass(frozen=True)
-class DependencyTrees(Normalizer):
+class DependencyTrees(TreeNormalizer):
     """w_ij = p(the parent of token i is token j), over all trees of the tokens, and w_ii = p(token i is a root).
 
     p(tree) ∝ exp(Σ_i s_i,parent(i)), where s_ii is the score of i as a root; trees may cross (they are non-projective),
@@ -42,8 +38,8 @@ class DependencyTrees(Normalizer):
     several roots.
 
     Source: Koo et al. 2007 (Structured Prediction Models via the Matrix-Tree Theorem), section 3; in attention Kim et
-    al. 2017 (arXiv 1702.00887), section 3.2, whose trees do not cross, and Liu and Lapata 2018 (arXiv 1705.09207), with
-    a single root.
+    al. 2017 (arXiv 1702.00887), section 3.2, whose trees do not cross, `ProjectiveTrees`, and Liu and Lapata 2018
+    (arXiv 1705.09207), with a single root.
 
     There is no log-sum-exp and no sink.
 
@@ -64,18 +60,7 @@ class DependencyTrees(Normalizer):
              [0.5000, 0.5000]]])
     """
 
-    single_root: bool = False
-
     name = "dependency-trees"
-    refuses: ClassVar[Mapping[str, str]] = {"sinks": "each token has a parent or is a root, and nothing is divided"}
-
-    def __post_init__(self) -> None:
-        truth_value("single_root", self.single_root)
-
-    @property
-    def rows_before(self) -> None:
-        """All rows: each weight depends on all scores."""
-        return
 
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The probabilities of parents, and the logarithm of the sum of each row, 0 or -inf."""
@@ -111,16 +96,3 @@ class DependencyTrees(Normalizer):
         peak = torch.where(peak == -INFINITY, roots.detach(), peak)
         peak = peak.masked_fill(peak == -INFINITY, 0.0)
         return (arcs - peak.unsqueeze(-1)).exp(), (roots - peak).masked_fill(empty, 0.0)
-
-    def affected(self, rows: Tensor) -> Tensor:
-        """All rows of a head with a marked one."""
-        return rows.any(-2, keepdim=True).expand_as(rows)
-
-    def for_problem(self, problem: Problem) -> Problem:
-        """The problem with this normalizer."""
-        if problem.queries != problem.keys:
-            raise ShapeError(
-                f"there are {problem.queries} queries and {problem.keys} keys: dependency trees need the queries of "
-                "all tokens, in the order of their keys; attend to a whole sequence at once"
-            )
-        return Normalizer.for_problem(self, problem)

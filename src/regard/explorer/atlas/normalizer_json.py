@@ -22,6 +22,7 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
         normalizers.LinearChain,
         normalizers.MoChA,
         normalizers.Monotonic,
+        normalizers.ProjectiveTrees,
         normalizers.ReLU,
         normalizers.Sigmoid,
         normalizers.Softpick,
