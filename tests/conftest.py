@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -187,12 +188,9 @@ def seeds() -> None:
         torch.cuda.manual_seed_all(0)
 
 
-@pytest.fixture(scope="session")
-def warm_python() -> Iterator[list[str]]:
-    """How a command begins that runs `-c PROGRAM` in a new process that has loaded torch already.
-
-    For programs that regard's modules, and not Python's options or the loading of torch, are tested by.
-    """
+@contextmanager
+def loaded_python(*modules: str) -> Iterator[list[str]]:
+    """How a command begins that runs `-c PROGRAM` or a file in a new process that has loaded torch and modules."""
     if not hasattr(os, "pidfd_open"):  # not Linux
         yield [sys.executable]
         return
@@ -200,7 +198,7 @@ def warm_python() -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path := f"{folder}/socket")
         listener.listen()
-        command = [sys.executable, script, str(listener.fileno())]
+        command = [sys.executable, script, str(listener.fileno()), *modules]
         with subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -210,6 +208,23 @@ def warm_python() -> Iterator[list[str]]:
             start_new_session=True,  # Ctrl-C is for the tests
         ):
             yield [sys.executable, "-IS", script, path]
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[list[str]]:
+    """How a command begins that runs `-c PROGRAM` or a file in a new process that has loaded torch already.
+
+    For programs that regard's modules, and not Python's options or the loading of torch, are tested by.
+    """
+    with loaded_python() as command:
+        yield command
+
+
+@pytest.fixture(scope="session")
+def warm_training() -> Iterator[list[str]]:
+    """As `warm_python`, with what a training loads besides torch: ten seconds of a core for each process."""
+    with loaded_python("lightning.pytorch", "torch._dynamo", "torch.utils.tensorboard") as command:
+        yield command
 
 
 class RecordHandler(logging.Handler):

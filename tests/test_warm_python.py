@@ -31,6 +31,15 @@ def test_streams_arguments_environment_and_folder(python, tmp_path):
     assert done.stdout == f"input ['-c', 'é', ''] a\nb {tmp_path} __main__ True\n"
 
 
+def test_a_file(python, tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'beside'")
+    file = tmp_path / "program.py"
+    file.write_text("import sys, beside\nprint(sys.argv, __name__, __spec__, __file__, beside.NAME)")
+    done = subprocess.run([*python, file, "argument"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"['{file}', 'argument'] __main__ None {file} beside\n"
+
+
 @pytest.mark.parametrize(
     ("program", "status"),
     [

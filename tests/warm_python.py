@@ -1,20 +1,23 @@
 """A Python that has loaded torch: a program starts in hundredths of a second rather than in seconds.
 
     python -IS warm_python.py SOCKET -c PROGRAM ARGUMENT...
+    python -IS warm_python.py SOCKET FILE ARGUMENT...
 
-runs a program as `python -c PROGRAM ARGUMENT...` does, but in a fork of the process that accepts connections at the
-socket. The fork has the standard streams, the environment and the folder of this process, which passes signals on and
-ends as the fork ends.
+runs a program as `python -c PROGRAM ARGUMENT...` or `python FILE ARGUMENT...` does, but in a fork of the process that
+accepts connections at the socket. The fork has the standard streams, the environment and the folder of this process,
+which passes signals on and ends as the fork ends.
 
-    python warm_python.py DESCRIPTOR
+    python warm_python.py DESCRIPTOR MODULE...
 
-is the process that accepts connections, until its standard input is closed. It has loaded torch and nothing of regard,
-and never computes, so that a program cannot tell its forks from new processes but by their modules.
+is the process that accepts connections, until its standard input is closed. It has loaded torch, the modules named and
+nothing of regard, and never computes, so that a program cannot tell its forks from new processes but by their modules.
 """
 
 import gc
+import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -89,14 +92,23 @@ def wait_for(program: int, connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        ask(sys.argv[1], sys.argv[2:])
-    import torch  # noqa: F401
-
-    gc.freeze()  # what is loaded is not collected at the end of each fork
-    option, source, *rest = accept_programs(socket.socket(fileno=int(sys.argv[1])))
-    assert option == "-c"
+def start(arguments: list[str]) -> None:
+    """Run what stands behind `python` in a command: `-c PROGRAM ARGUMENT...` or `FILE ARGUMENT...`."""
+    if arguments[0] != "-c":
+        sys.argv, sys.path[0] = arguments, os.path.dirname(os.path.abspath(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")
+        return
+    option, source, *rest = arguments
     sys.argv, sys.path[0] = [option, *rest], ""
     sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(source, "<string>", "exec"), vars(sys.modules["__main__"]))
+
+
+if __name__ == "__main__":
+    descriptor, *more = sys.argv[1:]
+    if not descriptor.isdecimal():
+        ask(descriptor, more)
+    for name in ("torch", *more):
+        importlib.import_module(name)
+    gc.freeze()  # what is loaded is not collected at the end of each fork
+    start(accept_programs(socket.socket(fileno=int(descriptor))))

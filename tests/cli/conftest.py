@@ -127,3 +127,10 @@ def warm_shell(warm_python: list[str]) -> Iterator[Callable[..., Command]]:
     """As `shell`, with torch loaded when the command starts."""
     with commands(warm_python) as start:
         yield start
+
+
+@pytest.fixture
+def training_shell(warm_training: list[str]) -> Iterator[Callable[..., Command]]:
+    """As `shell`, with all that a training needs loaded when the command starts."""
+    with commands(warm_training) as start:
+        yield start

@@ -1,7 +1,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -30,13 +29,13 @@ def test_without_a_folder_the_run_is_kept_by_its_name(regard, corpus, tmp_path, 
 
 
 @pytest.mark.slow
-def test_one_of_two_processes_speaks_for_both(corpus, tmp_path):
+def test_one_of_two_processes_speaks_for_both(corpus, tmp_path, warm_training):
     script, folder = tmp_path / "command.py", tmp_path / "run"
     script.write_text("from regard_command import main; main()")  # each process starts the command by its file
     two = ["training.max_epochs=1", "training.devices=2", "training.strategy=ddp", "training.accelerator=cpu"]
     overrides = [word for override in two for word in ("--set", override)]
     done = subprocess.run(
-        [sys.executable, script, "train", corpus / "digits.yaml", "--folder", folder, *overrides],
+        [*warm_training, script, "train", corpus / "digits.yaml", "--folder", folder, *overrides],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -81,10 +80,10 @@ def test_mistakes_leave_nothing_behind(regard, corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("sent", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_the_state_and_the_same_command_goes_on(warm_shell, regard, corpus, tmp_path, sent, status):
+def test_a_signal_saves_the_state_and_the_same_command_goes_on(training_shell, regard, corpus, tmp_path, sent, status):
     folder = tmp_path / "run"
     command = ["train", corpus / "digits.yaml", "--folder", folder, "--set"]
-    training = warm_shell(*command, "training.max_epochs=100000")
+    training = training_shell(*command, "training.max_epochs=100000")
     deadline = time.monotonic() + 200
     while not (folder / "last.safetensors").exists():
         assert training.process.poll() is None, training.end()

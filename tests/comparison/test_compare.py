@@ -3,7 +3,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -177,10 +176,10 @@ def test_gradients_need_projections(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_that_is_killed_goes_on_from_its_finished_runs(recipe_file, tmp_path):
+def test_a_comparison_that_is_killed_goes_on_from_its_finished_runs(recipe_file, tmp_path, warm_training):
     folder = tmp_path / "comparison"
     command = [
-        sys.executable, "-c", "from regard_command import main; main()",
+        *warm_training, "-c", "from regard_command import main; main()",
         "compare", recipe_file, "--vary", "score=dot,general", "--folder", folder,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

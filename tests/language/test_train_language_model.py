@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,25 +51,42 @@ def bits(lines: str) -> list[float]:
     return [float(line.split()[2]) for line in lines.splitlines() if line.startswith("update")]
 
 
-def started(folder: Path, processes: int, *options: str) -> subprocess.Popen:
-    """`regard train` of the experiment in a folder, under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    program = ["--no-python", sys.executable, "-c", "from regard_command import main; main()"]
-    return subprocess.Popen(
-        [*command, *program, "train", str(folder / "toy.yaml"), "--folder", str(folder / "run"), *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+# Lightning reads the rank when it is loaded, which is before a process of `warm_training` has one.
+TRAIN = """
+import os
+from lightning.pytorch.utilities import rank_zero_only
+from regard_command import main
+
+rank_zero_only.rank = int(os.environ["RANK"])
+main()
+"""
 
 
-@pytest.mark.slow  # processes import Lightning
-def test_a_ring_has_the_losses_and_the_weights_of_one_process(tmp_path, capsys):
+@pytest.fixture
+def start(tmp_path, warm_training) -> Callable[[int], subprocess.Popen]:
+    """`regard train` of the experiment in the folder of the test, in processes that torchrun starts."""
+
+    def started(processes: int) -> subprocess.Popen:
+        torchrun = [*warm_training, "-c", "from torch.distributed.run import main; main()"]
+        program = ["--no-python", *warm_training, "-c", TRAIN]
+        arguments = ["train", str(tmp_path / "toy.yaml"), "--folder", str(tmp_path / "run")]
+        return subprocess.Popen(
+            [*torchrun, "--standalone", "--nproc-per-node", str(processes), *program, *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return started
+
+
+@pytest.mark.slow
+def test_a_ring_has_the_losses_and_the_weights_of_one_process(tmp_path, capsys, start):
     train_language_model(experiment(tmp_path), tmp_path / "alone")
     alone = bits(capsys.readouterr().out)
     experiment(tmp_path, ring="zigzag").save(tmp_path / "toy.yaml")
-    process = started(tmp_path, 2)
+    process = start(2)
     lines, _ = process.communicate(timeout=300)
     assert process.returncode == 0, lines
     assert len(alone) == 6 + 2  # updates, and validations after 4 and 6
@@ -81,7 +98,7 @@ def test_a_ring_has_the_losses_and_the_weights_of_one_process(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # five processes import Lightning
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("ring", "alone", "tolerance"),
     [
@@ -93,12 +110,12 @@ def test_a_ring_has_the_losses_and_the_weights_of_one_process(tmp_path, capsys):
         ),
     ],
 )
-def test_rings_of_two_have_the_losses_and_the_weights_of_one_process(tmp_path, capsys, ring, alone, tolerance):
+def test_rings_of_two_have_the_losses_and_the_weights_of_one_process(tmp_path, capsys, ring, alone, tolerance, start):
     """Four processes, two rings: the sequences that one process reads one after the other."""
     train_language_model(experiment(tmp_path, **alone), tmp_path / "alone")
     of_one = bits(capsys.readouterr().out)
     experiment(tmp_path, **ring).save(tmp_path / "toy.yaml")
-    process = started(tmp_path, 4)
+    process = start(4)
     lines, _ = process.communicate(timeout=800)
     assert process.returncode == 0, lines
     assert len(of_one) == 6 + 2
@@ -109,20 +126,20 @@ def test_rings_of_two_have_the_losses_and_the_weights_of_one_process(tmp_path, c
 
 
 @pytest.mark.slow
-def test_more_processes_than_held_out_sequences_validate(tmp_path):
+def test_more_processes_than_held_out_sequences_validate(tmp_path, start):
     data = {**SECTIONS["data"], "held_out": 60, "folder": tmp_path}
     single = LanguageExperiment.from_mapping({**experiment(tmp_path).model_dump(), "data": data})
     single.save(tmp_path / "toy.yaml")
-    process = started(tmp_path, 2)
+    process = start(2)
     lines, _ = process.communicate(timeout=300)
     assert process.returncode == 0, lines
     assert len([line for line in lines.splitlines() if re.match("update .* of the held-out text", line)]) == 2
 
 
 @pytest.mark.slow
-def test_processes_without_a_ring_read_sequences_of_their_own(tmp_path):
+def test_processes_without_a_ring_read_sequences_of_their_own(tmp_path, start):
     experiment(tmp_path).save(tmp_path / "toy.yaml")
-    process = started(tmp_path, 2)
+    process = start(2)
     lines, _ = process.communicate(timeout=300)
     assert process.returncode == 0, lines
     assert len(bits(lines)) == 8
@@ -159,10 +176,10 @@ def test_an_interrupted_run_resumes_and_ends_with_the_same_weights(tmp_path, int
 
 
 @pytest.mark.slow
-def test_a_ring_goes_on_where_one_process_was_interrupted(tmp_path, interrupted_run):
+def test_a_ring_goes_on_where_one_process_was_interrupted(tmp_path, interrupted_run, start):
     whole = train_language_model(experiment(tmp_path, decay="linear"), tmp_path / "whole", verbose=False)
     experiment(tmp_path, decay="linear", ring="contiguous").save(tmp_path / "toy.yaml")
-    process = started(tmp_path, 2)
+    process = start(2)
     lines, _ = process.communicate(timeout=300)
     assert process.returncode == 0, lines
     assert "goes on after update 3\n" in lines
