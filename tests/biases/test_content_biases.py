@@ -676,3 +676,28 @@ def test_a_mask_by_distance_leaves_a_table_the_columns_that_it_reaches(mask):
         strict=True,
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(("queries", "keys", "named"), [(5, 7, "queries"), (7, 5, "keys"), (0, 7, "queries")])
+def test_tupe_names_the_vectors_that_it_has_and_needs(queries, keys, named):
+    """By the long way, and where a call of another number of vectors is remembered."""
+    query = torch.randn(1, 2, 7, 4)
+    for has in ((7, 7), (7, 7), (queries, keys), (queries, keys)):
+        bias = biases.tupe(torch.randn(2, has[0], 4), torch.randn(2, has[1], 4))
+        if has == (7, 7):
+            regard.attention(query, query, query, bias=bias)
+            continue
+        message = f"has {min(has)} vectors as {named}.*{named} of this call sit at positions up to 6: it needs 7"
+        with pytest.raises(ConfigurationError, match=message):
+            regard.attention(query, query, query, bias=bias)
+
+
+def test_tupe_of_padding_on_the_left():
+    """Positions below 0, that a mask hides, have no vector of their own, however many they are."""
+    tables = drawn(2, 1, 4, 6)
+    query, key, value = drawn(1, 1, 4, 6, seed=1), drawn(1, 1, 10, 6, seed=2), drawn(1, 1, 10, 6, seed=3)
+    at = range(-6, 4)
+    options = {"mask": masks.causal() & ~masks.prefix(0), "bias": biases.tupe(*tables)}
+    found = regard.attention(query, key, value, query_positions=range(4), key_positions=at, **options)
+    expected = regard.attention(query, key[..., 6:, :], value[..., 6:, :], mask=masks.causal(), bias=options["bias"])
+    torch.testing.assert_close(found, expected)

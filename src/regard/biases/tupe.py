@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
+from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from .all_pairs import AllPairs, scaled_product, score_scale
 from .base import Bias, describe_tensor, is_floating
@@ -36,10 +38,10 @@ class PositionProducts(Bias, AllPairs):
     def values(self, grid: Grid) -> Tensor:
         scale = self.queries.shape[-1] ** -0.5 if self.scale is None else self.scale
         query, key = (
-            at_least_float32(table)[:, positions.long()].movedim(0, -3)  # [..., H, m, D]
-            for table, positions in (
-                (self.queries, grid.query_positions[..., grid.rows]),
-                (self.keys, grid.key_positions[..., grid.columns]),
+            self._at(name, table, positions)
+            for name, table, positions in (
+                ("queries", self.queries, grid.query_positions[..., grid.rows]),
+                ("keys", self.keys, grid.key_positions[..., grid.columns]),
             )
         )
         values = scale * query @ key.mT
@@ -48,6 +50,20 @@ class PositionProducts(Bias, AllPairs):
                 at_first = at_first if at_first.ndim == 2 or grid.heads else at_first.unsqueeze(-3)
                 values = torch.where(at_first, at_least_float32(number)[:, None, None], values)
         return values if grid.heads or values.shape[-3] != 1 else values.squeeze(-3)
+
+    def _at(self, name: str, table: Tensor, positions: Tensor) -> Tensor:
+        """The vectors of positions, (..., H, m, D); under a transform, and off the CPU, torch refuses those beyond.
+
+        Positions below 0, as padding on the left has, stand for 0: a mask hides them.
+        """
+        if positions.numel() and not (under_transform() or waits(positions)):
+            last, count = int(positions.max()), table.shape[1]
+            if last >= count:
+                raise ConfigurationError(
+                    f"{self!r} has {count} vectors as {name}, one for each position from 0, and {name} of this call "
+                    f"sit at positions up to {last}: it needs {last + 1}. Pass longer {name}, or a shorter sequence"
+                )
+        return at_least_float32(table)[:, positions.long().clamp(min=0)].movedim(0, -3)
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
         keys, first = problem.keys, problem.keys - problem.queries
