@@ -222,7 +222,7 @@ def attend_repeatedly(
         options: AttentionOptions = {"mask": mask, "scale": scale, "normalizer": normalizer, "bias": bias}
         options |= {"softcap": softcap, "sinks": sinks, "score": score, "key_positions": key_positions}
         problem = make_problem(query, key, value, **options)
-        call = _remember(calls, known, _as_given(problem, normalizer), step, of_bias, listed)
+        call = _remember(calls, known, problem, step, of_bias, listed, given_sinks=sinks is not None)
     if step or call is None:
         return None if call is None else cast("PreparedStep | PreparedWindowStep", call).run(query, key, value)
     if type(call) is PreparedTile:
@@ -356,13 +356,6 @@ def _described_growing(tensor: Tensor) -> tuple[Any, ...]:
     return batch, heads, (length - 1).bit_length(), dim, tensor.stride(3), tensor.dtype, tensor.device
 
 
-def _as_given(problem: Problem, normalizer: Normalizer | None) -> Problem:
-    """The problem with its normalizer where sinks stand for it, as they do for Softmax1, which is a pass of its own."""
-    if normalizer is None or problem.normalizer is not None:
-        return problem
-    return replace(problem, sinks=None, normalizer=normalizer)
-
-
 def _described_by_distance(bias: object) -> Described | None:
     """The same of a bias by distance, which has other numbers in each call; None of any other."""
     if not isinstance(bias, RelativeBias) or type(bias).bound is not Bias.bound:
@@ -378,10 +371,13 @@ def _remember(
     step: bool,
     of_bias: Described | None,
     listed: ListedPairs | None,
+    *,
+    given_sinks: bool,
 ) -> _Prepared | None:
     """Memoize what there is to know of a problem: what computes its like, by the kernel that is chosen for it.
 
-    of_bias: of a bias whose numbers each call computes; listed: of a mask whose pairs each call writes.
+    of_bias: of a bias whose numbers each call computes; listed: of a mask whose pairs each call writes. given_sinks:
+    whether sinks are an argument, with other numbers in each call, and not those that a normalizer stands for.
     """
     if len(calls) >= MAX_CALLS:
         calls.clear()
@@ -392,6 +388,8 @@ def _remember(
     if most is not None:
         problem = _over_last_keys(problem, most)
     kernel, call = choose(problem), None
+    if given_sinks:
+        problem = replace(problem, sinks=None)
     if step and kernel is DECODE:
         call = DECODE.prepare_step(problem)
         if most is not None and call is not None:

@@ -785,3 +785,18 @@ def test_spans_with_and_without_a_gradient_are_the_same():
         tangent = torch.autograd.forward_ad.unpack_dual(biases.adaptive_span(dual, 2.5).values_at(distances)).tangent
     assert tangent is not None
     torch.testing.assert_close(tangent.sum(-1), gradient)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.where(keep=torch.arange(9)[:, None] > 3)])
+def test_sinks_that_a_normalizer_stands_for(mask):
+    """They are of the kind of call; sinks that are an argument have other numbers each time. Rows may be empty."""
+    tensors, options = inputs(2, 2, 9, 4), {"mask": mask, "normalizer": normalizers.Softmax1()}
+    agrees(tensors, **options)
+    calls = known() or [call is not None for call in memo_of(mask).calls.values()]  # of a mask of tensors its own
+    assert calls[-1]
+    for number in (0.0, 1.5):
+        agrees(tensors, mask=mask, sinks=torch.full((2,), number, dtype=torch.float64).float())
+    gradients_agree(tensors, [], lambda: options)
+    sinks = torch.tensor([0.5, -1.0], requires_grad=True)
+    gradients_agree(inputs(2, 2, 9, 4), [sinks], lambda: {"mask": mask, "sinks": sinks})
+    gradients_agree([30 * tensor.detach() for tensor in tensors[:2]] + inputs(2, 2, 9, 4)[:1], [], lambda: options)

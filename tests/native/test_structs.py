@@ -116,7 +116,7 @@ def test_constants():
     }.items():
         for name, value in constants.items():
             assert re.search(rf"\b{name} = {value}\b", HEADERS[header])
-    names = "SOFTMAX", "SIGMOID", "SPARSEMAX", "ENTMAX", "RELU", "SOFTPICK", "STICKS", "LARGEST", "HARD", "SOFTMAX1"
+    names = "SOFTMAX", "SIGMOID", "SPARSEMAX", "ENTMAX", "RELU", "SOFTPICK", "STICKS", "LARGEST", "HARD"
     assert f"enum {{ {', '.join(names)} }};" in HEADERS["short.h"]
     assert [getattr(short_rows, name) for name in names] == [*range(len(names))]
     activations = ", ".join(one.name for one in transformer_step.Activation)

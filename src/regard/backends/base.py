@@ -186,10 +186,11 @@ class ShortPass(Protocol):
         terms: PairTerms | None = None,
         *,
         of_bias: bool = False,
+        of_sinks: bool = True,
     ) -> tuple[*ShortGradients, Tensor | None] | None:
         """The gradients, with the weights computed again; None where they are not finite or exact.
 
-        Also that of the terms' sinks, (H,) float32, where there are any.
+        Also that of the terms' sinks, (H,) float32, where there are any and it is asked for.
         """
         ...
 

@@ -182,7 +182,7 @@ class ShortKernel:
                 return None
         prepared = _maker(value)[1].prepare(weights, spans, pairs.query, pairs.key, value)
         form = _layout_of(pairs)
-        return None if prepared.copies else PreparedCall(weights, spans, prepared, terms, along, form)
+        return None if prepared.copies else PreparedCall(weights, spans, prepared, terms, along, form, problem.sinks)
 
     def maker(self, value: Tensor) -> ShortRows:
         """Who computes short rows of values that it does not refuse."""
@@ -220,7 +220,8 @@ class PreparedCall:
     """What is known of calls with the same shapes, strides, dtype, mask, bias and scale.
 
     terms: of a mask and a bias that hold the same numbers in each of these calls. distances: those of the diagonals, of
-    a bias that does not. form: the layout of queries and keys, which a score may have projected.
+    a bias that does not. form: the layout of queries and keys, which a score may have projected. sinks: those that a
+    normalizer stands for, where a call has none of its own.
     """
 
     weights: RowWeights
@@ -229,6 +230,7 @@ class PreparedCall:
     terms: PairTerms | None
     distances: range | None
     form: tuple[Any, ...]
+    sinks: Tensor | None
 
     def takes(self, pairs: PairForm) -> TypeGuard[DotPairs]:
         """Whether the pair form that a score gives is of these calls."""
@@ -273,6 +275,7 @@ class PreparedCall:
     ) -> Tensor | None:
         """`run` with the terms of a mask and a bias, which holds the same numbers where it is differentiated."""
         weights = self.weights
+        sinks = self.sinks if sinks is None else sinks
         if sinks is not None:
             terms = PairTerms.with_sinks(terms, sinks)
         if learned:
@@ -379,14 +382,15 @@ class _AttendShort(torch.autograd.Function):
         query, key, value, *others = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if not torch.is_grad_enabled() and not mapped_by_autograd(grad_output):
-            of_bias = needed[4:] if problem.sinks is None else needed[4:-1]
-            gradients = prepared.backward(spans, query, key, value, grad_output, terms, of_bias=True in of_bias)
+            of_bias, of_sinks = (needed[4:], False) if problem.sinks is None else (needed[4:-1], needed[-1])
+            asked = {"of_bias": True in of_bias, "of_sinks": of_sinks}
+            gradients = prepared.backward(spans, query, key, value, grad_output, terms, **asked)
             if gradients is not None:  # of the spans of the forward pass, whatever the mask is now
-                *of_inputs, numbers, of_sinks = gradients
+                *of_inputs, numbers, found = gradients
                 learned = _bias_gradients(problem, numbers, of_bias)
-                if problem.sinks is None or of_sinks is None:
+                if problem.sinks is None:
                     return None, *of_inputs, *learned
-                return None, *of_inputs, *learned, of_sinks.to(problem.sinks.dtype)
+                return None, *of_inputs, *learned, None if found is None else found.to(problem.sinks.dtype)
         if ctx.state is not None and not ctx.state.is_current():
             raise modified(problem.mask)
         inputs = query, key, value, *others[: len(needed) - 4]

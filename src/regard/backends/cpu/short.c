@@ -633,7 +633,7 @@ static void gradient_rows(const struct short_attention *problem, struct short_st
         share = own_share;
     }
     BY_COUNT(count, gradient_count(share, delta, grad_lse, weights, grad_scores, less, width, all, COUNT))
-    for (int64_t r = 0; problem->sinks && r < count; r++)
+    for (int64_t r = 0; problem->grad_sinks && r < count; r++)
         problem->grad_sinks[number + r] = -of_sink[r] * less[r];
     if (problem->landmark_size)
         return_score_rows(problem, number % problem->rows, weights, grad_scores, width, all, count);

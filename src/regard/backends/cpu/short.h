@@ -13,8 +13,7 @@
  *     STICKS      1 / (1 + exp(-s)) times the product of 1 / (1 + exp(s)) of all later keys; lse[i] is the logarithm of
  *                 the product of those of all keys
  *     LARGEST     exp(s - lse[i]) of the `shift` largest s, with the lse[i] for which row i sums to 1, else 0
- *     HARD        1 of the largest s, else 0, with the lse[i] and the gradients of SOFTMAX
- *     SOFTMAX1    exp(s - lse[i]), with the logarithm lse[i] of 1 and the sum of exp(s) */
+ *     HARD        1 of the largest s, else 0, with the lse[i] and the gradients of SOFTMAX */
 #ifndef REGARD_SHORT_H
 #define REGARD_SHORT_H
 
@@ -26,7 +25,7 @@
 /* The most keys: the scores of some rows, and the keys and values of a head, fit into a core's cache. */
 enum { LONGEST = 512, LOG2_LONGEST = 9 };
 
-enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD, SOFTMAX1 };
+enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD };
 
 struct short_attention {
     int64_t next_unit, unit_count; /* how many units of work some thread has taken, and how many there are. A unit is a

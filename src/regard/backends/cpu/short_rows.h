@@ -350,42 +350,6 @@ INLINE void largest_gradients(const struct score_row *row, float *gradients, int
     }
 }
 
-/* The largest score of a row, or 0, which a score that has no value has. */
-INLINE float largest_or_zero(const struct score_row *row) {
-    float largest = hide_others(row);
-    return largest < 0.0f ? 0.0f : largest;
-}
-
-/* Scores become terms of exp(score - maximum), up to 1 in its units and their sum, which is returned; number: its log2. */
-INLINE float softmax1_row(const struct score_row *row, float *number, const int paired) {
-    lanes sum = {0};
-    float maximum = largest_or_zero(row);
-    *number = maximum * (float)LOG2_E;
-    for (int64_t j = row->all.first; j < row->all.last; j += LANES) {
-        lanes weight = exp_or_zero(load(row->scores + j) - maximum);
-        sum += weight;
-        store_terms(row->scores, j, weight, paired);
-    }
-    return sum_lanes(sum) + exp_or_zero(broadcast(-maximum))[0];
-}
-
-/* Scores become weights, and their gradients in place of those of the weights. */
-INLINE void softmax1_gradients(const struct score_row *row, float *gradients, float grad_lse) {
-    lanes sum = {0}, products = {0};
-    float maximum = largest_or_zero(row);
-    for (int64_t j = row->all.first; j < row->all.last; j += LANES) {
-        lanes weight = exp_or_zero(load(row->scores + j) - maximum);
-        sum += weight, products += weight * load(gradients + j);
-        store(row->scores + j, weight);
-    }
-    float total = sum_lanes(sum) + exp_or_zero(broadcast(-maximum))[0], less = sum_lanes(products) / total - grad_lse;
-    for (int64_t j = row->all.first; j < row->all.last; j += LANES) {
-        lanes weight = load(row->scores + j) / total;
-        store(row->scores + j, weight);
-        store(gradients + j, weight * (load(gradients + j) - less));
-    }
-}
-
 /* The first of a row's own columns that has a number; -1 where none has. */
 INLINE int64_t column_of(const struct score_row *row, float number) {
     for (int64_t j = row->own.first; j < row->own.last; j++)
@@ -436,7 +400,6 @@ INLINE float normalize_row(const struct short_attention *problem, const struct s
     case SOFTPICK: return softpick_row(row, number, paired);
     case STICKS: return stick_row(row, problem->lse ? number : 0, paired);
     case HARD: return hard_row(row, number, paired);
-    case SOFTMAX1: return softmax1_row(row, number, paired);
     default: return largest_row(row, (int64_t)problem->shift, number, paired);
     }
 }
@@ -463,7 +426,6 @@ INLINE void row_gradients(const struct short_attention *problem, const struct sc
     case SOFTPICK: softpick_gradients(row, gradients, grad_lse); break;
     case STICKS: stick_gradients(row, gradients); break;
     case HARD: hard_gradients(row, gradients); break;
-    case SOFTMAX1: softmax1_gradients(row, gradients, grad_lse); break;
     default: largest_gradients(row, gradients, (int64_t)problem->shift);
     }
 }

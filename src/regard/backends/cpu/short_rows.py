@@ -22,7 +22,7 @@ from ...core.normalizer import Normalizer
 from ...core.problem import Problem
 from ...core.row_weights import RowWeights
 from ...errors import DtypeError, ShapeError
-from ...normalizers import Entmax, Hard, ReLU, Sigmoid, Softmax1, Softpick, Sparsemax, StickBreaking, TopScores
+from ...normalizers import Entmax, Hard, ReLU, Sigmoid, Softpick, Sparsemax, StickBreaking, TopScores
 from ...tiles.pair_terms import PairTerms
 from . import library
 from .flash_tiles import RowsStruct
@@ -39,7 +39,7 @@ MAX_LAYOUTS = 4096
 """The number of memoized layouts at which the memo is cleared."""
 LONGEST = 512
 """The most keys, as in short.h: the scores of some rows, and the keys and values of a head, fit into a cache."""
-SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD, SOFTMAX1 = range(10)
+SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, RELU, SOFTPICK, STICKS, LARGEST, HARD = range(9)
 """Normalizers, as in short.h."""
 BY_ALPHA = {1.5: (ENTMAX, 0.0), 2.0: (SPARSEMAX, 0.0)}
 LANES = {"avx512": 16, "avx512bf16": 16, "avx2": 8}
@@ -393,13 +393,14 @@ class ShortLayout:
         terms: PairTerms | None = None,
         *,
         of_bias: bool = False,
+        of_sinks: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None] | None:
         """The gradients of `forward`, whose softmax is computed again; None where they are not finite or exact."""
         summed = of_rows = None
         if of_bias and terms is not None and terms.landmarks is None:
             summed = _BiasGradient.empty(terms, query, value)
         numbers = self.with_inputs(spans, query, key, value)
-        if terms is not None and terms.sinks is not None:
+        if terms is not None and terms.sinks is not None and of_sinks:
             of_rows = torch.empty(query.shape[:3], device="cpu")
             numbers[GRAD_SINKS] = of_rows.data_ptr()
         gradients = _backward(self, numbers, (query, key, value), grad_output, terms, summed)
@@ -441,7 +442,6 @@ CODES: dict[type[Normalizer], Callable[[Any], tuple[int, float] | None]] = {
     Hard: lambda _: (HARD, 0.0),  # noise is a bias
     ReLU: lambda relu: (RELU, float(relu.power)),
     Sigmoid: _of_sigmoid,
-    Softmax1: lambda _: (SOFTMAX1, 0.0),
     Softpick: lambda _: (SOFTPICK, 0.0),
     Sparsemax: lambda _: (SPARSEMAX, 0.0),
     StickBreaking: lambda _: (STICKS, 0.0),
