@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -29,6 +29,7 @@ from .masks.convert.torch_tensors import read_causal_bias
 from .nested import attend_nested
 from .small_calls import repeated_calls
 from .tiles import attended_keys
+from .utils.numbers import truth_value
 from .utils.other_types import name_type
 
 
@@ -165,7 +166,7 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
     Raises:
         ShapeError: no parts, or parts of different shapes.
-        ConfigurationError: a part without log-sum-exp.
+        ConfigurationError: a part without log-sum-exp, or what is no part.
 
     Source: Milakov and Gimelshein 2018 (arXiv 1805.02867), the online softmax.
 
@@ -175,9 +176,7 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     >>> torch.allclose(regard.merge(parts)[0], regard.attention(q, k, v), atol=1e-6)
     True
     """
-    parts = list(parts)
-    if not parts:
-        raise ShapeError("merge needs at least one (output, lse) pair; it was given none")
+    parts = _checked_parts(parts)
     first = parts[0][0].shape
     for index, (output, lse) in enumerate(parts):
         if lse is None:
@@ -193,6 +192,23 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     outputs = torch.stack([at_least_float32(output) for output, _ in parts])  # [P, ..., M, Dv]
     output, lse = merge_softmax(outputs, torch.stack([lse for _, lse in parts]), dim=0)
     return output.to(parts[0][0].dtype), lse
+
+
+def _checked_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Parts for `merge`: one at least, pairs of tensors, of which the second may be None."""
+    if not isinstance(parts, Iterable):
+        raise ConfigurationError(f"parts is {parts!r}; merge needs a list of (output, lse) pairs of attention_with_lse")
+    pairs = list(parts)
+    if not pairs:
+        raise ShapeError("merge needs at least one (output, lse) pair; it was given none")
+    for index, pair in enumerate(pairs):
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Tensor)
+        if not is_pair or not isinstance(pair[1], Tensor | None):
+            raise ConfigurationError(
+                f"part {index} is a {type(pair).__name__}; merge needs (output, lse) pairs of tensors, as "
+                "attention_with_lse returns them"
+            )
+    return pairs
 
 
 def explain(
@@ -320,6 +336,7 @@ def scaled_dot_product_attention(
     Raises:
         ShapeError: heads differ without `enable_gqa`, or shapes do not fit.
         MaskError: a `CausalBias` for other lengths.
+        ConfigurationError: `is_causal` or `enable_gqa` that is neither True nor False.
 
     >>> import torch, regard
     >>> q = torch.randn(1, 2, 3, 4)
@@ -327,6 +344,7 @@ def scaled_dot_product_attention(
     >>> bool(torch.allclose(ours, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)))
     True
     """
+    is_causal, enable_gqa = truth_value("is_causal", is_causal), truth_value("enable_gqa", enable_gqa)
     if getattr(query, "is_nested", False):
         mask = causal() if is_causal and attn_mask is None else attn_mask
         options: AttentionOptions = {"mask": mask, "scale": scale, "dropout_p": dropout_p}

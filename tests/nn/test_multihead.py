@@ -478,9 +478,16 @@ class TestHowItIsComputed:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("numbers", [(6, 4), (0, 1), (6, 0), (-6, 2)])
-    def test_numbers(self, numbers):
-        match = f"embed_dim is {numbers[0]} and num_heads {numbers[1]}; both need to be at least 1"
+    @pytest.mark.parametrize(
+        ("numbers", "match"),
+        [
+            ((6, 4), "embed_dim is 6 and num_heads 4; heads share the dim evenly"),
+            ((0, 1), "embed_dim is 0; it needs at least 1"),
+            ((6, 0), "num_heads is 0; it needs at least 1"),
+            ((-6, 2), "embed_dim is -6; it needs at least 1"),
+        ],
+    )
+    def test_numbers(self, numbers, match):
         with pytest.raises(ConfigurationError, match=match):
             MultiheadAttention(*numbers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from ..core.grid import Grid
 from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError
+from ..utils.numbers import lies_between
 from .base import Bias, to_float
 
 
@@ -45,7 +47,7 @@ def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
     both. Units: positions.
 
     Raises:
-        ConfigurationError: sigma is not above 0 everywhere.
+        ConfigurationError: a number that is none, or not finite; sigma is not above 0 everywhere.
 
     Source: Luong et al. 2015 (arXiv 1508.04025), Eq. 10, whose Gaussian multiplies the weights *after* the softmax
     so that they sum to less than 1; as a bias it applies before the softmax, and the weights sum to 1.
@@ -55,6 +57,11 @@ def gaussian(center: Tensor | float, sigma: Tensor | float) -> Bias:
     >>> biases.gaussian(1.0, 0.5).values(Grid.from_lengths(1, 3))
     tensor([[-2., -0., -2.]])
     """
+    for name, number in (("center", center), ("sigma", sigma)):
+        if not isinstance(number, Tensor) and not lies_between(-math.inf, number, math.inf):
+            raise ConfigurationError(
+                f"{name} is {number!r}; gaussian needs a finite number, or a tensor for the queries"
+            )
     center, sigma = to_float(center), to_float(sigma)
     if not bool((sigma > 0).all()):
         raise ConfigurationError(f"gaussian needs sigma above 0; its smallest here is {float(sigma.min())}")

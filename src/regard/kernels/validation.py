@@ -239,11 +239,7 @@ def _scaled_dot(query: Tensor, key: Tensor, scale: float | None) -> DotPairs:
 
 def scored_pairs(score: ScoreLike, query: Tensor, key: Tensor, scale: float | None, *, masked: bool) -> PairForm:
     """Check a score and return its pair form."""
-    if isinstance(score, type) or not hasattr(score, "pairs"):
-        raise ConfigurationError(
-            f"score needs a score such as scores.Additive(...); it is {score!r}. Scores have parameters of their own, "
-            "so they are made before the call"
-        )
+    check_score(score)
     if scale is not None:
         raise ConfigurationError(
             f"scale={scale} goes with the default score; {score} has a scale of its own: give "
@@ -256,6 +252,19 @@ def scored_pairs(score: ScoreLike, query: Tensor, key: Tensor, scale: float | No
     ):
         return _pairs_with_finite_gradients(score, query, key)
     return _pair_form(score, query, key)
+
+
+def check_score(score: object) -> None:
+    """Check that a score is one.
+
+    Raises:
+        ConfigurationError: it is a class, or has no pair form.
+    """
+    if isinstance(score, type) or not hasattr(score, "pairs"):
+        raise ConfigurationError(
+            f"score needs a score such as scores.Additive(...); it is {score!r}. Scores have parameters of their own, "
+            "so they are made before the call"
+        )
 
 
 def _pair_form(score: ScoreLike, query: Tensor, key: Tensor) -> PairForm:
@@ -324,9 +333,12 @@ def _read_causal_biases(
     return reduce(and_, read), None if is_causal_bias(bias) else bias
 
 
-def _check_variants(problem: Problem) -> None:
-    """Check softcap and sinks."""
-    softcap, sinks = problem.softcap, problem.sinks
+def check_softcap(softcap: float | None) -> None:
+    """Check the cap of scores.
+
+    Raises:
+        ConfigurationError: it is no number that float32 can hold, above 0.
+    """
     if softcap is not None and not (
         lies_between(0.0, softcap, math.inf) and SMALLEST_SOFTCAP <= softcap <= LARGEST_SOFTCAP
     ):
@@ -334,6 +346,12 @@ def _check_variants(problem: Problem) -> None:
             f"softcap is {softcap!r}; it needs a finite number above 0, from {SMALLEST_SOFTCAP:g} to "
             f"{LARGEST_SOFTCAP:g} for what float32 can hold, or None for no cap"
         )
+
+
+def _check_variants(problem: Problem) -> None:
+    """Check softcap and sinks."""
+    softcap, sinks = problem.softcap, problem.sinks
+    check_softcap(softcap)
     if sinks is not None:
         heads = problem.pairs.query.shape[-3] if problem.heads else 0
         if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):

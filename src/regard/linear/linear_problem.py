@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.score_forms import at_least_float32, zero_nonfinite
 from ..errors import ConfigurationError
 from ..kernels.validation import check_same_kind, check_shapes
+from ..utils.numbers import truth_value
 from .document_batches import DocumentBatches, document_batches
 from .feature_maps import FeatureMap
 from .linear_arguments import (
@@ -109,11 +110,14 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
     query, key, value = check_same_kind(query, key, value)
     check_shapes(query, key, value)
     mask, axes = (
-        read_mask(options.get("mask"), options.get("causal", False)),
+        read_mask(options.get("mask"), truth_value("causal", options.get("causal", False))),
         BatchAxes.from_tensors(query, key, value),
     )
     check_order(mask, query, key, options)
-    feature_map, normalize = checked_map(options.get("feature_map")), options.get("normalize", True)
+    feature_map, normalize = (
+        checked_map(options.get("feature_map")),
+        truth_value("normalize", options.get("normalize", True)),
+    )
     scale = checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
     query, key, value = (axes.as_4d(tensor) for tensor in (query, key, value))
     keep, beta = kept_keys(mask, axes, key), checked_beta(options.get("beta"), axes, key)

@@ -14,7 +14,8 @@ from ..core.grid import Blocks, Grid, broadcast_together
 from ..core.intervals import FULL, PARTIAL, Ternary, evaluate_tiles
 from ..core.mixed_devices import refuse_mixed_devices
 from ..core.torch_modes import is_causal_bias
-from ..errors import MaskError, RegardError
+from ..errors import MaskError, RegardError, ShapeError
+from ..utils.numbers import whole_number
 from ..utils.other_types import name_type
 from .drawing import Drawing, draw
 from .key_spans import ONE, KeySpan, Terms, count_pairs, product, weighted_sum
@@ -165,7 +166,12 @@ class Mask(ABC):
         """The mask as a bool tensor (M, N), or (..., M, N) with batch and heads if it depends on them; True = attend.
 
         Default positions: keys 0..N-1, queries the last M of these.
+
+        Raises:
+            ShapeError: lengths that are no whole numbers of at least 0, or positions that do not fit them.
         """
+        for name, length in (("queries", queries), ("keys", keys)):
+            whole_number(name, length, least=0, error=ShapeError)
         grid = Grid.from_lengths(
             queries, keys, query_positions=query_positions, key_positions=key_positions, device=device
         )

@@ -14,11 +14,12 @@ from ..biases import Bias, as_bias
 from ..core.grid import from_zero
 from ..core.normalizer import Normalizer
 from ..errors import ConfigurationError, ShapeError
-from ..kernels.validation import AttentionOptions, ScoreLike
+from ..kernels.validation import AttentionOptions, ScoreLike, check_score, check_softcap
 from ..lenses import Lens
 from ..masks import Mask, as_mask
 from ..positions import Rotary, Rotation
 from ..scores import Score
+from ..utils.numbers import truth_value
 from .caches import KeyValueStore, KVCache, ProjectedMemory, WeighedCache
 from .caches.attending_cache import AttendingCache, Heads
 from .caches.base import attended_positions, has_known_positions
@@ -31,6 +32,7 @@ from .layer_arguments import (
     check_cache,
     check_no_rotation,
     check_no_selection,
+    check_parts_of_layer,
     checked_rotary,
     combine_biases,
     combine_masks,
@@ -240,8 +242,12 @@ class Attention(CachedAttention):
         forget_gate: bool = False,
     ) -> None:
         super().__init__()
+        check_softcap(softcap)
+        if score is not None:
+            check_score(score)
+        check_parts_of_layer(projections, gate)
         self.projections: Projections = projections  # type: ignore[assignment]  # or those of queries alone
-        self.forget_gate = _forget_gate(self.projections) if forget_gate else None
+        self.forget_gate = _forget_gate(self.projections) if truth_value("forget_gate", forget_gate) else None
         self.normalizer = None if normalizer is None else NormalizerModule(normalizer)
         self.score = score
         self.mask = None if mask is None else as_mask(mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from ..core.score_forms import at_least_float32
 from ..errors import ConfigurationError
-from ..utils.numbers import whole_number
+from ..utils.numbers import lies_between, whole_number
 from .input_checks import check_input, probability
 from .linear import Linear
 from .projections import init_xavier
@@ -53,7 +54,7 @@ class FeedForward(nn.Module):
         self.dim, self.hidden_dim = whole_number("dim", dim), whole_number("hidden_dim", hidden_dim)
         self.up = Linear(dim, hidden_dim, bias)
         self.down = Linear(hidden_dim, dim, bias)
-        self.activation = activation
+        self.activation = checked_activation(activation)
         self.dropout = nn.Dropout(probability("dropout", dropout))
         for linear in (self.up, self.down):
             init_xavier(linear)
@@ -102,7 +103,7 @@ class GatedFeedForward(nn.Module):
         self.gate = Linear(dim, hidden_dim, bias)
         self.up = Linear(dim, hidden_dim, bias)
         self.down = Linear(hidden_dim, dim, bias)
-        self.activation = activation
+        self.activation = checked_activation(activation)
         self.dropout = nn.Dropout(probability("dropout", dropout))
         for linear in (self.gate, self.up, self.down):
             init_xavier(linear)
@@ -141,8 +142,8 @@ class RMSNorm(nn.Module):
     def __init__(self, dim: int, eps: float = 1e-6, *, offset: float = 0.0, gain: bool = True) -> None:
         super().__init__()
         self.dim, self.eps, self.offset = whole_number("dim", dim), eps, offset
-        if not eps >= 0:
-            raise ConfigurationError(f"eps is {eps}; it needs a number of at least 0")
+        if not (eps == 0 or lies_between(0, eps, math.inf)):
+            raise ConfigurationError(f"eps is {eps!r}; it needs a number of at least 0")
         if offset and not gain:
             raise ConfigurationError(f"offset is {offset}, which is added to a gain, but gain is False: leave one out")
         if gain:
@@ -160,3 +161,16 @@ class RMSNorm(nn.Module):
     def extra_repr(self) -> str:
         more = f", offset={self.offset}" if self.offset else ""
         return f"{self.dim}, eps={self.eps}{more}" + (", gain=False" if self.weight is None else "")
+
+
+def checked_activation(activation: Activation) -> Activation:
+    """The activation, after a check that it can be called.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if not callable(activation):
+        raise ConfigurationError(
+            f"activation is {activation!r}; it needs a function of a tensor, such as torch.nn.functional.relu"
+        )
+    return activation

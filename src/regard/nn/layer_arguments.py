@@ -182,8 +182,26 @@ def learned_sinks(sinks: Tensor, num_heads: int) -> nn.Parameter:
     return sinks if isinstance(sinks, nn.Parameter) else nn.Parameter(sinks)
 
 
+def check_parts_of_layer(projections: object, gate: object) -> None:
+    """Check that an attention layer is made of modules.
+
+    Raises:
+        ConfigurationError: projections, or a gate, that are none.
+    """
+    if not isinstance(projections, nn.Module) or not hasattr(projections, "head_dim"):
+        raise ConfigurationError(
+            f"projections is {projections!r}; the layer needs its dims and heads as nn.Projections(dim, num_heads)"
+        )
+    if gate is not None and not isinstance(gate, nn.Module):
+        raise ConfigurationError(f"gate is {gate!r}; it needs an nn.OutputGate, or None for no gate")
+
+
 def checked_rotary(rotary: Rotary | None, head_dim: int) -> Rotary | None:
-    """Refuse a rotary embedding of more features than a head has."""
+    """Refuse what is no rotary embedding, and one of more features than a head has."""
+    if rotary is not None and not hasattr(rotary, "rotation"):
+        raise ConfigurationError(
+            f"rotary is {rotary!r}; it needs a positions.Rotary({head_dim}), or None for no rotary embedding"
+        )
     if rotary is not None and rotary.dim > head_dim:
         raise ConfigurationError(
             f"rotary turns {rotary.dim} features, but heads have head_dim={head_dim}: give Rotary a dim of {head_dim} "

@@ -23,6 +23,7 @@ from ..errors import ConfigurationError, DeviceError, DtypeError, MaskError, Sha
 from ..kernels.validation import make_problem
 from ..lenses import Weights
 from ..masks import Mask, causal, from_multihead, where
+from ..utils.numbers import whole_number
 from .input_checks import check_tensors, refuse_scripting
 
 
@@ -207,11 +208,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+        embed_dim, num_heads = whole_number("embed_dim", embed_dim), whole_number("num_heads", num_heads)
+        if embed_dim % num_heads:
             raise ConfigurationError(
-                f"embed_dim is {embed_dim} and num_heads {num_heads}; both need to be at least 1, and heads share the "
-                "dim evenly: num_heads must divide embed_dim"
+                f"embed_dim is {embed_dim} and num_heads {num_heads}; heads share the dim evenly: num_heads must "
+                "divide embed_dim"
             )
+        kdim, vdim = (
+            None if dim is None else whole_number(name, dim) for name, dim in (("kdim", kdim), ("vdim", vdim))
+        )
         if not isinstance(dropout, Real) or not 0.0 <= dropout <= 1.0:
             raise ConfigurationError(f"dropout is {dropout!r}; it needs a probability in [0, 1]")
         super().__init__(

@@ -248,7 +248,7 @@ def _names_with_bias(bias: bool | Collection[str]) -> Collection[str]:
     """Names of the projections that have an additive bias."""
     if isinstance(bias, bool):
         return PROJECTION_NAMES if bias else ()
-    names = (bias,) if isinstance(bias, str) else tuple(bias)
+    names = (bias,) if isinstance(bias, str) or not isinstance(bias, Collection) else tuple(bias)
     unknown = [name for name in names if name not in PROJECTION_NAMES]
     if unknown:
         raise ConfigurationError(

@@ -490,6 +490,11 @@ def _of_selection(selection: KeySelection | None) -> dict[str, Any]:
 
 
 def _new_residual(make: Callable[[], Residual]) -> Residual:
+    if isinstance(make, nn.Module) or not callable(make):
+        raise ConfigurationError(
+            f"residual is a {type(make).__name__}; a block needs a function that makes a residual for each of its "
+            "parts, such as residual=lambda: PreNorm(nn.LayerNorm(dim))"
+        )
     residual = make()
     if not isinstance(residual, Residual):
         raise ConfigurationError(

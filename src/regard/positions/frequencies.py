@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, DtypeError
+from ..utils.numbers import lies_between
 
 
 def geometric(dim: int, base: float | Tensor, device: torch.device) -> Tensor:
@@ -55,7 +56,7 @@ def check_dim(owner: str, dim: int) -> None:
 
 def check_base(owner: str, base: float) -> None:
     """Raise a ConfigurationError unless the base is finite and above 1."""
-    if not 1 < base < math.inf:
+    if not lies_between(1, base, math.inf):
         raise ConfigurationError(f"{owner} needs a finite base above 1, published is 10000; it is {base!r}")
 
 

@@ -143,6 +143,9 @@ def choose(problem: Problem, name: str | None = None) -> Kernel:
             return _DEFERRED
         return _memoized_choice(problem)
     kernels = kernels_of(problem)
+    if not isinstance(name, str):
+        names = ", ".join(repr(kernel.name) for kernel in kernels)
+        raise KernelError(f"kernel is {name!r}; it needs the name of one, {names}, or None for the fastest")
     kernel = next((kernel for kernel in kernels if kernel.name == name), None)
     if kernel is None:
         raise KernelError(f"there is no kernel {name!r}; {nearest(name, [kernel.name for kernel in kernels])}")

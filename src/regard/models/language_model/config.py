@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -709,9 +709,9 @@ class LanguageModelConfig:
     - `stream`: what goes from block to block, if it is more than the output of one.
 
     Raises:
-        ConfigurationError: no layers, or layers that are no `LayerConfig`s; `keys_from` of a layer that has no keys for
-            it; a `chosen_by` that names no earlier layer with an indexer and the same mask; a `laurel_rank` without
-            `sandwich`.
+        ConfigurationError: sizes below 1, what are no settings; no layers, or layers that are no `LayerConfig`s;
+            `keys_from` of a layer that has no keys for it; a `chosen_by` that names no earlier layer with an indexer
+            and the same mask; a `laurel_rank` without `sandwich`.
 
     >>> from regard.positions import Rotary
     >>> near, far = LayerConfig(before=511, rotary=Rotary(16)), LayerConfig(rotary=Rotary(16, base=1e6))
@@ -741,6 +741,16 @@ class LanguageModelConfig:
     stream: StreamConfig | None = None
 
     def __post_init__(self) -> None:
+        whole_number("vocabulary_size", self.vocabulary_size)
+        whole_number("dim", self.dim)
+        if not isinstance(self.layers, Iterable):
+            raise ConfigurationError(f"layers is {self.layers!r}; it needs a LayerConfig for each layer, one at least")
+        for name, settings in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+            if not hasattr(settings, "make"):
+                raise ConfigurationError(
+                    f"{name} is {settings!r}; it needs settings of all layers, such as "
+                    + ("AttentionConfig(num_heads=8)" if name == "attention" else "FeedForwardConfig(hidden_dim)")
+                )
         object.__setattr__(self, "layers", tuple(self.layers))
         other = next((layer for layer in self.layers if not isinstance(layer, LayerConfig)), None)
         if not self.layers or other is not None:

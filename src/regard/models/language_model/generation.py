@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import ConfigurationError, ShapeError
+from ...errors import ConfigurationError, DtypeError, ShapeError
 from ...masks import Mask, prefix
-from ...utils.numbers import whole_number
+from ...utils.numbers import lies_between, truth_value, whole_number
+from ...utils.other_types import needs_tensor
 from .language_model_cache import LanguageModelCache, Steps
 from .next_tokens import CapturedStep, NextTokens
 
@@ -40,15 +41,17 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
+        if not lies_between(0, self.temperature, float("inf")):
             raise ConfigurationError(
-                f"temperature is {self.temperature}; it needs a finite number above 0. Without sampling= the likeliest "
-                "token is taken"
+                f"temperature is {self.temperature!r}; it needs a finite number above 0. Without sampling= the "
+                "likeliest token is taken"
             )
         if self.top_k is not None:
             whole_number("top_k", self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigurationError(f"top_p is {self.top_p}; it needs a probability in (0, 1]")
+        if self.top_p is not None and not (
+            lies_between(0, self.top_p, 1) or (self.top_p == 1 and self.top_p is not True)
+        ):
+            raise ConfigurationError(f"top_p is {self.top_p!r}; it needs a probability in (0, 1]")
 
     def __call__(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Sample tokens (batch,) from logits (batch, vocabulary)."""
@@ -83,6 +86,8 @@ def generated(
     cache: LanguageModelCache | None = None,
 ) -> Iterator[Tensor]:
     """Generate tokens as `LanguageModel.generate`; arguments are checked before the first token is computed."""
+    if refused := needs_tensor("tokens", tokens):
+        raise DtypeError(refused)
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise ShapeError(
             f"tokens have the shape {tuple(tokens.shape)}; generate needs (batch, length) with one token at least to "
@@ -91,6 +96,7 @@ def generated(
     count = whole_number("max_new_tokens", max_new_tokens, least=0)
     size = tokens.shape[1] if chunk is None else whole_number("chunk", chunk)
     stops = torch.tensor(stop, dtype=tokens.dtype, device="cpu").to(tokens.device, non_blocking=True)
+    captured = truth_value("captured", captured)
     mask, positions = _left_padded(tokens, lengths)
     start = model.make_cache() if cache is None else cache
     if start.is_used:
@@ -122,6 +128,15 @@ def generated(
 def _choosing(sampling: Sampling | None, generator: torch.Generator | None) -> Callable[[Tensor], Tensor]:
     if sampling is None:
         return lambda logits: logits.argmax(-1)
+    if isinstance(sampling, type) or not callable(sampling):
+        raise ConfigurationError(
+            f"sampling is {sampling!r}; it needs a Sampling(temperature=..., top_k=..., top_p=...), or None for the "
+            "likeliest token"
+        )
+    if not isinstance(generator, torch.Generator | None):
+        raise ConfigurationError(
+            f"generator is {generator!r}; it needs a torch.Generator, such as torch.Generator().manual_seed(0)"
+        )
     return lambda logits: sampling(logits, generator)
 
 

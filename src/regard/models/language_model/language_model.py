@@ -71,6 +71,11 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
+        if not isinstance(config, LanguageModelConfig):
+            raise ConfigurationError(
+                f"config is a {type(config).__name__}; a LanguageModel is made of a LanguageModelConfig, and read from "
+                "a folder by LanguageModel.load(folder)"
+            )
         self.config = config
         size, dim = whole_number("vocabulary_size", config.vocabulary_size), whole_number("dim", config.dim)
         self.embedding = nn.Embedding(size, dim)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.torch_modes import under_transform
 from ...errors import DeviceError, DtypeError, ShapeError
+from ...utils.other_types import needs_tensor
 
 
 class KeysAndValues(Protocol):
@@ -120,6 +121,9 @@ def check_fits(keys: Tensor, values: Tensor, stored: KeysAndValues | None) -> No
     Raises:
         ShapeError, DtypeError, DeviceError: they do not; the message names both, and the fix.
     """
+    for name, given in (("keys", keys), ("values", values)):
+        if refused := needs_tensor(name, given):
+            raise DtypeError(refused)
     if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
         raise ShapeError(
             f"keys have the shape {tuple(keys.shape)} and values {tuple(values.shape)}; they need "
