@@ -32,6 +32,14 @@ def _first_parents() -> list[float]:
     return [each / (root + second + third) for each in (root, second, third)]
 
 
+def _first_parents_without_crossings() -> list[float]:
+    """Likewise over the 12 trees in which no arc between the first and the third word leads over a root."""
+    root = E * ((1 + E**2 + E) * (E + 2 * E**2) - E**3 - E**2 * E)
+    second = 1 * E**2 * (E + 2 * E**2)  # the third is below the second or a root
+    third = E * E**2 * (1 + E)  # a root, whose child, or the first one's, the second is
+    return [each / (root + second + third) for each in (root, second, third)]
+
+
 def test_each_title_of_the_file_is_of_an_example_and_in_its_place():
     assert list(TITLES) == list(EXAMPLES)
 
@@ -89,6 +97,8 @@ def test_inputs_are_small_whole_numbers_and_texts_are_in_both_languages(name):
         ("chosen-keys", "mask", [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 1, 0, 0]]),
         ("linear-chain", "weights", [[CHOSEN, 1 - 4 * E**2 / CHOICES, CHOSEN]]),
         ("dependency-trees", "weights", [_first_parents()]),
+        ("projective-trees", "weights", [_first_parents_without_crossings()]),
+        ("hash-collisions", "weights", [[1, 1 / 4, 0], [1 / 4, 1, 1 / 4]]),
         (
             "landmarks",
             "weights",

@@ -151,8 +151,11 @@ def _linear_chain(tables: WrittenTables) -> Tensor:
     return masses @ choices.to(scores.dtype)  # regard: ignore[ATT901] of choices, and no values
 
 
-def _dependency_trees(tables: WrittenTables) -> Tensor:
-    """The share of all trees in which i has the parent j, of the parents that lead from each word to a root."""
+def _dependency_trees(tables: WrittenTables, *, crossing: bool = True) -> Tensor:
+    """The share of all trees in which i has the parent j, of the parents that lead from each word to a root.
+
+    crossing: whether arcs may; that of a root begins before the first word.
+    """
     scores = tables.last_scores()
     size = len(scores)
     parents = torch.cartesian_prod(*[torch.arange(size)] * size).reshape(-1, size)
@@ -160,8 +163,19 @@ def _dependency_trees(tables: WrittenTables) -> Tensor:
     for _ in range(size):
         ends = parents.gather(-1, ends)
     trees = parents[(parents.gather(-1, ends) == ends).all(-1)]
+    if not crossing:
+        trees = trees[~_cross(trees)]
     masses = scores[torch.arange(size), trees].sum(-1).softmax(0)
     return torch.einsum("t,tij->ij", masses, torch.nn.functional.one_hot(trees, size).to(masses.dtype))
+
+
+def _cross(trees: Tensor) -> Tensor:
+    """Whether any two arcs of trees (count, N) begin within each other, and end without."""
+    words = torch.arange(trees.shape[-1]).expand_as(trees)
+    parents = trees.masked_fill(trees == words, -1)
+    first, last = torch.minimum(words, parents), torch.maximum(words, parents)
+    within = (first.unsqueeze(-1) < first.unsqueeze(-2)) & (first.unsqueeze(-2) < last.unsqueeze(-1))
+    return (within & (last.unsqueeze(-1) < last.unsqueeze(-2))).flatten(-2).any(-1)
 
 
 def _state(decay: float = 1.0, *, replaces: bool = False) -> Formula:
@@ -268,6 +282,8 @@ FORMULAS: Mapping[str, Formula] = {
     "weights.stick-breaking": _stick_breaking,
     "weights.linear-chain": _linear_chain,
     "weights.dependency-trees": _dependency_trees,
+    "weights.projective-trees": lambda tables: _dependency_trees(tables, crossing=False),
+    "weights.hash-collisions": lambda tables: (1 - tables.last_scores().arccos() / math.pi) ** 2,
     "context": _context,
     "concatenation": _joined,
     "output": lambda tables: tables["concatenation"] @ tables["output_projection"],

@@ -211,6 +211,22 @@ STEPS = {
         "a_ij = p(the parent of i is j), a_ii that i is a root, with p(tree) in proportion to exp(Σ_i e_i,parent(i))",
         r"a_{ij} = p(\mathrm{parent}(i) = j),\; p(\mathrm{tree}) \propto e^{\sum_i e_{i, \mathrm{parent}(i)}}",
     ),
+    "weights.projective-trees": StepWording(
+        Wording(
+            "Attention weights: the parent of each word, of trees without crossings",
+            "어텐션 가중치: 엇갈리지 않는 트리에서 각 단어의 부모일 확률",
+        ),
+        "a_ij = p(the parent of i is j), p(tree) in proportion to exp(Σ_i e_i,parent(i)), of trees without crossings",
+        r"a_{ij} = p(\mathrm{parent}(i) = j),\; p(\text{projective tree}) \propto e^{\sum_i e_{i, \mathrm{parent}(i)}}",
+    ),
+    "weights.hash-collisions": StepWording(
+        Wording(
+            "Attention weights: the chance that hashes by 2 hyperplanes are equal",
+            "어텐션 가중치: 초평면 2개로 만든 해시가 같을 확률",
+        ),
+        "a_ij = (1 - arccos(e_ij) / π)²",
+        r"a_{ij} = (1 - \arccos(e_{ij}) / \pi)^2",
+    ),
     "weights.softpick": StepWording(
         Wording("Attention weights: softpick of each row", "어텐션 가중치: 행마다 소프트픽"),
         "a_ij = max(exp(e_ij) - 1, 0) / Σ_k |exp(e_ik) - 1|",

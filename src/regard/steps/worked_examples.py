@@ -539,6 +539,11 @@ def _linear_chain(what_if: WhatIf | None = None) -> Walkthrough:
     return _three_words(normalizers.LinearChain(torch.eye(2)), what_if=what_if)
 
 
+@_example("projective-trees")
+def _projective_trees(what_if: WhatIf | None = None) -> Walkthrough:
+    return _three_words(normalizers.ProjectiveTrees(), what_if=what_if)
+
+
 @_example("dependency-trees")
 def _dependency_trees(what_if: WhatIf | None = None) -> Walkthrough:
     return _three_words(normalizers.DependencyTrees(), what_if=what_if)
@@ -595,6 +600,18 @@ def _linformer(what_if: WhatIf | None = None) -> Walkthrough:
     query = _matrix(((2.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 2.0)))
     key = _matrix(((2.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 2.0), (0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 2.0, 2.0)))
     return mixture_walkthrough(query, key, _matrix((*VALUES[:2], (3.0, 1.0), (1.0, 1.0))), projection, what_if=what_if)
+
+
+@_example("hash-collisions")
+def _hash_collisions(what_if: WhatIf | None = None) -> Walkthrough:
+    """Queries and keys of norm 1, whose scores are cosines: no other numbers take their place."""
+    query, key = torch.tensor(((1.0, 0.0), (0.0, 1.0))), torch.tensor(((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0)))
+    return walkthrough(
+        *(query, key, _matrix(VALUES)),
+        score=scores.Dot(),
+        normalizer=normalizers.HashCollisions(2),
+        what_if=what_if,
+    )
 
 
 @_example("ring")
