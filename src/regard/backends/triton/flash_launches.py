@@ -62,7 +62,8 @@ class FlashLaunches:
     def backward(self, saved: Saved, into: ProblemGradients) -> None:
         """Write the gradients of query, key and value; add those of bias and normalizer where `saved` asks for them."""
         gradient = self.bias.zero_gradient() if saved.needs_bias_grad else None
-        by_rows, by_columns = self._settings("query"), self._settings("key")
+        by_rows = self._settings("query")
+        by_columns = self._settings("key" if self.score.powers is None else "key of powers")
         programs = self._row_programs(by_rows), self.batch * self.key_heads * -(-self.keys // by_columns.columns)
         noted = torch.zeros(1 + sum(programs), dtype=torch.int32, device=self.value.device)
         any_bad, *flags = noted.split((1, *programs))

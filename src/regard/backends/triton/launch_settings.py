@@ -35,7 +35,8 @@ INTERPRETED = LaunchSettings(64, 64, 4, 1)
 Table: TypeAlias = dict[str, dict[int, tuple[int, int, int, int]]]
 """Of each kernel and each head dim: rows, columns, warps, stages.
 
-Kernels are "forward", "query" and "key"; "thresholds" and "threshold terms" of weights above a threshold.
+Kernels are "forward", "query" and "key"; "thresholds" and "threshold terms" of weights above a threshold; and "key of
+powers", of entmax with any α, where its tile is not that of "key".
 """
 
 # Scores that are products alone, with a mask or without.
@@ -76,6 +77,7 @@ WITH_TERMS: dict[int, Table] = {
         "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2), 512: (32, 16, 8, 2)},
         "query": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
         "key": {64: (32, 64, 8, 2), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
+        "key of powers": {64: (32, 64, 8, 1), 128: (32, 32, 8, 2), 256: (32, 32, 8, 1)},
         "thresholds": {64: (64, 64, 4, 3), 128: (64, 64, 8, 3), 256: (64, 64, 8, 2)},
         "threshold terms": {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 2)},
     },
@@ -152,4 +154,5 @@ def architecture(device: torch.device) -> int:
 def settings_of(arch: int, kernel: str, dim: int, *, wide: bool, terms: bool) -> LaunchSettings:
     """A row of the table, that of the next larger dim that there is; wide: of float32."""
     table = FLOAT32 if wide else (WITH_TERMS if terms else PLAIN)[arch]
-    return LaunchSettings(*next(table[kernel][known] for known in sorted(table[kernel]) if known >= dim))
+    tiles = table[kernel if kernel in table else kernel.removesuffix(" of powers")]
+    return LaunchSettings(*next(tiles[known] for known in sorted(tiles) if known >= dim))
