@@ -1,8 +1,15 @@
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from regard import native
+from regard.backends.cpu.library import SETTING
+
+
+def variants_under_test() -> tuple[str, ...]:
+    """Those that run here; the one alone that the environment names, as that of `make test-variant` does."""
+    return (native.variant(),) if os.environ.get(SETTING) and native.available() else native.variants()
 
 
 @pytest.fixture(autouse=True)
@@ -10,9 +17,9 @@ def on_two_threads(two_threads: None) -> None:
     """Native code shares its work among threads."""
 
 
-@pytest.fixture(params=native.variants() or [pytest.param("", marks=pytest.mark.skip(str(native.why_not())))])
+@pytest.fixture(params=variants_under_test() or [pytest.param("", marks=pytest.mark.skip(str(native.why_not())))])
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each variant of the native code that runs here is in use, one after the other."""
+    """Each of `variants_under_test` is in use, one after the other."""
     with native.using(request.param):
         yield request.param
 
