@@ -118,6 +118,7 @@ def test_kernels_agree_with_the_oracle(group, assert_all):
     assert_all(assert_agrees_with_infinity, pairs[group::GROUPS])
 
 
+@pytest.mark.shorter
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_several_tiles(group, assert_all):
     among = list(filter(of_products, long_cases()))[::EVERY]

@@ -189,6 +189,7 @@ def assert_right_verdicts(asked):
     assert kept.expand(*kept.shape[:-2], *tile.shape).equal(dense[..., 3:20, 5:])
 
 
+@pytest.mark.shorter
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(asked=questions())
 def test_verdicts_are_never_wrong(asked):
