@@ -111,7 +111,8 @@ class EntmaxOracle(NormalizerOracle):
         scaled = ((self.alpha - 1.0) * scores).masked_fill(~exists, -INFINITY)
         peak = scaled.detach().amax(-1, keepdim=True).clamp(min=LOW)
         scaled = scaled - peak
-        support = self._support(scaled.detach().double())
+        bisected = self._bisected(scaled.detach().double())
+        support = scaled.detach().double() > bisected
         kept = torch.where(support, scaled, 0.0)
         count = support.sum(-1, keepdim=True).clamp(min=1).to(scaled.dtype)
         power = 1.0 / (self.alpha - 1.0)
@@ -122,7 +123,7 @@ class EntmaxOracle(NormalizerOracle):
             spread = torch.where(support, (kept - mean).square(), 0.0).sum(-1, keepdim=True)
             threshold = mean - ((1.0 - spread).clamp(min=TINY) / count).sqrt()
         else:
-            threshold = self._bisected(scaled.detach().double()).to(scaled.dtype)
+            threshold = bisected.to(scaled.dtype)
             for _ in range(2):
                 above = torch.where(support, kept - threshold, 1.0).clamp(min=TINY)
                 value = torch.where(support, above**power, 0.0).sum(-1, keepdim=True) - 1.0
@@ -134,13 +135,12 @@ class EntmaxOracle(NormalizerOracle):
     def _bisected(self, scaled: Tensor) -> Tensor:
         low, high = torch.full_like(scaled[..., :1], -1.0), torch.zeros_like(scaled[..., :1])
         for _ in range(200):
-            middle = (low + high) / 2
+            before, middle = (low, high), (low + high) / 2
             total = (scaled - middle).clamp(min=0.0).pow(1.0 / (self.alpha - 1.0)).sum(-1, keepdim=True)
             low, high = torch.where(total >= 1.0, middle, low), torch.where(total < 1.0, middle, high)
+            if low.equal(before[0]) and high.equal(before[1]):  # and so after any further step
+                break
         return low
-
-    def _support(self, scaled: Tensor) -> Tensor:
-        return scaled > self._bisected(scaled)
 
 
 class RatioOracle(NormalizerOracle):

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from .mask_and_bias_cases import BIAS_CASES
 
 Leaves = Mapping[str, Tensor]
 Positions = tuple[tuple[int, ...], ...]
+AnyInteger = TypeVar("AnyInteger", int, Tensor)
 
 ENOUGH_ELEMENTS = 1000
 """The number of elements, of all approximations together, whose largest error stands for the working precision.
@@ -414,14 +415,15 @@ def _dropout_pattern(
     seed: int, heads: int, query_positions: Positions, key_positions: Positions, probability: float
 ) -> Tensor:
     """`dropout_keeps` of all weights, (batch, heads, M, N), for positions (batch, M) and (batch, N)."""
-    threshold, pattern = round(probability * 2**32) - 2**31, []
-    for batch, (queries, keys) in enumerate(zip(query_positions, key_positions, strict=True)):
-        columns = [_column_hash(seed, key) for key in keys]
-        for head in range(batch * heads, (batch + 1) * heads):
-            rows = [_row_hash(seed, head, query) for query in queries]
-            pattern += [_pair_hash(row, column) >= threshold for row in rows for column in columns]
+    threshold = round(probability * 2**32) - 2**31
     lengths = [len(positions[0]) if positions else 0 for positions in (query_positions, key_positions)]
-    return torch.tensor(pattern, dtype=torch.bool).view(len(query_positions), heads, *lengths)
+    pattern = torch.zeros(len(query_positions), heads, *lengths, dtype=torch.bool)
+    for batch, (queries, keys) in enumerate(zip(query_positions, key_positions, strict=True)):
+        columns = torch.tensor([_column_hash(seed, key) for key in keys], dtype=torch.int64)
+        for head in range(heads):
+            rows = [_row_hash(seed, batch * heads + head, query) for query in queries]
+            pattern[batch, head] = _pair_hash(torch.tensor(rows, dtype=torch.int64)[:, None], columns) >= threshold
+    return pattern
 
 
 def _row_hash(seed: int, head: int, query: int) -> int:
@@ -440,14 +442,14 @@ def _splitmix64(number: int) -> int:
     return number ^ (number >> 31)
 
 
-def _pair_hash(row: int, column: int) -> int:
-    """A signed 32-bit hash of a row's and a column's."""
+def _pair_hash(row: AnyInteger, column: AnyInteger) -> AnyInteger:
+    """A signed 32-bit hash of a row's and a column's, or of those of many, whose sums of 64 bits may overflow."""
     number = _signed(row + column, 32)
     number = _signed((number ^ (number >> 16)) * 0x7FEB352D, 32)
     return _signed((number ^ (number >> 15)) * 0x846CA68B, 32)
 
 
-def _signed(number: int, bits: int) -> int:
+def _signed(number: AnyInteger, bits: int) -> AnyInteger:
     """The lowest bits of a number in two's complement."""
     half = 1 << (bits - 1)
     return (number + half) % (2 * half) - half
