@@ -35,7 +35,7 @@ def by_steps(query, key, value, ridge, beta, decay):
     return torch.stack(rows, 2)
 
 
-@pytest.mark.parametrize("length", [1, 37, 64, 65, 131])
+@pytest.mark.parametrize("length", [1, 6, 7, 8, 37, 64, 65, 131])  # of 7 dims
 def test_it_solves_each_system(length):
     given = inputs(length)
     with torch.no_grad():
@@ -46,6 +46,27 @@ def test_it_solves_each_system(length):
     upstream = torch.randn_like(results[0])
     for one, other in zip(*(torch.autograd.grad(each, leaves, upstream) for each in results), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("ridge", [1.0, 2.0**-8])
+def test_few_positions_in_float32(ridge):
+    given: dict[str, Any] = {name: each.float() for name, each in inputs(7).items()}
+    given["ridge"] = torch.full((3, 7), ridge)
+    exact = by_steps(**{name: each.double() for name, each in given.items()})
+    # Rounded numbers are solutions of systems a rounding away, by the condition of the matrix, at most (1 + 7) / ridge.
+    budget = 7 * torch.finfo(torch.float32).eps * (8 / ridge) * exact.abs().max()
+    assert (mesa_attention(**given) - exact).abs().max() < budget
+
+
+@pytest.mark.parametrize("length", [5, 37])
+@pytest.mark.parametrize("name", ["query", "value"])
+def test_what_is_no_number_reaches_no_position_before_it(name, length):
+    given = inputs(length)
+    clean = mesa_attention(**given)
+    given[name][:, :, 3] = torch.nan
+    found = mesa_attention(**given)
+    torch.testing.assert_close(found[:, :, :3], clean[:, :, :3])
+    assert bool(found[:, :, 3].isnan().any(-1).all())
 
 
 def test_fewer_iterations_are_nearer_the_further_they_go():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError, ShapeError
-from regard.linear import running_softmax, slot_attention
+from regard.linear import running_softmax, slot_attention, value_decay
 
 
 def inputs(length=37, heads=4, key_heads=2, slots=5):
@@ -35,6 +35,30 @@ def test_it_is_gated_slot_attention(length):
     upstream = torch.randn_like(results[0])
     for one, other in zip(*(torch.autograd.grad(each, tensors, upstream) for each in results), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("most", [0.0, 1e3], ids=["by blocks", "all pairs at once"])
+@pytest.mark.parametrize("length", [16, 37])
+def test_both_ways_of_decaying(length, most, monkeypatch):
+    monkeypatch.setattr(value_decay, "MOST_DECAYED", most)
+    query, key, value, logits = inputs(length)
+    keep = (logits + 2).sigmoid()
+    tensors = [tensor.detach().requires_grad_() for tensor in (query, key, value, 1 - keep, keep.log())]
+    results = slot_attention(*tensors), by_steps(*tensors)
+    torch.testing.assert_close(*results)
+    found, exact = (torch.autograd.grad(each.square().sum(), tensors) for each in results)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_decays_near_the_most_are_exact_in_float32():
+    query, key, value, logits = (tensor.float() for tensor in inputs(64))
+    decay = -logits.abs()
+    decay *= 0.99 * value_decay.MOST_DECAYED / decay.sum(-2, keepdim=True).abs()
+    found = slot_attention(query, key, value, logits.sigmoid(), decay)
+    exact = by_steps(*(tensor.double() for tensor in (query, key, value, logits.sigmoid(), decay)))
+    # Sums of 64 numbers, and a logarithm that is rounded 64 times before its exponential.
+    assert (found - exact).abs().max() < 2 * 64 * torch.finfo(torch.float32).eps * exact.abs().max()
 
 
 def test_strong_decays_do_not_overflow():

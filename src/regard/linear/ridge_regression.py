@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.finite import all_finite
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import without_autocast
 from ..errors import ConfigurationError, DtypeError, ShapeError
@@ -43,7 +44,7 @@ def mesa_attention(
     All N systems are solved at once by conjugate gradients, which need the products H_t p_t alone: each is linear
     attention of p with the keys as values. Memory is linear in N, and time that of `regard.linear_attention` once for
     each iteration; the backward pass solves once more, and keeps no iteration. Up to 64 positions each system is solved
-    by itself.
+    by itself, for as many unknowns as there are positions or, where there are more of these, dims.
 
     Shapes:
         query (..., heads, N, D), key (..., heads, N, D), value (..., heads, N, Dv); the output is (..., heads, N, Dv).
@@ -101,6 +102,8 @@ def mesa_attention(
             return _conjugate_gradients(times_matrix, right, iterations or 2 * right.shape[-1])
 
     with without_autocast(query.device.type):
+        if query.shape[-2] <= min(SHORT, query.shape[-1]) and _are_read_and_finite(q, k, v):
+            return (_shares(q, k, _pair_weights(beta, decay), ridge) @ v).to(value.dtype)
         if query.shape[-2] <= SHORT:
             return read(_solve_each(q, k, beta, decay, ridge), v).to(value.dtype)
         solved = solve(q)
@@ -110,14 +113,36 @@ def mesa_attention(
         return read(solved, v).to(value.dtype)
 
 
-def _solve_each(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor | None, ridge: Tensor) -> Tensor:
-    """(H_t + diag(λ))⁻¹ q_t of a short sequence, with all its matrices H in memory: iterations would take longer."""
+def _pair_weights(beta: Tensor, decay: Tensor | None) -> Tensor:
+    """w_tj = β_j e^{g_{j+1} + ... + g_t}, with which key j counts in the system of position t; 0 after it."""
     weights = beta.mT.expand(*beta.shape[:-1], beta.shape[-2])
     if decay is not None:
         ends = decay.clamp(min=SMALLEST_DECAY).double().cumsum(-1)
-        weights = weights * (ends.unsqueeze(-1) - ends.unsqueeze(-2)).clamp(max=0).exp().to(key.dtype)
+        weights = weights * (ends.unsqueeze(-1) - ends.unsqueeze(-2)).clamp(max=0).exp().to(beta.dtype)
+    return weights.tril()
+
+
+def _shares(query: Tensor, key: Tensor, weights: Tensor, ridge: Tensor) -> Tensor:
+    """What each query reads of each value, y_t = W_t K x_t of x_t = (Kᵀ W_t K + diag(λ))⁻¹ q_t, (..., N, N).
+
+    With x from its own equation, y = W (U - G y) of G = K diag(λ)⁻¹ Kᵀ and u = K diag(λ)⁻¹ q: a system of as many
+    unknowns as there are keys, (1 + W_t G) y_t = W_t u_t, and no matrix of size D.
+    """
+    scaled = key / ridge
+    systems = weights.unsqueeze(-1) * (key @ scaled.mT).unsqueeze(-3)  # (..., N, N, N)
+    systems = systems + torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
+    return torch.linalg.solve(systems, weights * (query @ scaled.mT))
+
+
+def _are_read_and_finite(*tensors: Tensor) -> bool:
+    """Whether numbers can be read here, and none is NaN or infinite, which would reach earlier positions by 0 · NaN."""
+    return all(map(has_values, tensors)) and all_finite(*tensors)
+
+
+def _solve_each(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor | None, ridge: Tensor) -> Tensor:
+    """(H_t + diag(λ))⁻¹ q_t of a short sequence, with all its matrices H in memory: iterations would take longer."""
     squares = (key.unsqueeze(-1) * key.unsqueeze(-2)).flatten(-2)  # (..., N, D²)
-    matrices = (weights.tril() @ squares).unflatten(-1, (key.shape[-1], key.shape[-1]))
+    matrices = (_pair_weights(beta, decay) @ squares).unflatten(-1, (key.shape[-1], key.shape[-1]))
     return torch.linalg.solve(matrices + torch.diag_embed(ridge), query)
 
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from .chunks import CHUNK, SMALLEST_DECAY, in_chunks
-from .linear_arguments import check_logarithms
+from .linear_arguments import check_logarithms, has_values
 
+MOST_DECAYED = 40.0
+"""The largest a for which numbers are divided by e^-a: e^40 times a number and back is the number, to rounding."""
 FEW = 16
 """Positions whose pairs are computed at once: as many numbers for each value dim as there are pairs."""
 
@@ -58,11 +60,15 @@ def _decayed_sums(weights: Tensor, values: Tensor, sums: Tensor) -> Tensor:
     """Σ_{j <= t} w_tj e^{a_t - a_j} ⊙ v_j in each chunk.
 
     Each pair of a row in the second half of a block and a value in the first decays by way of the end of the first
-    half, e^{a_t - a_end} e^{a_end - a_j}. Blocks start as single positions and double.
+    half, e^{a_t - a_end} e^{a_end - a_j}. Blocks start as single positions and double. Where no decay within a
+    chunk is below e^-MOST_DECAYED, it is e^{a_t} e^{-a_j} of all pairs at once.
 
     Shapes: weights (..., C, C), values and sums (..., C, Dv) that broadcast to it, C a power of 2; (..., C, Dv).
     """
     size = weights.shape[-1]
+    if has_values(sums) and float(sums.detach()[..., -1, :].amin()) >= -MOST_DECAYED:
+        factors = sums.exp().to(values.dtype)
+        return factors * (weights.tril() @ (values / factors))
     if size <= FEW:  # all pairs of positions, in fewer operators
         factors = (sums.unsqueeze(-2) - sums.unsqueeze(-3)).to(values.dtype).clamp(max=0).exp()  # (..., C, C, Dv)
         return (weights.tril().unsqueeze(-1) * factors * values.unsqueeze(-3)).sum(-2)
