@@ -37,6 +37,7 @@ STRIDED = CAUSAL & (masks.window(before=7) | masks.strided(8))
 LONGFORMER = masks.window(before=4, after=4) | masks.global_tokens([0, 11])
 DILATED, BY_TILE = masks.dilated(before=4, step=3), masks.from_mod(lambda b, h, i, j: i // 8 >= j // 8)
 SANDWICH = biases.from_mod(lambda score, b, h, i, j: score - torch.log1p(abs(i - j) / 2))
+DOT = scores.Dot()
 ALIBI, GAUSSIAN = biases.alibi(HEADS), biases.gaussian(11.0, 4.0)
 SLOPES = (2.0 ** -torch.arange(1.0, HEADS + 1))[:, None, None]
 LEARNED = ("q", "k", "v")
@@ -207,7 +208,7 @@ def product(t: Inputs) -> Tensor:
 
 
 SCORES = (
-    Case("Dot product", lambda t: attend(t, score=scores.Dot()), lambda t: softmax(t.q @ t.k.mT) @ t.v),
+    Case("Dot product", lambda t: attend(t, score=DOT), lambda t: softmax(t.q @ t.k.mT) @ t.v),
     Case("Scaled dot product", attend, lambda t: softmax(t.s) @ t.v),
     Case(
         "Grouped-query",
@@ -254,7 +255,7 @@ SCORES = (
     ),
     Case(
         "Cosine",
-        lambda t: regard.attention(9 * normalize(t.q, dim=-1), normalize(t.k, dim=-1), t.v, score=scores.Dot()),
+        lambda t: regard.attention(9 * normalize(t.q, dim=-1), normalize(t.k, dim=-1), t.v, score=DOT),
         lambda t: softmax(9 * normalize(t.q, dim=-1) @ normalize(t.k, dim=-1).mT) @ t.v,
     ),
     Case("Soft cap", lambda t: attend(t, softcap=2.0), lambda t: softmax(2 * torch.tanh(t.q @ t.k.mT / 16)) @ t.v),

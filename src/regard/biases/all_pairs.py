@@ -91,7 +91,7 @@ def numbers_of_pairs(bias: Bias, problem: Problem, keep: Tensor | None) -> Tenso
 
 
 class PairColumns(NamedTuple):
-    """Of a table by distance the columns that any pair has, None for all, and the one of each pair among them.
+    """Of a table by distance the columns that pairs have, None for all or most, and the one of each pair among them.
 
     Shapes: of_pairs (*leading, M, N), expanded.
     """
@@ -117,9 +117,10 @@ def pair_columns(index: DistanceIndex, queries: int, keys: int, leading: torch.S
         distances = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
         columns = index(distances)
         first, last = (int(each) for each in columns.aminmax())
-        of_pairs = (columns - first).mT.contiguous() if by_key else columns - first
-        reached = None if last - first + 1 == index.count else slice(first, last + 1)
-        return PairColumns(reached, of_pairs.expand(*leading, -1, -1))
+        # To leave out a few columns would cost more than it saves: memory with gaps makes products slow.
+        reached = slice(first, last + 1) if 2 * (last - first + 1) <= index.count else None
+        columns = columns if reached is None else columns - first
+        return PairColumns(reached, (columns.mT.contiguous() if by_key else columns).expand(*leading, -1, -1))
 
 
 def score_scale(problem: Problem) -> float:
@@ -141,8 +142,8 @@ def wide_key(problem: Problem) -> Tensor:
     return at_least_float32(key)
 
 
-def scaled_product(rows: Tensor, vectors: Tensor, scale: float) -> Tensor:
-    """Scale · rows · vectorsᵀ for (B, H, M, D) and (H or 1, C, D): (B, H, M, C), or (H, M, C) of one batch."""
+def vector_products(rows: Tensor, vectors: Tensor) -> Tensor:
+    """Rows · vectorsᵀ for (B, H, M, D) and (H or 1, C, D): (B, H, M, C), or (H, M, C) of one batch."""
     if rows.shape[0] == 1 and rows.shape[1] == vectors.shape[0]:
-        return torch.bmm(rows.squeeze(0), vectors.mT).mul_(scale)
-    return (rows * scale) @ vectors.mT
+        return torch.bmm(rows.squeeze(0), vectors.mT)
+    return rows @ vectors.mT

@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from .all_pairs import AllPairs, scaled_product, score_scale
+from .all_pairs import AllPairs, score_scale, vector_products
 from .base import Bias, describe_tensor, is_floating
 
 
@@ -70,7 +70,7 @@ class PositionProducts(Bias, AllPairs):
         query, key = at_least_float32(self.queries), at_least_float32(self.keys)
         query = query if query.shape[1] == problem.queries else query[:, first:keys]
         key = key if key.shape[1] == keys else key[:, :keys]
-        values = scaled_product(query.unsqueeze(0), key, score_scale(problem))
+        values = vector_products(query.unsqueeze(0), key).mul_(score_scale(problem))
         if self.to_first is None and self.from_first is None:
             return values
         heads = max(len(each) for each in (self.to_first, self.from_first) if each is not None)
