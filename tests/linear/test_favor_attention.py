@@ -1,13 +1,21 @@
 """Attention by FAVOR+ features in blocks: the same as by features of all positions, with gradients."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard import masks
-from regard.linear import FavorPlus, favor_attention, linear_plans
+from regard.linear import (
+    FavorPlus,
+    favor_attention,
+    linear_attention,
+    linear_attention_with_state,
+    linear_plans,
+)
 
 DIM, VALUE_DIM = 5, 3
 
@@ -96,3 +104,45 @@ def test_a_matrix_that_is_learned_has_a_gradient():
     (gradient,) = torch.autograd.grad(output.square().sum(), learned.matrix)
     assert gradient.abs().sum() > 0
     torch.testing.assert_close(output, regard.linear_attention(*tensors, feature_map=features))
+
+
+class TestKeysWhoseFeaturesAreFarApart:
+    """Relative to the largest feature of a later key, those of the first ones are 0 in float32."""
+
+    @staticmethod
+    def inputs() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        query, key, value = (torch.randn(2, heads, 67, 8, generator=generator) for heads in (4, 2, 2))
+        key[:, :, :3] *= 12.0  # the features of a key fall with its length
+        key[:, :, 30:33] *= 9.0
+        return [query, key, value]
+
+    @pytest.mark.parametrize("keep", [None, masks.padding([67, 41])])
+    @pytest.mark.parametrize("decay", [None, (2, 2, 67), (2, 2, 67, 32)])
+    def test_rows_and_gradients_are_those_of_float64(self, keep, decay):
+        features = FavorPlus(8, 32, seed=0)
+        gate = None if decay is None else -torch.rand(decay, generator=torch.Generator().manual_seed(1))
+        results = []
+        for dtype in (torch.float32, torch.float64):
+            tensors = [tensor.to(dtype).requires_grad_() for tensor in self.inputs()]
+            decays = None if gate is None else gate.to(dtype)
+            output = linear_attention(*tensors, feature_map=features, causal=True, mask=keep, decay=decays)
+            results.append([output, *torch.autograd.grad(output.square().sum(), tensors)])
+        first = self.inputs()[2][:, :, 0].repeat_interleave(2, 1)
+        torch.testing.assert_close(results[0][0][:, :, 0].detach(), first, msg="the first row has one key")
+        for found, exact in zip(*results, strict=True):
+            assert (found.double() - exact).abs().max() < 2e-4 * exact.abs().max()
+
+    def test_parts_and_steps_are_the_whole(self):
+        query, key, value = self.inputs()
+        options: dict[str, Any] = {"feature_map": FavorPlus(8, 32, seed=0), "causal": True}
+        whole, last = linear_attention_with_state(query, key, value, **options)
+        for parts in ([2, 31, 34], [1] * 67):
+            state, outputs = None, []
+            for q, k, v in zip(*(tensor.split(parts, 2) for tensor in (query, key, value)), strict=True):
+                output, state = linear_attention_with_state(q, k, v, state=state, **options)
+                outputs.append(output)
+            torch.testing.assert_close(torch.cat(outputs, 2), whole, rtol=1e-4, atol=1e-5)
+            assert state is not None
+            torch.testing.assert_close(state.log_scale, last.log_scale)
+            torch.testing.assert_close(state.sums, last.sums, rtol=1e-4, atol=1e-5)

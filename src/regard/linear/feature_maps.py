@@ -104,6 +104,10 @@ class FavorPlus:
     The error of the mean falls as 1/√m. The same map has to be used for queries and keys, and for all decoding steps
     of a sequence.
 
+    Features of keys are stored relative to the largest of a head. In causal normalised attention on a CPU that is the
+    largest so far; elsewhere (on CUDA, under a transform, where weights are not normalised) keys whose features are
+    smaller by e^87 than those of any other are 0 in float32, and rows that attend to such keys alone are 0.
+
     Args:
         dim: D.
         num_features: m.
@@ -247,3 +251,15 @@ def key_features(
         largest = largest.maximum(at_least)
     largest = largest.masked_fill(largest == -torch.inf, 0.0)  # no key exists
     return (logarithms - largest).exp(), largest
+
+
+LEAST_FEATURE = math.exp(-60)
+"""The largest feature of a key relative to that of all: below it float32 would not have the smaller ones of the key."""
+
+
+def are_far_apart(features: Tensor, keep: Tensor | None = None) -> bool:
+    """Whether the features of some key (..., N, D) are too small relative to the largest of all, which is 1."""
+    largest = features.amax(-1)
+    if keep is not None:
+        largest = largest.masked_fill(~keep, 1.0)
+    return bool((largest < LEAST_FEATURE).any())

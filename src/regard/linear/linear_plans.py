@@ -1,7 +1,8 @@
-"""The four ways to compute linear attention, and the choice among them.
+"""The ways to compute linear attention, and the choice among them.
 
 Two apply φ to all rows first, and compute sums of features: `FeatureSums` over all keys, `FeatureRecurrence` over those
-before each query. Two never have all features in memory, which is faster: `EluRecurrence` and `FavorBlocks`.
+before each query, as `FavorRecurrence` where features of keys are far apart. Two never have all features in memory,
+which is faster: `EluRecurrence` and `FavorBlocks`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,15 @@ from torch.nn import functional
 from ..core.torch_modes import without_autocast
 from .elu_recurrence import elu_recurrence, runs_in_one_pass
 from .favor_attention import favor_attention, takes_features_in_blocks
-from .feature_maps import Elu, FavorPlus, key_features, query_features
-from .linear_arguments import bonus_features, check_features, checked_decay, delta_features, initial_sums
+from .feature_maps import Elu, FavorPlus, are_far_apart, key_features, query_features
+from .linear_arguments import (
+    bonus_features,
+    check_features,
+    checked_decay,
+    delta_features,
+    has_values,
+    initial_sums,
+)
 from .linear_problem import LinearProblem
 from .linear_state import LinearState
 from .recurrence import recurrence
@@ -35,7 +43,8 @@ def choose_plan(problem: LinearProblem) -> LinearPlan:
         return EluRecurrence.from_problem(problem)
     if FavorBlocks.takes(problem):
         return FavorBlocks.from_problem(problem)
-    return feature_plan(problem)
+    plan = feature_plan(problem)
+    return FavorRecurrence.from_plan(plan) if FavorRecurrence.is_needed(plan) else plan
 
 
 def feature_plan(problem: LinearProblem) -> FeaturePlan:
@@ -276,6 +285,49 @@ class FeatureRecurrence(FeaturePlan):
         rows = torch.cat([read_state(query[:, :, :1], start), rows[:, :, :-1]], 2)
         shares = (by_key_head(query, key.shape[1]) * own.unsqueeze(2)).sum(-1, keepdim=True)  # (B, Hk, r, N, 1)
         return rows + (shares * value.unsqueeze(2)).flatten(1, 2), final
+
+
+class FavorRecurrence(FeatureRecurrence):
+    """`FeatureRecurrence` of FAVOR+ with features relative to the largest of the keys so far, e^{c_t}, not of all.
+
+    S_t e^{-c_t} = e^{g_t + c_{t-1} - c_t} S_{t-1} e^{-c_{t-1}} + φ(k_t) e^{-c_t} v_tᵀ
+
+    A row is divided by its total, where e^{-c_t} cancels. Relative to the largest feature of a later key, those of all
+    keys that a row attends to may be 0 in float32.
+    """
+
+    @staticmethod
+    def is_needed(plan: FeaturePlan) -> bool:
+        """Whether a key has features that are too small relative to all; False where the numbers cannot be read."""
+        problem, sequences = plan.problem, plan.sequences
+        if not isinstance(plan, FeatureRecurrence) or plan.key_scale is None or not problem.normalize:
+            return False
+        if sequences.beta is not None or sequences.own is not None or not has_values(sequences.key):
+            return False
+        return are_far_apart(sequences.key.detach(), problem.keep)
+
+    @classmethod
+    def from_plan(cls, plan: FeaturePlan) -> Self:
+        """The plan of the same problem."""
+        problem, sequences, state = plan.problem, plan.sequences, plan.problem.state
+        with without_autocast(problem.value.device.type):
+            logarithms = cast("FavorPlus", problem.feature_map).logarithms(problem.key)
+        if problem.keep is not None:
+            logarithms = logarithms.masked_fill(~problem.keep.unsqueeze(-1), -torch.inf)
+        largest = logarithms.detach().amax(-1)  # [B, Hk, N]
+        before = None if state is None or state.log_scale is None else state.log_scale.flatten(2)
+        if before is not None:
+            largest = largest.maximum(before)
+        largest = largest.cummax(-1).values
+        if before is None:  # masked keys in front have none
+            before = largest.masked_fill(largest == -torch.inf, torch.inf).amin(-1, keepdim=True)
+        largest = largest.maximum(before)
+        steps = -largest.diff(dim=-1, prepend=before)
+        decay = sequences.decay
+        decay = steps if decay is None else decay + (steps if decay.ndim == 3 else steps.unsqueeze(-1))
+        sequences = sequences._replace(key=(logarithms - largest.unsqueeze(-1)).exp(), decay=decay)
+        sums = None if state is None else state.sums
+        return cls(problem, sequences, sums, largest[..., -1:].unsqueeze(-1), plan.query_scale)
 
 
 def _times(key: Tensor, factors: Tensor | None) -> Tensor:

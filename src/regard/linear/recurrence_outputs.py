@@ -21,7 +21,7 @@ from ..core.finite import all_finite
 from ..core.recurrence_problem import FeatureMapName, RecurrenceInputs, RecurrenceProblem
 from ..core.torch_modes import mapped_by_autograd, no_mode_active
 from ..masks.causal import Causal
-from .feature_maps import Elu, FeatureMap, Identity, normalized_features, query_features
+from .feature_maps import Elu, FavorPlus, FeatureMap, Identity, are_far_apart, normalized_features, query_features
 from .linear_arguments import LinearOptions
 from .linear_plans import choose_plan
 from .linear_problem import make_linear_problem
@@ -131,7 +131,9 @@ def _features(
     if kind.scale != 1.0:
         query = query * kind.scale
     if kind.normalize:
-        return normalized_features(feature_map, query, key)
+        features = normalized_features(feature_map, query, key)
+        apart = type(feature_map) is FavorPlus and are_far_apart(features[1].detach())
+        return None if apart else features
     features, factor = query_features(feature_map, query)
     return None if factor is not None else (features, feature_map(key))
 
