@@ -205,13 +205,10 @@ except BaseException as error:
 @pytest.mark.parametrize(
     ("rank", "sent", "said"), [("0", "SIGTERM", "SystemExit(143)"), ("1", "SIGINT", "KeyboardInterrupt()")]
 )
-def test_a_signal_to_one_process_ends_all_in_the_same_way(
-    home: Path, rank: str, sent: str, said: str, warm_training: list[str]
-):
+def test_a_signal_to_one_process_ends_all_in_the_same_way(home: Path, rank: str, sent: str, said: str):
     experiment(home, devices=2, strategy="ddp").save(home / "two.yaml")
     (home / "script.py").write_text(TWO_PROCESSES)
-    command = [*warm_training, str(home / "script.py"), str(home), rank, sent]
-    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    subprocess.run([sys.executable, home / "script.py", home, rank, sent], env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert [(home / f"ended-{one}").read_text() for one in (0, 1)] == [said, said]
     assert load_weights(home / "run" / "last.safetensors")[1]["update"] == 4
 
