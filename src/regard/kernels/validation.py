@@ -339,9 +339,11 @@ def check_softcap(softcap: float | None) -> None:
     Raises:
         ConfigurationError: it is no number that float32 can hold, above 0.
     """
-    if softcap is not None and not (
-        lies_between(0.0, softcap, math.inf) and SMALLEST_SOFTCAP <= softcap <= LARGEST_SOFTCAP
-    ):
+    try:
+        fits = softcap is None or (SMALLEST_SOFTCAP <= softcap <= LARGEST_SOFTCAP and not isinstance(softcap, bool))
+    except (TypeError, ValueError, RuntimeError):  # no number
+        fits = False
+    if not fits:
         raise ConfigurationError(
             f"softcap is {softcap!r}; it needs a finite number above 0, from {SMALLEST_SOFTCAP:g} to "
             f"{LARGEST_SOFTCAP:g} for what float32 can hold, or None for no cap"

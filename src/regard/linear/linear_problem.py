@@ -109,15 +109,13 @@ def make_linear_problem(query: Tensor, key: Tensor, value: Tensor, **options: Un
         )
     query, key, value = check_same_kind(query, key, value)
     check_shapes(query, key, value)
-    mask, axes = (
-        read_mask(options.get("mask"), truth_value("causal", options.get("causal", False))),
-        BatchAxes.from_tensors(query, key, value),
-    )
+    causal, normalize = options.get("causal", False), options.get("normalize", True)
+    for name, given in (("causal", causal), ("normalize", normalize)):
+        if not isinstance(given, bool):
+            truth_value(name, given)  # which refuses it
+    mask, axes = read_mask(options.get("mask"), causal), BatchAxes.from_tensors(query, key, value)
     check_order(mask, query, key, options)
-    feature_map, normalize = (
-        checked_map(options.get("feature_map")),
-        truth_value("normalize", options.get("normalize", True)),
-    )
+    feature_map = checked_map(options.get("feature_map"))
     scale = checked_scale(options.get("scale"), feature_map, normalize, query.shape[-1])
     query, key, value = (axes.as_4d(tensor) for tensor in (query, key, value))
     keep, beta = kept_keys(mask, axes, key), checked_beta(options.get("beta"), axes, key)
