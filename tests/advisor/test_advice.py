@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -116,6 +117,28 @@ def test_gated_delta_nets_have_the_state_of_linear_attention():
         found = {each.name: each.price for each in advise(task=task, tokens=8192).mechanisms}
         assert found["Gated DeltaNet"].cache == found["linear attention"].cache
         assert found["Gated DeltaNet"].seconds == pytest.approx(ratio * found["linear attention"].seconds)
+
+
+def test_mechanisms_of_whole_sequences_are_compared_where_they_were_measured():
+    """On a CPU, and not while decoding; their times are factors of that of linear attention."""
+    of_decoders, of_encoders = {"TTT-Linear", "Titans", "S4D"}, {"LARA, 49 landmarks", "SOFT, 49 landmarks"}
+    settings: dict[str, Any] = {"tokens": 8192, "heads": 8, "head_dim": 64, "dtype": "float32"}
+    found = {each.name: each.price for each in advise(task="prefill", **settings).mechanisms}
+    assert of_decoders <= set(found)
+    assert not of_encoders & set(found)
+    linear = found["linear attention"]
+    for name, factor in (("TTT-Linear", 7.0), ("Titans", 14.0), ("S4D", 16.0)):
+        assert found[name].seconds == pytest.approx(factor * linear.seconds)
+    assert found["TTT-Linear"].cache == found["S4D"].cache == linear.cache  # 64 numbers for each of 64 channels
+    assert found["Titans"].cache == 2 * linear.cache  # the memory and its momentum
+    encoders = {each.name: each for each in advise(task="train", architecture="encoder", **settings).mechanisms}
+    assert of_encoders <= set(encoders)
+    assert not of_decoders & set(encoders)
+    assert encoders["LARA, 49 landmarks"].price.seconds < encoders["Performer, 256 features"].price.seconds
+    assert encoders["LARA, 49 landmarks"].code == "regard.approximations.lara_attention(q, k, v, landmarks=49)"
+    for told in ({"task": "decode"}, {"task": "prefill", "device": "cuda"}, {"task": "prefill", "gpu": "h100"}):
+        everything: dict[str, Any] = settings | told
+        assert not (of_decoders | of_encoders) & set(names(advise(**everything)))
 
 
 def test_the_nearest_feasible_is_said():

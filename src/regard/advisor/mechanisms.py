@@ -15,7 +15,7 @@ from ..masks import Mask, causal, prefix, window
 from ..scores import Additive
 from ..utils.units import format_seconds
 from .cards import CardWork
-from .prices import DELTA_RULE, Price, linear_price, ring_price, softmax_price
+from .prices import DELTA_RULE, LARA, S4D, SOFT, TITANS, TTT_LINEAR, Price, linear_price, ring_price, softmax_price
 from .workload import DTYPES, Workload
 
 WINDOW = 4096
@@ -32,6 +32,10 @@ LATENT_DIM, ROTARY_DIM = 512, 64
 """Numbers that latent attention stores for a token, as of DeepSeek-V2."""
 FEATURES = 256
 """Random features of the Performer that is compared."""
+LANDMARKS = 49
+"""Landmarks of LARA and SOFT, as in their papers."""
+CHANNEL_STATES = 32
+"""Complex numbers of the state of each channel of S4D, as in its paper."""
 RING_TOKENS = 10**6
 """Tokens from which a ring is compared though the sequence may fit in the memory of one process."""
 MOST_PROCESSES = 1024
@@ -131,6 +135,8 @@ def _all(workload: Workload) -> Iterator[Mechanism]:
         if workload.architecture == "decoder":
             yield _gated_delta(workload, key_heads)
         yield _performer(workload, key_heads)
+        if workload.device_type == "cpu" and workload.card is None and workload.task != "decode":
+            yield from _of_whole_sequences(workload)
 
 
 def attended_keys(workload: Workload, positions: int | None) -> tuple[Mask | None, int]:
@@ -345,6 +351,61 @@ def _performer(workload: Workload, key_heads: int) -> Mechanism:
         "Choromanski et al. 2021, arXiv 2009.14794",
         f"regard.nn.PerformerAttention(Projections(dim, {workload.heads}), num_features={FEATURES})",
     )
+
+
+def _of_whole_sequences(workload: Workload) -> Iterator[Mechanism]:
+    """Those whose time was measured on a CPU, over whole sequences, as factors of that of linear attention."""
+    widths = workload.head_dim, 2 * CHANNEL_STATES, LANDMARKS
+    state, channels, landmarks = (linear_price(workload, width, workload.heads) for width in widths)
+    other = "another function, trained as such"
+    if workload.architecture == "decoder":
+        yield Mechanism(
+            "TTT-Linear",
+            Change.APPROXIMATION,
+            replace(state, kernel="ttt_attention", seconds=TTT_LINEAR * state.seconds),
+            "a state that is a linear model, trained by gradient steps while it reads",
+            other,
+            "Sun et al. 2024, arXiv 2407.04620",
+            "linear.ttt_attention(q, k, v, rate=..., initial=..., norm_weight=..., norm_bias=...)",
+        )
+        yield Mechanism(
+            "Titans",
+            Change.APPROXIMATION,
+            replace(
+                state,
+                kernel="titans_attention",
+                cache=2 * state.cache,  # the memory and its momentum
+                memory=state.memory + state.cache,
+                seconds=TITANS * state.seconds,
+            ),
+            "as the delta rule, with momentum: what surprised a while ago is still written",
+            other,
+            "Behrouz et al. 2024, arXiv 2501.00663",
+            "linear.titans_attention(q, k, v, rate=..., momentum=..., decay=...)",
+        )
+        yield Mechanism(
+            "S4D",
+            Change.APPROXIMATION,
+            replace(channels, kernel="diagonal_state_space", seconds=S4D * channels.seconds),
+            f"a state of {CHANNEL_STATES} complex numbers a channel, whose decay does not depend on the token",
+            f"{other}: it cannot choose what it remembers",
+            "Gu et al. 2022, arXiv 2206.11893",
+            "linear.diagonal_state_space(x, step=..., rates=..., weights=...)",
+        )
+        return
+    for name, factor, source, code in (
+        ("LARA", LARA, "Zheng et al. 2022, arXiv 2204.04667", "lara_attention(q, k, v"),
+        ("SOFT", SOFT, "Lu et al. 2021, arXiv 2110.11945", "soft_attention(q, v"),
+    ):
+        yield Mechanism(
+            f"{name}, {LANDMARKS} landmarks",
+            Change.APPROXIMATION,
+            replace(landmarks, kernel=f"{name.lower()}_attention", seconds=factor * landmarks.seconds),
+            "reads the sequence through means of its segments, in time linear in the length",
+            "an error that depends on the text: measure it on your own tensors" if name == "LARA" else other,
+            source,
+            f"regard.approximations.{code}, landmarks={LANDMARKS})",
+        )
 
 
 def _processes(workload: Workload, price: Price) -> int:
