@@ -188,7 +188,7 @@ def test_bytes_of_a_cache_of_fewer_bits_are_those_that_it_has():
         with torch.no_grad():
             cache = cache.append(numbers, numbers)
         (found,) = [each for each in advice.mechanisms if each.name == f"multi-head, cache in {bits} bits"]
-        assert found.price.cache == cache.nbytes - cache.positions.nbytes
+        assert found.price.cache == cache.nbytes
 
 
 def test_a_cache_of_fewer_bits_is_made_as_the_advice_says():

@@ -97,7 +97,15 @@ def test_a_bias_is_floating_point(wrong, has):
         _ = biases.tensor(torch.zeros(2)) + wrong
 
 
-@pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, torch.tensor([1.0, 0.0])])
+@pytest.mark.parametrize("sigma", [0.0, -1.0, torch.tensor([1.0, 0.0])])
 def test_sigma_is_above_zero(sigma):
     with pytest.raises(ConfigurationError, match="gaussian needs sigma above 0; its smallest here is"):
         biases.gaussian(0.0, sigma)
+
+
+@pytest.mark.parametrize(("center", "sigma", "named"), [(0.0, math.nan, "sigma is nan"), ("1", 1.0, "center is '1'")])
+def test_center_and_sigma_are_finite_numbers(center, sigma, named):
+    with pytest.raises(
+        ConfigurationError, match=f"{named}; gaussian needs a finite number, or a tensor for the queries"
+    ):
+        biases.gaussian(center, sigma)
