@@ -1,18 +1,24 @@
 """The translator of `regard translate`: that it is small, told what it may be used for, copies and reads captions."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from regard.translation.checkpoint import load_weights
+from regard.errors import ConfigurationError
+from regard.translation.checkpoint import load_weights, save_tensors
 from regard.translation.experiment import Experiment
 from regard.translation.run_folder import ENGLISH_FRENCH_LONGER, MODELS, RunFolder
 from regard.translation.translator import Translator
 
 SHIPPED = RunFolder(ENGLISH_FRENCH_LONGER)
 RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPE = RECIPES / "english-french-longer.yaml"
+sys.path.insert(0, str(RECIPES))
+ship = importlib.import_module("ship_english_french_longer")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +37,47 @@ def test_its_weights_are_bfloat16_and_the_mean_of_several():
 
 
 def test_it_is_what_the_recipe_makes():
-    assert (
-        Experiment.load(SHIPPED.experiment).differences(Experiment.load(RECIPES / "english-french-longer.yaml")) == []
+    assert Experiment.load(SHIPPED.experiment).differences(Experiment.load(RECIPE)) == []
+
+
+def trained(folder, name: str, text: str, start: str, *more: str):
+    """The folder of a training, with its settings alone."""
+    keys = [f"data.folder=data/{text}", f"training.start_from={folder / start}/average.safetensors", *more]
+    (folder / name).mkdir()
+    Experiment.load(RECIPE, keys).save(RunFolder(folder / name).experiment)
+    return folder / name
+
+
+def test_trainings_that_are_none_of_the_recipe_are_not_shipped(tmp_path):
+    first = trained(tmp_path, "first", "english-french-text", "everyday")
+    second = trained(tmp_path, "second", "english-french-built-text", "first", "training.learning_rate=0.0007")
+    third = trained(tmp_path, "third", "english-french-last-text", "second", "training.validate_every=100")
+    recipe = Experiment.load(RECIPE)
+    ship.check_runs([first, second, third], recipe)
+    with pytest.raises(ConfigurationError, match=r"third has read .*last-text, and the text .* is english-french-text"):
+        ship.check_runs([third, second, first], recipe)
+    other = trained(tmp_path, "other", "english-french-last-text", "first")
+    with pytest.raises(
+        ConfigurationError, match=r"other starts from .*first.*, and needs to go on from weights in .*second"
+    ):
+        ship.check_runs([first, second, other], recipe)
+    small = trained(tmp_path, "small", "english-french-last-text", "second", "model.dim=96", "training.clip_norm=2.0")
+    with pytest.raises(ConfigurationError, match=r"small is no run of .*: it differs in model.dim, training.clip_norm"):
+        ship.check_runs([first, second, small], recipe)
+
+
+def test_weights_are_mixed_with_those_of_the_first_training_which_may_know_fewer_tokens(tmp_path):
+    table, first = torch.arange(6.0).reshape(3, 2), torch.full((2, 2), 8.0)
+    save_tensors(
+        {"source": table, "target": table, "bias": torch.zeros(5)}, tmp_path / "last.safetensors", {"update": 7}
     )
+    save_tensors({"source": first, "target": first, "bias": torch.ones(5)}, tmp_path / "first.safetensors", {})
+    ship.mix(tmp_path / "last.safetensors", tmp_path / "first.safetensors", 0.25)
+    tensors, header = load_weights(tmp_path / "last.safetensors")
+    assert tensors["source"].tolist() == [[2.0, 2.75], [3.5, 4.25], [4.0, 5.0]]
+    assert tensors["source"] is tensors["target"]
+    assert tensors["bias"].tolist() == [0.25] * 5
+    assert (header["update"], header["mixed"]) == (7, 0.25)
 
 
 def test_what_it_may_be_used_for_is_told_wherever_the_model_goes():
