@@ -32,7 +32,7 @@ LINEAR_EFFICIENCY = 0.38
 DELTA_RULE = 1.6
 """Time of the gated delta rule over that of linear attention, measured at 1,024 and 4,096 tokens (Zen 5, AVX-512)."""
 TTT_LINEAR, TITANS, S4D = 7.0, 14.0, 16.0
-"""The same of TTT-Linear, Titans and S4D, forward (Zen 5, AVX-512): 6 to 8, 9 to 18 and 13 to 19 by length."""
+"""The same of TTT-Linear, Titans and S4D, forward (Zen 3, AVX2): 6 to 8, 9 to 18 and 13 to 19 by length."""
 LARA, SOFT = 2.0, 2.0
 """Time over that of linear attention with as many features as landmarks, likewise; of SOFT 1.3 to 3.4, falling."""
 LINEAR_CALLS, LINEAR_GRADIENT = 55.0, 57.0
