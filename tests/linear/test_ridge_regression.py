@@ -58,8 +58,8 @@ def test_few_positions_in_float32(ridge):
     assert (mesa_attention(**given) - exact).abs().max() < budget
 
 
-@pytest.mark.parametrize("length", [5, 37])
-@pytest.mark.parametrize("name", ["query", "value"])
+@pytest.mark.parametrize("length", [5, 37, 67])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_what_is_no_number_reaches_no_position_before_it(name, length):
     given = inputs(length)
     clean = mesa_attention(**given)

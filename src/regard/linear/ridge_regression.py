@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.finite import all_finite
-from ..core.score_forms import at_least_float32
+from ..core.score_forms import at_least_float32, zero_nonfinite
 from ..core.torch_modes import without_autocast
 from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..kernels.validation import check_device, check_same_kind, check_shapes
@@ -141,6 +141,7 @@ def _are_read_and_finite(*tensors: Tensor) -> bool:
 
 def _solve_each(query: Tensor, key: Tensor, beta: Tensor, decay: Tensor | None, ridge: Tensor) -> Tensor:
     """(H_t + diag(λ))⁻¹ q_t of a short sequence, with all its matrices H in memory: iterations would take longer."""
+    key = zero_nonfinite(key)  # 0 · NaN would reach earlier positions; what reads the values marks those behind
     squares = (key.unsqueeze(-1) * key.unsqueeze(-2)).flatten(-2)  # (..., N, D²)
     matrices = (_pair_weights(beta, decay) @ squares).unflatten(-1, (key.shape[-1], key.shape[-1]))
     return torch.linalg.solve(matrices + torch.diag_embed(ridge), query)
