@@ -160,14 +160,13 @@ def test_lenses_see_every_layer_of_a_step(make):
 
 @torch.no_grad()
 def test_a_rolling_cache_stays_small(make):
-    """Windows of 5 and 12 tokens, at any length: what is held after 300 tokens is what 900 take."""
+    """Windows of 5 and 12 tokens, at any length: the most that is held in 300 tokens is what 900 take."""
     model = make([LayerConfig(before=4, prefix=2, rotary=ROTARY), LayerConfig(before=11)])
     cache, sizes = model.make_cache(), []
     for part in torch.randint(0, 61, (1, 900)).split(5, dim=1):
         _, cache = model.next_features(part, cache)
-        if cache.next_position in (300, 900):
-            sizes.append(cache.nbytes)
-    assert sizes[1] <= sizes[0]
+        sizes.append(cache.nbytes)
+    assert max(sizes) == max(sizes[:60])  # of 5 tokens each
     assert max(len(layer.attention) for layer in cache.layers) <= 12 * 1.5 + 32 + 5
     assert cache.layers[0].attention.positions[:2].tolist() == [0, 1]
 
