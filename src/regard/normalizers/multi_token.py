@@ -200,8 +200,8 @@ def _padded(kernel: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _places_are_few(kernel: Tensor, pairs: Tensor) -> bool:
-    """Whether a copy of the pairs for each place of the kernel stays in the cache."""
-    return pairs.numel() * kernel.shape[-2:].numel() <= MOST_COPIED
+    """Whether a copy of the pairs for each place of the kernel stays in the cache; not in a graph, of any length."""
+    return not torch.compiler.is_compiling() and pairs.numel() * kernel.shape[-2:].numel() <= MOST_COPIED
 
 
 def _places(kernel: Tensor, padded: Tensor) -> Tensor:

@@ -283,7 +283,7 @@ FORMULAS: Mapping[str, Formula] = {
     "weights.linear-chain": _linear_chain,
     "weights.dependency-trees": _dependency_trees,
     "weights.projective-trees": lambda tables: _dependency_trees(tables, crossing=False),
-    "weights.hash-collisions": lambda tables: (1 - tables.last_scores().arccos() / math.pi) ** 2,
+    "weights.hash-collisions": lambda tables: (1 - tables.last_scores().clamp(-1, 1).arccos() / math.pi) ** 2,
     "context": _context,
     "concatenation": _joined,
     "output": lambda tables: tables["concatenation"] @ tables["output_projection"],
