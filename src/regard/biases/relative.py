@@ -260,7 +260,8 @@ def relative(table: Tensor, *, max_distance: int = 128, bidirectional: bool = Tr
     table = table_of(table, "relative", "buckets")
     _check(table.shape[-1], max_distance, bidirectional)
     side = table.shape[-1] // 2 if bidirectional else table.shape[-1]
-    return Bucketed(table, max_distance, bidirectional, bucket_starts(side, max_distance))
+    starts = bucket_starts if torch.compiler.is_compiling() else _known_starts  # dynamo warns of what is memoized
+    return Bucketed(table, max_distance, bidirectional, starts(side, max_distance))
 
 
 def bucket(distances: Tensor, starts: tuple[int, ...], *, bidirectional: bool) -> Tensor:
@@ -276,7 +277,6 @@ def bucket(distances: Tensor, starts: tuple[int, ...], *, bidirectional: bool) -
     return found + (len(starts) + 1) * (distances > 0) if bidirectional else found
 
 
-@cache
 def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance of each bucket of one side except the first, which starts at 0.
 
@@ -295,6 +295,9 @@ def bucket_starts(buckets: int, max_distance: int) -> tuple[int, ...]:
         n = max(n, _root(bound, others))
         starts.append(n)
     return tuple(starts)
+
+
+_known_starts = cache(bucket_starts)
 
 
 def _root(bound: int, power: int) -> int:
