@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torchs
+from torch.nn.functional import pad
 
 import regard
 from regard import biases, masks
@@ -205,7 +206,11 @@ class TestFlexAttention:
 @pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("example", [pytest.param(name, id=name) for name in EXAMPLES if "keys" not in name])
 def test_compiled_code_computes_what_the_reference_does(example):
-    """On the CPU FlexAttention compiles a forward pass without its log-sum-exp, and no table that keys alone index."""
+    """On the CPU FlexAttention compiles a forward pass without its log-sum-exp, and no table that keys alone index.
+
+    Rows of 16 numbers are filled up with 0: without code of ours, too, what is compiled for AVX2 is wrong for such and
+    40 keys (torch 2.13), and right from 64 on.
+    """
     problem = EXAMPLES[example]()
     if problem.bias is not None:
         problem.bias = problem.bias.with_parameters([each.detach() for each in problem.bias.parameters()])
@@ -213,13 +218,14 @@ def test_compiled_code_computes_what_the_reference_does(example):
     with torch.no_grad():
         # Of other lengths before, torch would compile for lengths that vary, with code that its own compiler refuses.
         output = torch.compile(torchs.flex_attention, fullgraph=True, dynamic=False)(
-            *(tensor.detach() for tensor in (batched.pairs.query, batched.pairs.key, batched.value)),
+            *(pad(each.detach(), (0, 48)) for each in (batched.pairs.query, batched.pairs.key, batched.value)),
             flex_tiles.BiasTables(batched).score_mod(problem.bias),
             flex_tiles.block_mask(batched),
             problem.pairs.scale,  # type: ignore[union-attr]
             enable_gqa=True,
         )
-    torch.testing.assert_close(output, ReferenceKernel().run(problem).output, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(output[..., :16], ReferenceKernel().run(problem).output, atol=2e-5, rtol=2e-5)
+    assert not output[..., 16:].any()
 
 
 @pytest.mark.slow
