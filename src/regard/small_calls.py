@@ -56,7 +56,7 @@ from .scores import Dot
 from .tiles.dense_mask import dense_mask
 from .tiles.memo import memo_of, memo_of_bias
 from .tiles.pair_terms import PairTerms
-from .tiles.row_spans import last_keys
+from .tiles.row_spans import last_keys, over_last_keys
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
@@ -384,14 +384,12 @@ def _remember(
     if problem.key_positions is not None and not _reads_distances_alone(problem):
         calls[known] = None
         return None
-    most = last_keys(problem.mask) if step and problem.mask is not None else None
-    if most is not None:
-        problem = _over_last_keys(problem, most)
     kernel, call = choose(problem), None
     if given_sinks:
         problem = replace(problem, sinks=None)
     if step and kernel is DECODE:
-        call = DECODE.prepare_step(problem)
+        most = None if problem.mask is None else last_keys(problem.mask)
+        call = DECODE.prepare_step(problem if most is None else over_last_keys(problem, most))
         if most is not None and call is not None:
             call = PreparedWindowStep(call, most)
     elif listed is not None and kernel is SHORT:
@@ -415,10 +413,3 @@ def _remember(
 def _reads_distances_alone(problem: Problem) -> bool:
     """Whether nothing in a problem changes where all positions move by the same."""
     return problem.bias is None and (problem.mask is None or problem.mask.by_distance)
-
-
-def _over_last_keys(problem: Problem, most: int) -> Problem:
-    """The problem of one query over so many last keys, all of which it attends to."""
-    first = max(problem.keys - most, 0)
-    pairs = replace(problem.pairs, key=problem.pairs.key[:, :, first:])
-    return replace(problem, pairs=pairs, value=problem.value[:, :, first:], mask=None, key_positions=None)

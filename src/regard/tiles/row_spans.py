@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -55,6 +56,13 @@ def last_keys(mask: Mask) -> int | None:
     if stop is not None and int(stop) < 1:  # not even its own
         return None
     return UNLIMITED if start is None else max(1 - int(start), 0)
+
+
+def over_last_keys(problem: Problem, most: int) -> Problem:
+    """The problem of one query, at the position of the last key, over so many last keys, all of which it attends to."""
+    first = max(problem.keys - most, 0)
+    pairs = replace(problem.pairs, key=problem.pairs.key[..., first:, :])
+    return replace(problem, pairs=pairs, value=problem.value[..., first:, :], mask=None, key_positions=None)
 
 
 def key_spans(problem: Problem, device: torch.device = CPU) -> Tensor | None:
