@@ -56,7 +56,7 @@ from .scores import Dot
 from .tiles.dense_mask import dense_mask
 from .tiles.memo import memo_of, memo_of_bias
 from .tiles.pair_terms import PairTerms
-from .tiles.row_spans import last_keys, over_last_keys
+from .tiles.row_spans import last_keys_of_step, over_last_keys
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
@@ -388,7 +388,7 @@ def _remember(
     if given_sinks:
         problem = replace(problem, sinks=None)
     if step and kernel is DECODE:
-        most = None if problem.mask is None else last_keys(problem.mask)
+        most = last_keys_of_step(problem)
         call = DECODE.prepare_step(problem if most is None else over_last_keys(problem, most))
         if most is not None and call is not None:
             call = PreparedWindowStep(call, most)

@@ -8,9 +8,8 @@ from regard import masks, native, small_calls
 from regard.errors import MaskError
 from regard.listed_calls import ListedPairs, PreparedListedCall
 
-pytestmark = pytest.mark.skipif(
-    native.variant_in_use() in ("off", "plain"), reason="in such code times are compared, and lists go to other kernels"
-)
+COMPARED = native.variant_in_use() in ("off", "plain")
+"""Whether times are compared for small calls too, so that some of lists go to other kernels."""
 
 CASES = {
     "a list for each query": ((2, 4, 17, 17), (2, 4, 17, 5), (1, 1)),
@@ -59,7 +58,7 @@ def test_the_pairs_are_those_of_the_mask(prepared, case, causal):
             torch.autograd.grad(output, leaves, seed), torch.autograd.grad(wanted, leaves, seed), strict=True
         ):
             torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-5)
-    assert len(prepared()) == 2  # with gradients and without
+    assert COMPARED or len(prepared()) == 2  # with gradients and without
 
 
 def test_what_is_masked_may_be_anything(prepared):
@@ -67,7 +66,7 @@ def test_what_is_masked_may_be_anything(prepared):
     key[:, :, 3], value[:, :, 3] = torch.nan, torch.inf
     lists = torch.tensor([0, 1, 2, 4, -1]).expand(2, 4, 17, 5)
     found = [regard.attention(query, key, value, mask=masks.chosen(lists)) for _ in range(2)]
-    assert prepared()
+    assert COMPARED or prepared()
     assert all(bool(each.isfinite().all()) for each in found)
     seen = regard.attention(query, key, value, mask=masks.chosen(torch.full((2, 4, 17, 5), 3)))
     assert bool(seen.isnan().all())

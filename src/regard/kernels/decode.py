@@ -16,7 +16,7 @@ from ..core.torch_modes import under_transform
 from ..masks.causal import Causal
 from ..tiles.dense_mask import dense_mask_added, is_one_causal_query
 from ..tiles.mask_tiles import distinct_matrices, union_layout
-from ..tiles.row_spans import last_keys, over_last_keys
+from ..tiles.row_spans import last_keys_of_step, over_last_keys
 from .base import INPUT_GRADIENTS, Cost, FlashWork, Result
 from .custom_op import apply_kernel, register
 from .planning.unit_costs import (
@@ -192,8 +192,7 @@ def _attend_step(problem: Problem, backend: str, few_queries: FewQueries) -> Ten
 
     One query that attends to the last keys alone reads no others, as the same step does in `small_calls`.
     """
-    most = None if problem.mask is None or problem.queries > 1 or problem.shift != 0 else last_keys(problem.mask)
-    if most is not None:
+    if (most := last_keys_of_step(problem)) is not None:
         problem = over_last_keys(problem, most)
     pairs: DotPairs = problem.pairs  # type: ignore[assignment]  # `why_not` lets dot products alone through
     query, key, value = pairs.query, pairs.key, problem.value

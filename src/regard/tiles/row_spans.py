@@ -58,6 +58,13 @@ def last_keys(mask: Mask) -> int | None:
     return UNLIMITED if start is None else max(1 - int(start), 0)
 
 
+def last_keys_of_step(problem: Problem) -> int | None:
+    """`last_keys` of a problem of one query, at the position of the last key; None of any other, and without a mask."""
+    if problem.mask is None or problem.queries != 1 or problem.shift != 0:
+        return None
+    return last_keys(problem.mask)
+
+
 def over_last_keys(problem: Problem, most: int) -> Problem:
     """The problem of one query, at the position of the last key, over so many last keys, all of which it attends to."""
     first = max(problem.keys - most, 0)

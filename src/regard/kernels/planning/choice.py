@@ -21,7 +21,7 @@ from ...errors import KernelError, nearest
 from ...masks.causal import Causal
 from ...tiles.dense_mask import is_one_causal_query, is_square_causal
 from ...tiles.memo import within_choice
-from ...tiles.row_spans import last_keys
+from ...tiles.row_spans import last_keys_of_step
 from ..additive import AdditiveKernel
 from ..base import EVERY_GRADIENT, INPUT_GRADIENTS, CheckedKernel, Cost, Kernel, OwnGradient, Result, needs_no_look
 from ..block_sparse import BlockSparseKernel
@@ -287,9 +287,7 @@ def _is_step(problem: Problem) -> bool:
     """Whether one query of each head attends to all its keys, or to the last ones, by one call of native code."""
     if problem.queries != 1 or problem.softcap is not None or problem.dropout is not None:
         return False
-    if problem.mask is not None and (problem.shift != 0 or last_keys(problem.mask) is None):
-        return False
-    return DECODE.is_one_call(problem)
+    return (problem.mask is None or last_keys_of_step(problem) is not None) and DECODE.is_one_call(problem)
 
 
 def _is_plain_step(problem: Problem) -> bool:
