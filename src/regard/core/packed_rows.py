@@ -202,6 +202,8 @@ class PackedTensor(Tensor):
     >>> keys.shape, keys[:, :, 1:].shape, keys + 1
     (torch.Size([1, 1, 2, 4]), torch.Size([1, 1, 1, 4]), tensor([[[[2., 2., 2., 2.],
               [2., 2., 2., 2.]]]]))
+    >>> type(keys[..., 0:, :]).__name__, type(keys[..., 1:, :]).__name__
+    ('PackedTensor', 'PackedTensor')
     """
 
     parts: tuple[PackedHeads, ...]
@@ -233,6 +235,8 @@ class PackedTensor(Tensor):
     def __torch_dispatch__(
         cls, function: Any, types: object, args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if function is torch.ops.aten.alias.default:  # what a slice of all tokens becomes
+            return PackedTensor(args[0].parts)
         if function is torch.ops.aten.slice.Tensor and not kwargs:
             sliced = _sliced(*args)
             if sliced is not None:
