@@ -32,15 +32,16 @@ from .biases.base import TensorBias
 from .core.finite import all_finite
 from .core.normalizer import Normalizer
 from .core.problem import Problem
-from .core.score_forms import DotPairs, PairForm
+from .core.score_forms import AdditivePairs, DotPairs, PairForm
 from .core.state import is_constant
 from .core.stored_normalizer import StoredNormalizer
 from .core.torch_modes import no_mode_active
 from .errors import RegardError
+from .kernels.additive import AdditiveTile
 from .kernels.hooks import CURRENT_HOOK
-from .kernels.one_tile import PreparedTile, parameters_of
+from .kernels.one_tile import PreparedTile, StoredTile, parameters_of
 from .kernels.planning import rates
-from .kernels.planning.choice import DECODE, SHORT, TILED, choose
+from .kernels.planning.choice import ADDITIVE, DECODE, SHORT, TILED, choose
 from .kernels.short import MAX_PAIRS_OF_BIAS, PreparedCall
 from .kernels.validation import (
     LARGEST_POSITION,
@@ -225,10 +226,13 @@ def attend_repeatedly(
         call = _remember(calls, known, problem, step, of_bias, listed, given_sinks=sinks is not None)
     if step or call is None:
         return None if call is None else cast("PreparedStep | PreparedWindowStep", call).run(query, key, value)
-    if type(call) is PreparedTile:
-        stored = cast(StoredNormalizer, normalizer)
-        learned = learned or (torch.is_grad_enabled() and any(each.requires_grad for each in parameters_of(stored)))
-        return call.run(query, key, value, mask, stored, learned=learned)
+    if type(call) is StoredTile:
+        parameters = parameters_of(cast(StoredNormalizer, normalizer))
+        learned = learned or (torch.is_grad_enabled() and any(each.requires_grad for each in parameters))
+        return call.run((query, key, value, *parameters), mask, normalizer, learned=learned)
+    if type(call) is AdditiveTile:
+        pairs = scored_pairs(cast(ScoreLike, score), query, key, scale, masked=mask is not None)
+        return _run_additive(call, pairs, value, mask) if call.takes(pairs) else None
     call = cast(_PreparedShort, call)
     if score is not None and type(score) is not Dot:  # which is of queries and keys as they are
         pairs = scored_pairs(score, query, key, scale, masked=mask is not None)
@@ -237,6 +241,13 @@ def attend_repeatedly(
         query, key = pairs.query, pairs.key
         learned = learned or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad))
     return call.run(query, key, value, mask, cast("Bias | None", bias), sinks, learned=learned)
+
+
+def _run_additive(call: AdditiveTile, pairs: AdditivePairs, value: Tensor, mask: Mask | None) -> Tensor | None:
+    """The output of a call whose score gave such pairs."""
+    tensors = pairs.query, pairs.key, pairs.weight, value
+    learned = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return call.run(tensors, mask, learned=learned)
 
 
 def _are_consecutive(positions: Tensor | range, value: Tensor) -> bool:
@@ -397,6 +408,8 @@ def _remember(
         call = None if without is None else PreparedListedCall(without, SHORT.maker(problem.value))
     elif kernel is TILED:
         call = TILED.prepare_call(problem)
+    elif kernel is ADDITIVE:
+        call = ADDITIVE.prepare_call(problem)
     elif not step and kernel is SHORT and of_bias is None:
         call = SHORT.prepare_call(problem)
     elif kernel is SHORT and of_bias is not None and isinstance(problem.bias, RelativeBias):

@@ -25,6 +25,7 @@ from ..core.recurrence_problem import (
     StoredRecurrence,
 )
 from ..core.row_weights import RowWeights
+from ..core.score_forms import AdditivePairs
 from ..lenses.forms import WeightForm
 from ..tiles.key_lists import KeyLists, ListGradients, ListTerms
 from ..tiles.pair_terms import PairTerms
@@ -298,8 +299,32 @@ class GatheredKeys(Protocol):
         ...
 
 
+class WholeAdditive(Protocol):
+    """The same as `AdditiveTiles` over all pairs at once, with what a mask adds to scores, (B, H, M, N)."""
+
+    def forward(self, pairs: AdditivePairs, value: Tensor, softcap: float | None, absent: Tensor | None) -> Rows:
+        """Output and log-sum-exp."""
+        ...
+
+    def backward(
+        self,
+        pairs: AdditivePairs,
+        value: Tensor,
+        softcap: float | None,
+        absent: Tensor | None,
+        rows: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The gradients of query, key, weight and value; rows: output, log-sum-exp and the output's gradient."""
+        ...
+
+
 class AdditiveTiles(Protocol):
-    """Attention with scores weight · tanh(q + k), which are not stored."""
+    """Attention with scores weight · tanh(q + k), which are not stored.
+
+    whole: what computes all pairs at once; None where it is not worth having.
+    """
+
+    whole: WholeAdditive | None
 
     def forward(self, batched: BatchedProblem, tile: int) -> Rows:
         """Output and log-sum-exp; `tile` scores at once where mask, bias or dropout have a number for each pair."""

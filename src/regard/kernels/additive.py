@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 
-from ..backends.base import AdditiveTiles
+from ..backends.base import AdditiveTiles, WholeAdditive
 from ..backends.registry import BACKENDS, is_nan_safe, reasons_against
 from ..core.batched_problem import BatchedProblem, ProblemGradients, Saved
+from ..core.normalizer import Normalizer
 from ..core.problem import Problem
-from ..core.score_forms import AdditivePairs
+from ..core.score_forms import AdditivePairs, PairForm
+from ..masks import Mask
+from ..tiles.dense_mask import dense_mask
 from ..tiles.tile_size import SCORES_PER_TILE
 from .base import EVERY_GRADIENT, Cost, Result
 from .custom_op import apply_kernel, register
+from .one_tile import MOST_PAIRS, PreparedTile
 from .planning.unit_costs import WIDEN, add_feature_cost, tilewise_cost, widened_bytes, widened_numbers
 from .planning.unit_prices import price
 
 NATIVE_FEATURE = price("additive.native_feature")
+LONGEST_MASKED = 128
+"""The most keys of a call with a mask that is one tile: of more, what tiles leave out is worth their steps."""
 
 
 class AdditiveKernel:
@@ -58,6 +68,22 @@ class AdditiveKernel:
         """Output and log-sum-exp."""
         return apply_kernel(problem, self)
 
+    def prepare_call(self, problem: Problem) -> AdditiveTile | None:
+        """What computes a problem and all of its kind at once, where its pairs are few; None of others."""
+        pairs, value, whole = problem.pairs, problem.value, _maker(problem.value)[1].whole
+        if whole is None or not isinstance(pairs, AdditivePairs) or not _is_bare(problem):
+            return None
+        if pairs.query.ndim != 4 or pairs.key.shape[:2] != value.shape[:2] or pairs.query.shape[0] != value.shape[0]:
+            return None
+        if problem.mask is not None and problem.keys > LONGEST_MASKED:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            keep = dense_mask(problem)
+            absent = None if keep is None else torch.zeros(keep.shape).masked_fill_(~keep, -math.inf)
+        if absent is not None:
+            absent = absent[(None,) * (4 - absent.ndim)].expand(problem.weights_shape)
+        return AdditiveTile(whole, problem.softcap, absent, _layout_of(pairs), self.name)
+
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
         return _maker(batched.value)[1].forward(batched, self.tile)
@@ -65,6 +91,53 @@ class AdditiveKernel:
     def backward(self, batched: BatchedProblem, saved: Saved) -> ProblemGradients:
         """The gradients of a batched problem."""
         return _maker(batched.value)[1].backward(batched, saved, self.tile)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AdditiveTile(PreparedTile):
+    """What is known of calls with the same shapes, strides, dtype, mask and softcap.
+
+    absent: what the mask adds to scores, 0 or -inf. form: the layout of projected queries, keys, and of the weight.
+    """
+
+    whole: WholeAdditive
+    softcap: float | None
+    absent: Tensor | None
+    form: tuple[Any, ...]
+    kernel: str
+
+    def takes(self, pairs: PairForm) -> TypeGuard[AdditivePairs]:
+        """Whether the pair form that a score gives is of these calls."""
+        return type(pairs) is AdditivePairs and _layout_of(pairs) == self.form
+
+    def problem(self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None) -> Problem:
+        *pairs, value = tensors
+        return Problem(AdditivePairs(*pairs), value, mask, softcap=self.softcap)
+
+    def attend(self, tensors: Sequence[Tensor], normalizer: Normalizer | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        *pairs, value = tensors
+        output, lse = self.whole.forward(AdditivePairs(*pairs), value, self.softcap, self.absent)
+        return output, (output, lse)
+
+    def differentiate(
+        self, tensors: Sequence[Tensor], normalizer: Normalizer | None, stored: Sequence[Tensor], grad_output: Tensor
+    ) -> tuple[Tensor, ...]:
+        *pairs, value = tensors
+        output, lse = stored
+        rows = output, lse, grad_output
+        return self.whole.backward(AdditivePairs(*pairs), value, self.softcap, self.absent, rows)
+
+
+def _is_bare(problem: Problem) -> bool:
+    """Whether few pairs have scores, a mask and a softcap alone."""
+    extras = problem.bias, problem.sinks, problem.dropout, problem.normalizer
+    return extras == (None,) * 4 and not problem.wants_lse and 0 < problem.weights_shape.numel() <= MOST_PAIRS
+
+
+def _layout_of(pairs: AdditivePairs) -> tuple[Any, ...]:
+    query, key, weight = pairs.query, pairs.key, pairs.weight
+    of_query = query.shape, query.stride(), query.dtype, query.device
+    return *of_query, key.shape, key.stride(), key.dtype, key.device, weight.shape, weight.dtype, weight.device
 
 
 def _maker(value: Tensor) -> tuple[str, AdditiveTiles]:

@@ -1,11 +1,12 @@
-"""Calls whose pairs are one tile: all weights at once, and what the gradient needs of them is kept.
+"""Calls whose pairs are one tile: all of them at once, and what the gradient needs is kept.
 
-For normalizers that can store it. There is no loop over tiles, and nothing is computed again; what is not finite, or is
-differentiated twice, goes the way of all kernels.
+For normalizers that can store it, and additive scores. There is no loop over tiles, and nothing is planned or checked
+again; what is not finite, or is differentiated twice, goes the way of all kernels.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,44 +30,75 @@ MOST_PAIRS = 2**19
 """The most pairs of all batches and heads that are one tile: some tensors of 2 MiB are kept for the gradient."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class PreparedTile:
-    """What is known of calls with the same shapes, strides, dtype, mask, scale and kind of normalizer.
+class PreparedTile(ABC):
+    """What is known of calls of a kind whose pairs are one tile: how their outputs and gradients are computed.
+
+    The tensors of a call are those of its pair form, the values, and the parameters of its normalizer.
 
     kernel: the name of the kernel that computes what these calls do not.
     """
+
+    kernel: str
+
+    def run(
+        self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None = None, *, learned: bool
+    ) -> Tensor | None:
+        """The output of such a call, differentiable if `learned`; None where something is not finite."""
+        query, key, *_ = tensors
+        if not all_finite(query, key):
+            return None
+        if learned:
+            problem = self.problem(tensors, mask, normalizer)
+            return _apply_tile(self, problem, *(unwrap_if_dead(each) for each in tensors))
+        output, _ = self.attend(tensors, normalizer)
+        return output if all_finite(output) else None
+
+    @abstractmethod
+    def problem(self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None) -> Problem:
+        """The problem that a call is, as all kernels compute it."""
+
+    @abstractmethod
+    def attend(self, tensors: Sequence[Tensor], normalizer: Normalizer | None) -> tuple[Tensor, Stored]:
+        """The output, and what `differentiate` needs beside the tensors, without autograd."""
+
+    @abstractmethod
+    def differentiate(
+        self, tensors: Sequence[Tensor], normalizer: Normalizer | None, stored: Stored, grad_output: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The gradient of each of the tensors."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredTile(PreparedTile):
+    """Dot products, and a normalizer that can store its weights: calls of one scale, mask and kind of normalizer."""
 
     scale: float
     mask: PairMask | None
     kernel: str
 
-    def run(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        normalizer: StoredNormalizer,
-        *,
-        learned: bool,
-    ) -> Tensor | None:
-        """The output of such a call, differentiable if `learned`; None where something is not finite."""
-        if not all_finite(query, key):
-            return None
-        if learned:
-            problem = Problem(DotPairs(query, key, self.scale), value, mask, normalizer=normalizer)
-            inputs = (unwrap_if_dead(each) for each in (query, key, value))
-            return _apply_tile(self, problem, *inputs, *parameters_of(normalizer))
-        output = self.weights(query, key, normalizer)[0] @ value
-        return output if all_finite(output) else None
+    def problem(self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None) -> Problem:
+        query, key, value, *_ = tensors
+        return Problem(DotPairs(query, key, self.scale), value, mask, normalizer=normalizer)
 
-    def weights(self, query: Tensor, key: Tensor, normalizer: StoredNormalizer) -> tuple[Tensor, Stored]:
-        """The weights of all pairs, and what their gradient needs."""
-        return normalizer.weigh(torch.matmul(query, key.mT).mul_(self.scale), self.mask)
+    def attend(self, tensors: Sequence[Tensor], normalizer: Normalizer | None) -> tuple[Tensor, Stored]:
+        query, key, value, *_ = tensors
+        scores = torch.matmul(query, key.mT).mul_(self.scale)
+        weights, stored = cast(StoredNormalizer, normalizer).weigh(scores, self.mask)
+        return weights @ value, (weights, *stored)
+
+    def differentiate(
+        self, tensors: Sequence[Tensor], normalizer: Normalizer | None, stored: Stored, grad_output: Tensor
+    ) -> tuple[Tensor, ...]:
+        query, key, value, *_ = tensors
+        weights, *kept = stored
+        upstream = grad_output @ value.mT
+        of_scores, of_parameters = cast(StoredNormalizer, normalizer).differentiate(tuple(kept), upstream, self.mask)
+        of_scores = of_scores.mul_(self.scale)
+        return of_scores @ key, of_scores.mT @ query, weights.mT @ grad_output, *of_parameters
 
 
-def prepared_tile(problem: Problem, kernel: str) -> PreparedTile | None:
-    """What computes a problem and all of its kind at once; None where a tile is not all of it."""
+def prepared_tile(problem: Problem, kernel: str) -> StoredTile | None:
+    """What computes a problem with a normalizer, and all of its kind, at once; None where a tile is not all of it."""
     pairs, value, normalizer = problem.pairs, problem.value, problem.normalizer
     if not is_one_tile(problem) or value.ndim != 4 or pairs.key.shape[:2] != value.shape[:2]:
         return None
@@ -79,7 +111,7 @@ def prepared_tile(problem: Problem, kernel: str) -> PreparedTile | None:
         if (keep := dense_mask(problem)) is not None:
             keep = keep[(None,) * (4 - keep.ndim)]
             mask = PairMask.of(cast(StoredNormalizer, normalizer).existing(keep), value.dtype)
-    return PreparedTile(cast(DotPairs, pairs).scale, mask, kernel)
+    return StoredTile(cast(DotPairs, pairs).scale, mask, kernel)
 
 
 def is_one_tile(problem: Problem) -> bool:
@@ -100,18 +132,16 @@ def parameters_of(normalizer: Normalizer) -> tuple[Tensor, ...]:
 
 
 class _AttendTile(torch.autograd.Function):
-    """The output of a problem; its tensors with gradients are query, key, value, and parameters of the normalizer."""
+    """The output of a problem; its tensors with gradients are those of `PreparedTile`."""
 
     @staticmethod
     def forward(ctx: Any, call: PreparedTile, problem: Problem, *tensors: Tensor) -> Tensor:
-        query, key, value, *_ = tensors
         ctx.call, ctx.problem, ctx.inputs = call, problem, len(tensors)
         ctx.state = None if problem.mask is None else remembered_state(problem.mask)
-        weights, stored = call.weights(query, key, cast(StoredNormalizer, problem.normalizer))
-        output = weights @ value
+        output, stored = call.attend(tensors, problem.normalizer)
         ctx.finite = all_finite(output)
         if ctx.finite:
-            ctx.save_for_backward(*tensors, weights, *stored)
+            ctx.save_for_backward(*tensors, *stored)
             return output
         ctx.save_for_backward(*tensors)
         return compute_forward(problem, call.kernel)[0]
@@ -119,9 +149,9 @@ class _AttendTile(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         call, problem, saved = ctx.call, ctx.problem, ctx.saved_tensors
-        inputs, needed = saved[: ctx.inputs], ctx.needs_input_grad[2:]
+        inputs, stored, needed = saved[: ctx.inputs], saved[ctx.inputs :], ctx.needs_input_grad[2:]
         if ctx.finite and not torch.is_grad_enabled() and not mapped_by_autograd(grad_output):
-            found = _gradients(call, problem, saved, ctx.inputs, grad_output)
+            found = call.differentiate(inputs, problem.normalizer, stored, grad_output)
             wanted = [gradient if need else None for gradient, need in zip(found, needed, strict=True)]
             if all_finite(grad_output) or all_finite(*(each for each in wanted if each is not None)):
                 return None, None, *wanted
@@ -134,26 +164,15 @@ _apply_tile = super(torch.autograd.Function, _AttendTile).apply  # pyright: igno
 """`_AttendTile.apply` in fewer steps: callers have excluded transforms of torch.func, for which it would look."""
 
 
-def _gradients(
-    call: PreparedTile, problem: Problem, saved: Sequence[Tensor], inputs: int, grad_output: Tensor
-) -> tuple[Tensor, ...]:
-    """Those of query, key, value, and the normalizer's parameters."""
-    query, key, value = saved[:3]
-    weights, *stored = saved[inputs:]
-    normalizer = cast(StoredNormalizer, problem.normalizer)
-    upstream = grad_output @ value.mT
-    of_scores, of_parameters = normalizer.differentiate(tuple(stored), upstream, call.mask)
-    of_scores = of_scores.mul_(call.scale)
-    return of_scores @ key, of_scores.mT @ query, weights.mT @ grad_output, *of_parameters
-
-
 def _as_others(
     kernel: str, problem: Problem, inputs: Sequence[Tensor], needed: Sequence[bool], grad_output: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of query, key, value and the normalizer's parameters, as for all kernels."""
+    """The gradients of the inputs as for all kernels."""
     output, lse = compute_forward(problem, kernel)
     tensors = tree_tensors(problem)
-    places = [0, 1, 2, *range(len(tensors) - len(inputs) + 3, len(tensors))]  # the normalizer is the last part
+    first = len(tree_tensors(problem.pairs)) + 1
+    last = len(inputs) - first  # the normalizer is the last part
+    places = [*range(first), *range(len(tensors) - last, len(tensors))]
     wanted = [False] * len(tensors)
     for place, tensor, need in zip(places, inputs, needed, strict=True):
         tensors[place], wanted[place] = tensor, need

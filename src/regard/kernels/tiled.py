@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..tiles.tile_size import scores_per_tile
 from .base import EVERY_GRADIENT, Cost, Result
 from .custom_op import apply_kernel, register
-from .one_tile import PreparedTile, prepared_tile
+from .one_tile import StoredTile, prepared_tile
 from .planning.unit_costs import add_feature_cost, tilewise_cost
 from .planning.unit_prices import price
 
@@ -53,7 +53,7 @@ class TiledKernel:
         """Output and log-sum-exp."""
         return apply_kernel(problem, self)
 
-    def prepare_call(self, problem: Problem) -> PreparedTile | None:
+    def prepare_call(self, problem: Problem) -> StoredTile | None:
         """What computes a problem and all of its kind, where its pairs are one tile; None where they are not."""
         return prepared_tile(problem, self.name)
 

@@ -7,10 +7,11 @@
 #include "additive_scores.h"
 #include "transpose.h"
 
-enum { FEATURE_GROUP = 4, ROWS_AT_ONCE = 2, ROW_BLOCK = 8, CHUNK = 32, STRIP_VECTORS = STRIP / LANES };
+enum { FEATURE_GROUP = 4, ROWS_AT_ONCE = 2, ROW_BLOCK = 8, CHUNK = 32 };
 
 /* What one call adds to before it goes to `sums`: short sums first, which also keeps their rounding small. */
 struct block {
+    int64_t columns;               /* of the strip, from its first on */
     const float *query[ROW_BLOCK]; /* prepared; a row of zeros where there is nothing to do by strips */
     float upstream[ROW_BLOCK][STRIP] __attribute__((aligned(64))); /* zero there, and beyond the tile */
     float key[CHUNK * STRIP] __attribute__((aligned(64)));
@@ -55,7 +56,7 @@ INLINE void row_pair_gradient(struct block *block, int first, const float *key, 
                               int64_t padded, const enum method method) {
     for (int64_t a = begin; a < end; a += FEATURE_GROUP) {
         lanes query_sums[ROWS_AT_ONCE][FEATURE_GROUP] = {{{0}}}, weight_sums[FEATURE_GROUP] = {{0}};
-        for (int v = 0; v < STRIP_VECTORS; v++) {
+        for (int v = 0; v * LANES < block->columns; v++) {
             lanes entries[FEATURE_GROUP], key_sums[FEATURE_GROUP];
             float *key_at = block->key + (a - begin) * STRIP + v * LANES;
             UNROLL for (int b = 0; b < FEATURE_GROUP; b++) {
@@ -157,6 +158,7 @@ static void row_block_gradient(const struct additive *problem, const struct tile
         int by_strips = 0;
         enum method widest = BY_TANGENTS;
         memset(block->upstream, 0, sizeof(block->upstream));
+        block->columns = column - first + count;
         for (int row = 0; row < ROW_BLOCK; row++) {
             block->query[row] = zeros;
             if (begin + row >= end) continue;

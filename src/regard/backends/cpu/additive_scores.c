@@ -51,6 +51,25 @@ INLINE void find_bounds(const struct additive *problem, const struct strip strip
     if (strip.is_key) problem->key_bound[strip.number] = maximum;
 }
 
+/* The weight of features is padded with 0, and summed. */
+void EXPORTED(regard_additive_weight)(struct additive *problem, const float *given, float *padded_weight) {
+    double total = 0.0;
+    float bound = row_bound(given, problem->features, FLOAT32);
+    memset(padded_weight, 0, (size_t)(problem->padded + 16) * sizeof(float));
+    for (int64_t a = 0; a < problem->features; a++) padded_weight[a] = given[a], total += given[a];
+    problem->weight = padded_weight, problem->weight_sum = (float)total, problem->weight_bound = bound;
+}
+
+/* How tanh(x + y) follows from the bounds of x and y. */
+void EXPORTED(regard_additive_form)(struct additive *problem) {
+    float bound = 0.0f;
+    for (int64_t i = 0; i < problem->heads * problem->rows; i++)
+        if (problem->query_bound[i] > bound) bound = problem->query_bound[i];
+    for (int64_t i = 0; i < problem->key_heads * key_strip_count(problem); i++)
+        if (problem->key_bound[i] > bound) bound = problem->key_bound[i];
+    problem->form = bound <= 1.0f ? TANGENTS : EXPONENTIALS;
+}
+
 /* Bounds of the entries: takes one strip after another, as long as any is left: for as many threads at once as like. */
 void EXPORTED(regard_additive_bounds)(struct additive *problem) {
     for (int64_t unit; (unit = __atomic_fetch_add(&problem->next_unit, 1, __ATOMIC_RELAXED)) < problem->unit_count;)
@@ -74,8 +93,8 @@ INLINE void prepare_keys(const struct additive *problem, const struct strip stri
     float *target = problem->prepared_key + strip.number * problem->padded * STRIP;
     for (int64_t a = 0; a < problem->padded; a += LANES)
         for (int64_t j = 0; j < STRIP; j += LANES) {
-            lanes block[LANES];
-            for (int64_t l = 0; l < LANES; l++) {
+            lanes block[LANES] = {{0}};
+            for (int64_t l = 0; l < LANES && j < strip.count; l++) {
                 lanes values = broadcast(0.0f);
                 if (j + l < strip.count)
                     values = load_entries(row_at(strip.rows, j + l, strip.stride, dtype), a, problem->features, dtype, 0);
@@ -110,11 +129,11 @@ void strip_scores(const struct additive *problem, int64_t head, int64_t row, int
     const float *query = problem->prepared_query + query_at * problem->padded;
     const float *key = problem->prepared_key + key_at * problem->padded * STRIP;
     if (method == BY_TANGENTS)
-        row_scores(problem, query, key, whole_strip, BY_TANGENTS);
+        row_scores(problem, query, key, whole_strip, column - first + count, BY_TANGENTS);
     else if (method == BY_EXPONENTIALS)
-        row_scores(problem, query, key, whole_strip, BY_EXPONENTIALS);
+        row_scores(problem, query, key, whole_strip, column - first + count, BY_EXPONENTIALS);
     else
-        row_scores(problem, query, key, whole_strip, BY_CAPPED_EXPONENTIALS);
+        row_scores(problem, query, key, whole_strip, column - first + count, BY_CAPPED_EXPONENTIALS);
     if (whole_strip == part) memcpy(target, part + column - first, (size_t)count * sizeof(float));
 }
 

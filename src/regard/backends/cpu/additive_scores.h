@@ -27,17 +27,26 @@ INLINE lanes four_feature_terms(const float *query, const float *key, const floa
     return (low * denominator_high + high * denominator_low) / (denominator_low * denominator_high);
 }
 
-/* The scores of one query with one strip. */
+/* The scores of one query with some vectors of keys of a strip, from key `part` on. */
+INLINE void part_scores(const struct additive *problem, const float *query, const float *key, float *target, int part,
+                        const int vectors, const enum method method) {
+    lanes sum[VECTORS] = {{0}};
+    for (int64_t a = 0; a < problem->features; a += FEATURES)
+        UNROLL for (int v = 0; v < vectors; v++) sum[v] +=
+            four_feature_terms(query + a, key + a * STRIP + part + v * LANES, problem->weight + a, method);
+    for (int v = 0; v < vectors; v++)
+        store(target + part + v * LANES, method == BY_TANGENTS ? sum[v] : problem->weight_sum - 2.0f * sum[v]);
+}
+
+/* The scores of one query with the first `count` keys of a strip, and with others up to a whole vector. */
 INLINE void row_scores(const struct additive *problem, const float *query, const float *key, float *target,
-                          const enum method method) {
-    for (int part = 0; part < STRIP; part += WIDTH) {
-        lanes sum[VECTORS] = {{0}};
-        for (int64_t a = 0; a < problem->features; a += FEATURES)
-            UNROLL for (int v = 0; v < VECTORS; v++) sum[v] +=
-                four_feature_terms(query + a, key + a * STRIP + part + v * LANES, problem->weight + a, method);
-        for (int v = 0; v < VECTORS; v++)
-            store(target + part + v * LANES, method == BY_TANGENTS ? sum[v] : problem->weight_sum - 2.0f * sum[v]);
-    }
+                       int64_t count, const enum method method) {
+    int part = 0;
+    for (; part + WIDTH <= count; part += WIDTH) part_scores(problem, query, key, target, part, VECTORS, method);
+    if (count - part > WIDTH - LANES)
+        part_scores(problem, query, key, target, part, VECTORS, method);
+    else
+        for (; part < count; part += LANES) part_scores(problem, query, key, target, part, 1, method);
 }
 
 /* The scores of one query with `count` keys, tanh taken for each pair: right for every input, and the slowest. */

@@ -67,23 +67,23 @@ INLINE void start_group(const struct additive_backward *work, struct backward_st
 INLINE int row_weights(const struct additive_backward *work, const struct group *group, int64_t r, int64_t column,
                        int64_t count, float *weights, float *slopes) {
     const struct additive *scores = work->scores;
-    int64_t row = group->first + r, skipped = column % STRIP;
+    int64_t row = group->first + r, skipped = column % STRIP, end = skipped + count;
     const float *bias = pair_numbers(&work->bias, group->head, row - work->tile->row_begin,
                                      column - work->tile->column_begin);
     if (bias && !any_pair_exists(bias, count)) return 0;
     strip_scores(scores, group->head, row, column, count, weights + skipped);
     if (work->softcap != 0.0f)
-        for (int j = 0; j < STRIP; j += LANES) {
+        for (int64_t j = 0; j < end; j += LANES) {
             lanes tangents = tanh_lanes(load(weights + j) / work->softcap);
             store(weights + j, work->softcap * tangents);
             store(slopes + j, 1.0f - tangents * tangents);
         }
     if (bias)
         for (int64_t j = 0; j < count; j++) weights[skipped + j] += bias[j];
-    for (int64_t j = 0; j < STRIP; j++)
-        if (j < skipped || j >= skipped + count) weights[j] = -INFINITY;
+    for (int64_t j = 0; j < skipped; j++) weights[j] = -INFINITY;
+    for (int64_t j = end; j % LANES; j++) weights[j] = -INFINITY;
     float lse = work->lse[group->head * scores->rows + row];
-    for (int j = 0; j < STRIP; j += LANES) store(weights + j, exp2_lanes((load(weights + j) - lse) * LOG2_E));
+    for (int64_t j = 0; j < end; j += LANES) store(weights + j, exp2_lanes((load(weights + j) - lse) * LOG2_E));
     return 1;
 }
 
@@ -95,7 +95,7 @@ INLINE void finish_row(const struct additive_backward *work, const struct group 
     const float *dropout_mask = pair_numbers(&work->dropout_mask, group->head, row, from);
     float kept[STRIP] ALIGNED = {0}, share = 1.0f / work->keep_probability;
     if (dropout_mask) memcpy(kept + skipped, dropout_mask, (size_t)count * sizeof(float));
-    for (int j = 0; j < STRIP; j += LANES) {
+    for (int64_t j = 0; j < skipped + count; j += LANES) {
         lanes weight = load(weights + j), used = weight * share;
         if (dropout_mask) used *= load(kept + j);
         store(products + j, used * load(products + j) - weight * group->delta[r]);
@@ -103,13 +103,15 @@ INLINE void finish_row(const struct additive_backward *work, const struct group 
     }
     if (work->bias_gradient) memcpy(work->bias_gradient + target, products + skipped, (size_t)count * sizeof(float));
     if (work->softcap != 0.0f)
-        for (int j = 0; j < STRIP; j += LANES) store(products + j, load(products + j) * load(slopes + j));
+        for (int64_t j = 0; j < skipped + count; j += LANES)
+            store(products + j, load(products + j) * load(slopes + j));
     memcpy(work->tile->pairs + target, products + skipped, (size_t)count * sizeof(float));
 }
 
-/* Adds a group's part of the gradient of the values of a strip. */
+/* Adds a group's part of the gradient of the values of a strip, of its keys before `end`. */
 INLINE void add_value_gradient(const struct additive_backward *work, const struct backward_state *state,
-                               const struct group *group, int64_t strip, const float *used, const int paired) {
+                               const struct group *group, int64_t strip, int64_t end, const float *used,
+                               const int paired) {
     int64_t padded = padded_dim(work->value_dim);
     float pairs[GROUP / 2 * STRIP] ALIGNED, ones[GROUP];
     for (int r = 0; r < GROUP; r++) ones[r] = 1.0f;
@@ -119,7 +121,7 @@ INLINE void add_value_gradient(const struct additive_backward *work, const struc
     }
     int64_t strips = key_strip_count(work->scores);
     float *into = work->value_gradient + (group->key_head * strips + strip) * STRIP * work->value_padded;
-    for (int64_t j = 0; j < STRIP; j += GROUP)
+    for (int64_t j = 0; j < end; j += GROUP)
         for (int64_t a = 0; a < padded; a += PAIR)
             add_terms((struct factor){(paired ? pairs : used) + j, 1, STRIP},
                       (struct vectors){(paired ? state->upstream_rows : state->upstream) + a, padded, 0,
@@ -134,7 +136,7 @@ INLINE void process_group(const struct additive_backward *work, struct backward_
     start_group(work, state, group, dtype);
     for (int64_t strip = begin; strip * STRIP < work->tile->column_end; strip++) {
         int64_t column = strip * STRIP < work->tile->column_begin ? work->tile->column_begin : strip * STRIP;
-        int64_t count = min_int((strip + 1) * STRIP, work->tile->column_end) - column;
+        int64_t count = min_int((strip + 1) * STRIP, work->tile->column_end) - column, end = column % STRIP + count;
         float weights[GROUP * STRIP] ALIGNED = {0}, products[GROUP * STRIP] ALIGNED = {0}, slopes[GROUP * STRIP] ALIGNED;
         int any = 0;
         for (int64_t r = 0; r < group->count; r++)
@@ -143,14 +145,14 @@ INLINE void process_group(const struct additive_backward *work, struct backward_
             else /* in reach of all that is read below */
                 memset(slopes + r * STRIP, 0, STRIP * sizeof(float));
         if (any)
-            for (int64_t j = 0; j < STRIP; j += PAIR)
+            for (int64_t j = 0; j < end; j += PAIR)
                 add_terms((struct factor){state->upstream, terms, 1},
                           (struct vectors){state->values + (strip - begin) * terms * STRIP + j, STRIP, 0,
                                            term_count(work->value_dim, paired)},
                           products + j, STRIP, 0, paired);
         for (int64_t r = 0; r < group->count; r++)
             finish_row(work, group, r, column, count, weights + r * STRIP, products + r * STRIP, slopes + r * STRIP);
-        if (any) add_value_gradient(work, state, group, strip, weights, paired);
+        if (any) add_value_gradient(work, state, group, strip, end, weights, paired);
     }
 }
 

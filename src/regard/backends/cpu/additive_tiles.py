@@ -28,7 +28,7 @@ FEW_QUERIES = 2
 LEAST_WORK = 2**19
 LEAST_ENTRIES = 2**15
 
-EXPONENTIALS, TANGENTS, DIRECT = range(3)
+EXPONENTIALS, TANGENTS, DIRECT = range(3)  # `form` of additive.h
 
 BAND = 32  # additive.h has the same
 SMALL_BAND = 8
@@ -131,39 +131,29 @@ class AdditiveScores:
 
     def _structure(self) -> AdditiveStruct:
         """The C structure; this object owns its memory."""
-        self._padded_weight = torch.zeros(self.padded + FEATURES_AT_ONCE, device="cpu")
-        self._padded_weight[: self.features] = self.weight
-        total, bound = self.weight.double().sum().item(), 0.0
-        if self.features:
-            bound = self.weight.abs().amax().item()  # NaN where one is NaN
-        self._buffers = [torch.empty(0, device="cpu")] * 4
+        self._padded_weight = torch.empty(self.padded + FEATURES_AT_ONCE, device="cpu")
         query, key = self.query, self.key
-        return AdditiveStruct(
+        work = AdditiveStruct(
             *(0, 0, DTYPES.index(query.dtype), self.heads, self.key_heads, self.rows, self.columns),
             *(self.features, self.padded, DIRECT),
             *(query.data_ptr(), query.stride(0), query.stride(1), key.data_ptr(), key.stride(0), key.stride(1)),
-            *(self._padded_weight.data_ptr(), None, None, None, None, total, bound),
         )
+        weight = last_contiguous(self.weight)
+        self.library.additive_weight(ctypes.byref(work), weight.data_ptr(), self._padded_weight.data_ptr())
+        return work
 
     def _prepare(self) -> None:
-        heads, key_heads, padded = self.heads, self.key_heads, self.padded
-        query, query_bound = (
-            torch.empty(heads, self.rows, padded, device="cpu"),
-            torch.empty(heads, self.rows, device="cpu"),
-        )
-        key, key_bound = (
-            torch.empty(key_heads, self.strips, padded, STRIP, device="cpu"),
-            torch.empty(key_heads, self.strips, device="cpu"),
-        )
-        self._buffers = [query, query_bound, key, key_bound]  # referenced for as long as C may read them
-        work = self.work
-        work.prepared_query, work.query_bound = query.data_ptr(), query_bound.data_ptr()
-        work.prepared_key, work.key_bound = key.data_ptr(), key_bound.data_ptr()
-        work.unit_count = heads * -(-self.rows // STRIP) + key_heads * self.strips
-        threads = thread_count(query.numel() + key.numel(), LEAST_ENTRIES)
+        queries, strips = self.heads * self.rows, self.key_heads * self.strips
+        sizes = queries * self.padded, strips * self.padded * STRIP, queries, strips
+        self._prepared = torch.empty(sum(sizes), device="cpu")  # referenced for as long as C may read it
+        work, at = self.work, self._prepared.data_ptr()
+        work.prepared_query, work.prepared_key = at, at + 4 * sizes[0]
+        work.query_bound, work.key_bound = at + 4 * sum(sizes[:2]), at + 4 * sum(sizes[:3])
+        work.unit_count = self.heads * -(-self.rows // STRIP) + strips
+        threads = thread_count(sizes[0] + sizes[1], LEAST_ENTRIES)
         run_units(self.library.additive_bounds, work, threads)
-        largest = max(query_bound.amax().item(), key_bound.amax().item())
-        work.form, work.next_unit = TANGENTS if largest <= 1 else EXPONENTIALS, 0
+        self.library.additive_form(ctypes.byref(work))
+        work.next_unit = 0
         run_units(self.library.additive_prepare, work, threads)
 
 

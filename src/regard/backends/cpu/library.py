@@ -45,6 +45,8 @@ class Library:
 
         self.variant = variant
         self.runs = opened.regard_runs  # whether this processor runs a variant, compiled or not
+        self.additive_weight = function("additive_weight", c_void_p, c_void_p, c_void_p)
+        self.additive_form = function("additive_form", c_void_p)
         self.additive_bounds = function("additive_bounds", c_void_p)
         self.additive_prepare = function("additive_prepare", c_void_p)
         self.additive_scores = function("additive_scores", c_void_p, c_void_p)

@@ -18,6 +18,8 @@ class AdditiveInTriton:
     log-sum-exp of a row may have any size. A bias that is neither a tensor nor by distance is evaluated over all pairs.
     """
 
+    whole: WholeAdditive | None = None
+
     def forward(self, batched: BatchedProblem, tile: int) -> CheckedRows:
         """Output and log-sum-exp; kernels have tiles of their own."""
         from .additive_launches import AdditiveLaunches  # imports Triton, which a process without CUDA need not load
