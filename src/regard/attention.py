@@ -27,7 +27,7 @@ from .lenses.base import Result as LensResult
 from .masks import Mask, causal, where
 from .masks.convert.torch_tensors import read_causal_bias
 from .nested import attend_nested
-from .small_calls import repeated_calls
+from .small_calls import repeated_calls, repeated_calls_with_lse
 from .tiles import attended_keys
 from .utils.numbers import truth_value
 from .utils.other_types import name_type
@@ -139,6 +139,7 @@ def run_problem(problem: Problem, kernel: str | None = None) -> Result:
     return run_with_hook(problem, choose(problem, kernel), hook)
 
 
+@repeated_calls_with_lse
 def attention_with_lse(
     query: Tensor, key: Tensor, value: Tensor, *, kernel: str | None = None, **options: Unpack[AttentionOptions]
 ) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import native
-from .backends.base import PreparedStep
+from .backends.base import PreparedStep, Rows
 from .biases import Bias, RelativeBias, as_bias
 from .biases.all_pairs import Described, described, numbers_of_pairs
 from .biases.base import TensorBias
@@ -63,6 +63,8 @@ PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
 QUICK = ("mask", "scale", "normalizer", "bias", "softcap", "sinks", "score", "key_positions")
 """The options of calls that are remembered."""
+OF_ROWS = frozenset({"mask", "scale", "softcap"})
+"""The same of calls that want the log-sum-exp."""
 LONGEST = 512
 """The most queries and keys of a small call: of longer ones the steps of Python are a small part."""
 MAX_CALLS = 4096
@@ -126,7 +128,8 @@ _PreparedShort: TypeAlias = PreparedCall | PreparedBiasCall | PreparedListedCall
 _Prepared: TypeAlias = _PreparedShort | PreparedStep | PreparedWindowStep | PreparedTile
 _Calls: TypeAlias = dict[tuple[Any, ...], _Prepared | None]  # None: a call that takes the long way
 _calls: _Calls = {}
-
+_WITH_LSE = object()
+"""What no other key of a call begins with."""
 
 Arguments = ParamSpec("Arguments")
 
@@ -137,11 +140,7 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
 
     @wraps(attention)
     def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        # Where torch traces the call, no length is compared.
-        traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-        dense = type(query) in PLAIN_TYPES and not query.is_nested
-        small = dense and not traced and 2 <= query.ndim <= 4 and query.shape[-2] <= LONGEST
-        if small and (not options or _is_plain(options)):
+        if _is_small(query) and (not options or _is_plain(options)):
             repeatedly = attend_repeatedly if query.ndim == 4 else _attend_one_head
             output = repeatedly(query, key, value, **options)
             if output is not None:
@@ -149,6 +148,60 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
         return in_full(query, key, value, **options)
 
     return cast(Callable[Arguments, Tensor], attend)
+
+
+def repeated_calls_with_lse(attention: Callable[Arguments, Rows]) -> Callable[Arguments, Rows]:
+    """The function `attention_with_lse`, whose small calls of dot products go straight to the arithmetic likewise."""
+    in_full = cast(Callable[..., Rows], attention)
+
+    @wraps(attention)
+    def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Rows:
+        if options.keys() <= OF_ROWS and _is_small(query):
+            rows = _attend_with_lse(query, key, value, **options)
+            if rows is not None:
+                return rows
+        return in_full(query, key, value, **options)
+
+    return cast(Callable[Arguments, Rows], attend)
+
+
+def _attend_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Rows | None:
+    """Output and log-sum-exp of a call whose like was computed before by the kernel `short`; None for any other."""
+    if not no_mode_active() or CURRENT_HOOK.get() is not None:
+        return None
+    if not (mask is None or (isinstance(mask, Mask) and is_constant(mask))):
+        return None
+    if (layouts := _small_layouts(query, key, value)) is None:
+        return None
+    if type(scale) not in (NoneType, float) or type(softcap) not in (NoneType, float):
+        return None
+    learned = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    in_use = torch.get_num_threads(), native.variant_in_use(), rates.times_saved
+    known = _WITH_LSE, mask, scale, softcap, learned, *in_use, *layouts
+    if known not in _calls:
+        problem = make_problem(query, key, value, wants_lse=True, mask=mask, scale=scale, softcap=softcap)
+        if len(_calls) >= MAX_CALLS:
+            _calls.clear()
+        without = replace(problem, wants_lse=False)
+        _calls[known] = SHORT.prepare_call(without) if choose(problem) is SHORT else None
+    call = cast("PreparedCall | None", _calls[known])
+    return None if call is None else call.run_with_lse(query, key, value, mask, learned=learned)
+
+
+def _is_small(query: Tensor) -> bool:
+    """Whether a query is a plain tensor of few rows; where torch traces the call, no length is compared."""
+    if type(query) not in PLAIN_TYPES or query.is_nested:
+        return False
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    return 2 <= query.ndim <= 4 and query.shape[-2] <= LONGEST
 
 
 def _is_plain(options: dict[str, Any]) -> bool:

@@ -668,13 +668,8 @@ def test_projections_of_other_sizes_are_not_the_prepared_ones():
             torch.testing.assert_close(regard.attention(query, key, value, score=location), expected)
 
 
-def test_additive_scores_take_the_long_way_and_refusals_are_those_of_attention():
+def test_refusals_of_scores_are_those_of_attention_after_repeated_calls():
     query, key, value = inputs(1, 2, 8, 4)
-    additive = scores.Additive(4, 4, 6)
-    for _ in range(3):
-        expected = regard.attention(query, key, value, score=additive, kernel="reference")
-        torch.testing.assert_close(regard.attention(query, key, value, score=additive), expected)
-    assert known() == [False]
     for _ in range(2):
         regard.attention(query, key, value, score=scores.Dot())
         with pytest.raises(ConfigurationError, match="goes with the default score"):
@@ -800,3 +795,109 @@ def test_sinks_that_a_normalizer_stands_for(mask):
     sinks = torch.tensor([0.5, -1.0], requires_grad=True)
     gradients_agree(inputs(2, 2, 9, 4), [sinks], lambda: {"mask": mask, "sinks": sinks})
     gradients_agree([30 * tensor.detach() for tensor in tensors[:2]] + inputs(2, 2, 9, 4)[:1], [], lambda: options)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.causal() & masks.window(3), masks.strided(3)])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("learned", [False, True])
+def test_log_sum_exps_of_repeated_calls(mask, softcap, learned):
+    tensors = [tensor.requires_grad_(learned) for tensor in inputs(2, 3, 11, 5, keys=13)]
+    exact = [tensor.detach().double().requires_grad_(learned) for tensor in tensors]
+    above = torch.randn(2, 3, 11, 5), torch.randn(2, 3, 11)
+    for _ in range(3):
+        found = regard.attention_with_lse(*tensors, mask=mask, softcap=softcap)
+        rows = regard.attention_with_lse(*exact, mask=mask, softcap=softcap, kernel="reference")
+        for has, needs in zip(found, rows, strict=True):
+            torch.testing.assert_close(has.double(), needs, rtol=1e-5, atol=1e-5)
+        for wanted in ((0,), (1,), (0, 1)) if learned else ():  # of the output, of the log-sum-exp, of both
+            gradients = [
+                torch.autograd.grad(
+                    [each[at] for at in wanted],
+                    leaves[: 3 if 0 in wanted else 2],
+                    [above[at].to(each[at].dtype) for at in wanted],
+                    retain_graph=True,
+                )
+                for each, leaves in ((found, tensors), (rows, exact))
+            ]
+            for has, needs in zip(*gradients, strict=True):
+                torch.testing.assert_close(has.double(), needs, rtol=1e-4, atol=1e-5)
+    assert known() == [True]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_log_sum_exps_behind_a_mask_and_of_empty_rows(learned):
+    mask, tensors = masks.causal(), inputs(1, 2, 11, 5, keys=7)  # the first four queries have no keys
+    for _ in range(3):
+        output, lse = regard.attention_with_lse(*(each.requires_grad_(learned) for each in tensors), mask=mask)
+        assert (output[:, :, :4] == 0).all()
+        assert (lse[:, :, :4] == -torch.inf).all()
+        assert lse[:, :, 4:].isfinite().all()
+        if learned:
+            loss = output.sum() + lse[:, :, 4:].sum()
+            assert all(found.isfinite().all() for found in torch.autograd.grad(loss, tensors))
+    poisoned = [each.detach().clone() for each in tensors]
+    poisoned[1][:, :, 5], poisoned[2][:, :, 6, 0] = torch.nan, torch.inf
+    for _ in range(2):
+        given = [each.requires_grad_(learned) for each in poisoned]
+        output, lse = regard.attention_with_lse(*given, mask=mask)
+        torch.testing.assert_close(output[:, :, :9], regard.attention(*tensors, mask=mask)[:, :, :9])
+        assert lse[:, :, :9].isnan().sum() == 0
+        assert lse[:, :, 9:].isnan().all()
+        assert not output[:, :, 10].isfinite().any()
+        if learned:
+            (found,) = torch.autograd.grad(output[:, :, :9].sum() + lse[:, :, 4:9].sum(), given[0])
+            assert found[:, :, :9].isfinite().all()
+
+
+def test_second_derivatives_of_log_sum_exps():
+    tensors = [tensor.double().requires_grad_() for tensor in inputs(1, 2, 5, 3)]
+    single = [tensor.detach().float().requires_grad_() for tensor in tensors]
+
+    def second(leaves: list[Tensor], kernel: str | None) -> tuple[Tensor, ...]:
+        options: dict[str, Any] = {"mask": masks.causal(), "kernel": kernel} if kernel else {"mask": masks.causal()}
+        output, lse = regard.attention_with_lse(*leaves, **options)
+        first = torch.autograd.grad(output.square().sum() + lse.sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+
+    for _ in range(2):
+        for has, needs in zip(second(single, None), second(tensors, "reference"), strict=True):
+            torch.testing.assert_close(has.double(), needs, rtol=1e-3, atol=1e-4)
+    assert known() == [True]
+
+
+def test_large_log_sum_exps_have_exact_gradients():
+    tensors = [tensor.requires_grad_() for tensor in inputs(1, 2, 7, 4)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    for _ in range(3):
+        results = [
+            torch.autograd.grad(regard.attention_with_lse(*each, scale=4e4, kernel=kernel)[0].sum(), each)
+            if kernel
+            else torch.autograd.grad(regard.attention_with_lse(*each, scale=4e4)[0].sum(), each)
+            for each, kernel in ((tensors, None), (exact, "reference"))
+        ]
+        for has, needs in zip(*results, strict=True):
+            torch.testing.assert_close(has.double(), needs, rtol=1e-3, atol=1e-3 * float(needs.abs().amax()) + 1e-6)
+
+
+def test_a_hook_sees_the_same_log_sum_exp_bit_for_bit():
+    tensors = inputs(1, 2, 9, 4)
+    with torch.no_grad():
+        plain = [regard.attention_with_lse(*tensors, mask=masks.causal()) for _ in range(2)]
+        seen = []
+        with attention_hook(lambda problem, lse: seen.append(lse)):
+            hooked = regard.attention_with_lse(*tensors, mask=masks.causal())
+    assert len(seen) == 1
+    for has in (*plain, hooked):
+        assert all(torch.equal(a, b) for a, b in zip(has, plain[0], strict=True))
+
+
+def test_log_sum_exps_refuse_what_attention_refuses():
+    tensors = inputs(1, 2, 9, 4)
+    for _ in range(2):
+        regard.attention_with_lse(*tensors)
+        with pytest.raises(ConfigurationError, match="scale"):
+            regard.attention_with_lse(*tensors, scale="a")  # type: ignore[arg-type]
+        with pytest.raises(ShapeError):
+            regard.attention_with_lse(tensors[0], tensors[1], tensors[2][:, :, :5])
+        with pytest.raises(TypeError, match="causal"):
+            regard.attention_with_lse(*tensors, causal=True)  # type: ignore[call-arg]

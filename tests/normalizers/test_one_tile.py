@@ -12,7 +12,7 @@ from regard import masks, native, normalizers, small_calls
 from regard.core.normalizer import Normalizer
 from regard.errors import MaskError, ShapeError
 from regard.kernels import one_tile
-from regard.kernels.one_tile import PreparedTile
+from regard.kernels.one_tile import StoredTile
 from regard.kernels.planning import choice
 
 from .mixed_formulas import multi_token_weights, talking_weights
@@ -67,9 +67,9 @@ def leaves_of(kind: Kind, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
     return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
 
 
-def prepared() -> list[PreparedTile]:
+def prepared() -> list[StoredTile]:
     known = [*small_calls._calls.values()]
-    return [call for call in known if type(call) is PreparedTile]
+    return [call for call in known if type(call) is StoredTile]
 
 
 @pytest.fixture(autouse=True)

@@ -70,12 +70,8 @@ class AdditiveKernel:
 
     def prepare_call(self, problem: Problem) -> AdditiveTile | None:
         """What computes a problem and all of its kind at once, where its pairs are few; None of others."""
-        pairs, value, whole = problem.pairs, problem.value, _maker(problem.value)[1].whole
-        if whole is None or not isinstance(pairs, AdditivePairs) or not _is_bare(problem):
-            return None
-        if pairs.query.ndim != 4 or pairs.key.shape[:2] != value.shape[:2] or pairs.query.shape[0] != value.shape[0]:
-            return None
-        if problem.mask is not None and problem.keys > LONGEST_MASKED:
+        pairs, whole = problem.pairs, _maker(problem.value)[1].whole
+        if whole is None or not isinstance(pairs, AdditivePairs) or not self.is_one_tile(problem):
             return None
         with torch.inference_mode(False), torch.no_grad():
             keep = dense_mask(problem)
@@ -83,6 +79,22 @@ class AdditiveKernel:
         if absent is not None:
             absent = absent[(None,) * (4 - absent.ndim)].expand(problem.weights_shape)
         return AdditiveTile(whole, problem.softcap, absent, _layout_of(pairs), self.name)
+
+    def is_one_tile(self, problem: Problem) -> bool:
+        """Whether its code computes a problem, of few pairs on the CPU, with scores, a mask and a softcap alone."""
+        query, value = problem.pairs.query, problem.value
+        return (
+            value.is_cpu
+            and isinstance(problem.pairs, AdditivePairs)
+            and problem.bias is problem.sinks is problem.dropout is problem.normalizer is None
+            and not problem.wants_lse
+            and query.ndim == 4
+            and problem.pairs.key.shape[:2] == value.shape[:2]
+            and query.shape[0] == value.shape[0]
+            and 0 < problem.weights_shape.numel() <= MOST_PAIRS
+            and (problem.mask is None or problem.keys <= LONGEST_MASKED)
+            and not self.why_not(problem)
+        )
 
     def forward(self, batched: BatchedProblem) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem."""
@@ -126,12 +138,6 @@ class AdditiveTile(PreparedTile):
         output, lse = stored
         rows = output, lse, grad_output
         return self.whole.backward(AdditivePairs(*pairs), value, self.softcap, self.absent, rows)
-
-
-def _is_bare(problem: Problem) -> bool:
-    """Whether few pairs have scores, a mask and a softcap alone."""
-    extras = problem.bias, problem.sinks, problem.dropout, problem.normalizer
-    return extras == (None,) * 4 and not problem.wants_lse and 0 < problem.weights_shape.numel() <= MOST_PAIRS
 
 
 def _layout_of(pairs: AdditivePairs) -> tuple[Any, ...]:

@@ -222,6 +222,7 @@ def uncompared_kernel(problem: Problem) -> Kernel | None:
         | small, CPU, many keys for each query, or one query   | no       | decode    |
         | small, CPU, one query of float32 over all keys       | no       | sdpa      |
         | small, CPU, whatever `short` computes                | any      | short     |
+        | few pairs, CPU, additive scores alone, or masked     | any      | additive  |
         | few pairs, CPU, a normalizer that can store its own  | any      | tiled     |
         | plain, CPU, few pairs                                | no       | sdpa      |
         | plain, CPU, few pairs, float32 and float64           | yes      | sdpa      |
@@ -269,6 +270,8 @@ def _small_kernel(problem: Problem) -> Kernel | None:
             return PLAIN_KERNEL
     if not SHORT.why_not(problem):
         return SHORT
+    if ADDITIVE.is_one_tile(problem):
+        return ADDITIVE
     return TILED if is_one_tile(problem) and problem.weights_shape.numel() <= MAX_ONE_TILE else None
 
 
