@@ -8,6 +8,7 @@ import torch
 
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import CheckedRows
+from ..base import WholeAdditive
 
 
 class AdditiveInTriton:
