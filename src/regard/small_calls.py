@@ -459,7 +459,7 @@ def _remember(
     elif listed is not None and kernel is SHORT:
         without = SHORT.prepare_call(replace(problem, mask=None))
         call = None if without is None else PreparedListedCall(without, SHORT.maker(problem.value))
-    elif kernel is TILED:
+    elif kernel is TILED and listed is None:  # what is prepared holds the pairs of the mask
         call = TILED.prepare_call(problem)
     elif kernel is ADDITIVE:
         call = ADDITIVE.prepare_call(problem)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard import masks, native, small_calls
+from regard import masks, native, normalizers, small_calls
 from regard.errors import MaskError
 from regard.listed_calls import ListedPairs, PreparedListedCall
 
@@ -70,6 +70,15 @@ def test_what_is_masked_may_be_anything(prepared):
     assert all(bool(each.isfinite().all()) for each in found)
     seen = regard.attention(query, key, value, mask=masks.chosen(torch.full((2, 4, 17, 5), 3)))
     assert bool(seen.isnan().all())
+
+
+def test_a_normalizer_of_other_kernels_reads_the_lists_of_its_call(prepared):
+    inputs, lists, _ = made("a list for each query")
+    talking = normalizers.TalkingHeads(torch.randn(4, 4), torch.randn(4, 4))
+    for number in range(3):
+        mask = masks.chosen(lists.roll(number, -2))
+        wanted = regard.attention(*inputs, mask=mask, normalizer=talking, kernel="reference")
+        torch.testing.assert_close(regard.attention(*inputs, mask=mask, normalizer=talking), wanted)
 
 
 @pytest.mark.parametrize(
