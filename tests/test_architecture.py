@@ -39,7 +39,7 @@ LAYERS = (
     ("regard.linear",),
     ("regard.attention",),
     ("regard.nested", "regard.small_calls"),
-    ("regard.listed_calls",),
+    ("regard.written_pairs",),
     ("regard.kernels",),
     ("regard.native",),
     ("regard.backends.registry",),

@@ -3,9 +3,9 @@
 The arithmetic of a sentence takes as long as the steps around it. For tensors of the shapes, strides and dtype of an
 earlier call, with the same mask, all checks and the choice of the kernel would end as they did: they are memoized. What
 is known of a mask that is not made of numbers alone is forgotten with it, and with a change of what it reads. Of a bias
-of content, or of a tensor, and of lists of keys, only the kind is in the key: their numbers, of few pairs, each call
-reads anew. The next token of a text has one key more each time: there the number of keys counts up to the next power of
-two.
+of content, or of a tensor, and of a mask of `written_pairs`, only the kind is in the key: their numbers, of few pairs,
+each call reads anew. The next token of a text has one key more each time: there the number of keys counts up to the
+next power of two.
 
 The key has the parts that `signature` lists, or the call takes the long way: it is written out where it is used, as an
 object and its calls would take a tenth of the time of the smallest call. It is exact in what `signature` leaves out,
@@ -51,13 +51,13 @@ from .kernels.validation import (
     make_problem,
     scored_pairs,
 )
-from .listed_calls import ListedPairs, PreparedListedCall
 from .masks import Mask
 from .scores import Dot
 from .tiles.dense_mask import dense_mask
 from .tiles.memo import memo_of, memo_of_bias
 from .tiles.pair_terms import PairTerms
 from .tiles.row_spans import last_keys_of_step, over_last_keys
+from .written_pairs import PreparedWritingCall, WrittenPairs, written_pairs
 
 PLAIN_TYPES = (Tensor, Parameter)
 """The types of queries, which may be learned themselves; keys and values follow from an input."""
@@ -124,7 +124,7 @@ class PreparedWindowStep:
         return self.without_mask.run(query, key, value)
 
 
-_PreparedShort: TypeAlias = PreparedCall | PreparedBiasCall | PreparedListedCall
+_PreparedShort: TypeAlias = PreparedCall | PreparedBiasCall | PreparedWritingCall
 _Prepared: TypeAlias = _PreparedShort | PreparedStep | PreparedWindowStep | PreparedTile
 _Calls: TypeAlias = dict[tuple[Any, ...], _Prepared | None]  # None: a call that takes the long way
 _calls: _Calls = {}
@@ -140,7 +140,7 @@ def repeated_calls(attention: Callable[Arguments, Tensor]) -> Callable[Arguments
 
     @wraps(attention)
     def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        if _is_small(query) and (not options or _is_plain(options)):
+        if _is_small(query) and (not options or _is_plain(options, query, value)):
             repeatedly = attend_repeatedly if query.ndim == 4 else _attend_one_head
             output = repeatedly(query, key, value, **options)
             if output is not None:
@@ -204,12 +204,22 @@ def _is_small(query: Tensor) -> bool:
     return 2 <= query.ndim <= 4 and query.shape[-2] <= LONGEST
 
 
-def _is_plain(options: dict[str, Any]) -> bool:
-    """Whether no option but those of `QUICK` is given."""
+def _is_plain(options: dict[str, Any], query: Tensor, value: Tensor) -> bool:
+    """Whether no option but those of `QUICK` is given, beside what says the same as nothing."""
     for name, given in options.items():
-        if given is not None and name not in QUICK and not (name == "dropout_p" and drops_nothing(given)):
+        if given is None or name in QUICK or (name == "dropout_p" and drops_nothing(given)):
+            continue
+        if name != "query_positions" or options.get("key_positions") is not None or not _are_last(given, query, value):
             return False
     return True
+
+
+def _are_last(positions: object, query: Tensor, value: object) -> bool:
+    """Whether these are a range of the last positions of the keys, where queries are without any."""
+    if not isinstance(positions, range) or type(value) is not Tensor or value.is_nested or value.ndim < 2:
+        return False
+    keys = value.shape[-2]
+    return positions.start >= 0 and positions == range(keys - query.shape[-2], keys)
 
 
 def attend_repeatedly(
@@ -255,7 +265,7 @@ def attend_repeatedly(
             return None
     if (of_call := _memo_of_call(mask, constant, query, value, has_bias=bias is not None)) is None:
         return None
-    (calls, of_mask, listed), of_bias = of_call, None
+    (calls, of_mask, written), of_bias = of_call, None
     if bias is not None:
         bias = as_bias(cast(Tensor, bias)) if type(bias) in PLAIN_TYPES else bias
         of_bias = described(bias)
@@ -276,7 +286,7 @@ def attend_repeatedly(
         options: AttentionOptions = {"mask": mask, "scale": scale, "normalizer": normalizer, "bias": bias}
         options |= {"softcap": softcap, "sinks": sinks, "score": score, "key_positions": key_positions}
         problem = make_problem(query, key, value, **options)
-        call = _remember(calls, known, problem, step, of_bias, listed, given_sinks=sinks is not None)
+        call = _remember(calls, known, problem, step, of_bias, written, given_sinks=sinks is not None)
     if step or call is None:
         return None if call is None else cast("PreparedStep | PreparedWindowStep", call).run(query, key, value)
     if type(call) is StoredTile:
@@ -312,16 +322,16 @@ def _are_consecutive(positions: Tensor | range, value: Tensor) -> bool:
 
 def _memo_of_call(
     mask: Mask | None, constant: bool, query: Tensor, value: Tensor, *, has_bias: bool
-) -> tuple[_Calls, object, ListedPairs | None] | None:
-    """Where calls with a mask are memoized, what tells it apart there, and its lists where each call has others.
+) -> tuple[_Calls, object, WrittenPairs | None] | None:
+    """Where calls with a mask are memoized, what tells it apart there, and its pairs where each call writes them.
 
     None of a mask that nothing is memoized of.
     """
     if constant:
         return _calls, mask, None
-    listed = None if has_bias else ListedPairs.from_mask(cast(Mask, mask))
-    if listed is not None and listed.fits(query.shape, value.shape):
-        return _calls, listed.kind, listed
+    written = None if has_bias else written_pairs(cast(Mask, mask))
+    if written is not None and written.fits(query.shape, value.shape):
+        return _calls, written.kind, written
     memo = memo_of(mask)
     return None if memo.state is None else (memo.calls, None, None)
 
@@ -434,13 +444,13 @@ def _remember(
     problem: Problem,
     step: bool,
     of_bias: Described | None,
-    listed: ListedPairs | None,
+    written: WrittenPairs | None,
     *,
     given_sinks: bool,
 ) -> _Prepared | None:
     """Memoize what there is to know of a problem: what computes its like, by the kernel that is chosen for it.
 
-    of_bias: of a bias whose numbers each call computes; listed: of a mask whose pairs each call writes. given_sinks:
+    of_bias: of a bias whose numbers each call computes; written: of a mask whose pairs each call writes. given_sinks:
     whether sinks are an argument, with other numbers in each call, and not those that a normalizer stands for.
     """
     if len(calls) >= MAX_CALLS:
@@ -456,12 +466,12 @@ def _remember(
         call = DECODE.prepare_step(problem if most is None else over_last_keys(problem, most))
         if most is not None and call is not None:
             call = PreparedWindowStep(call, most)
-    elif listed is not None and kernel is SHORT:
+    elif written is not None and kernel is SHORT:
         without = SHORT.prepare_call(replace(problem, mask=None))
-        call = None if without is None else PreparedListedCall(without, SHORT.maker(problem.value))
-    elif kernel is TILED and listed is None:  # what is prepared holds the pairs of the mask
+        call = None if without is None else PreparedWritingCall(without, SHORT.maker(problem.value))
+    elif kernel is TILED and written is None:  # what is prepared holds the pairs of the mask
         call = TILED.prepare_call(problem)
-    elif kernel is ADDITIVE:
+    elif kernel is ADDITIVE and written is None:  # likewise
         call = ADDITIVE.prepare_call(problem)
     elif not step and kernel is SHORT and of_bias is None:
         call = SHORT.prepare_call(problem)

@@ -260,6 +260,13 @@ class ShortRows(Protocol):
         """
         ...
 
+    def equal_ids(self, query_ids: Tensor, key_ids: Tensor, *, causal: bool) -> Tensor:
+        """Which pairs have equal ids, (B, H, M, N) bool; causal as of `listed_pairs`.
+
+        query_ids, key_ids: (B or 1, H or 1, M) and (B or 1, H or 1, N) int64, whose last axes are contiguous.
+        """
+        ...
+
     def keys_at_once(self) -> int:
         """The keys of a vector: what is computed are whole ones."""
         ...

@@ -52,7 +52,6 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "call_bias.c",
     "code_writing.c",
     "finite.c",
-    "listed_pairs.c",
     "flash_reductions.c",
     "flash_weights.c",
     "gru_decoder_backward.c",
@@ -70,6 +69,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "top_entries.c",
     "top_products.c",
     "transformer_step.c",
+    "written_pairs.c",
 )
 CPU_SUPPORT = "cpu_support.c"
 

@@ -56,6 +56,7 @@ class Library:
         self.additive_scratch = function("additive_scratch", c_int64, returns=c_int64)
         self.code_writing = function("code_writing", c_void_p)
         self.decode = function("decode", c_void_p)
+        self.equal_ids = function("equal_ids", c_void_p, c_void_p, *(c_int64,) * 9, c_void_p)
         self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
         self.finite_strided = function("finite_strided", c_void_p, *(c_int64,) * 9, returns=c_int64)
         self.gathered = function("gathered", c_void_p)

@@ -93,6 +93,12 @@ def _write_terms(terms: PairTerms, numbers: array[int]) -> None:
         numbers[SINKS] = terms.sinks.data_ptr()
 
 
+def _shared_strides(ids: Tensor) -> tuple[int, int]:
+    """The strides of ids (B or 1, H or 1, ·) along batches and heads, 0 where all share them."""
+    (batch, heads, _), (of_batch, of_head, _) = ids.shape, ids.stride()
+    return of_batch if batch > 1 else 0, of_head if heads > 1 else 0
+
+
 def _broadcast_rows(pairs: Tensor) -> array[int]:
     """Address and strides of a tensor over pairs; an axis of 1 stands for all."""
     strides = (stride if size > 1 else 0 for stride, size in zip(pairs.stride()[:3], pairs.shape, strict=False))
@@ -243,6 +249,22 @@ class ShortInC:
         shift = keys - queries if causal else keys
         library.current().listed_pairs(
             indices.data_ptr(), batch * heads, listed, rows, columns, queries, keys, shift, keep.data_ptr()
+        )
+        return keep
+
+    def equal_ids(self, query_ids: Tensor, key_ids: Tensor, *, causal: bool) -> Tensor:
+        """Which pairs have equal ids, (B, H, M, N) bool; (B or 1, H or 1, ·) int64, whose last axes are contiguous.
+
+        Raises:
+            KernelError: there is no native code to call (`regard.native.why_not`).
+        """
+        (*of_queries, queries), (*of_keys, keys) = query_ids.shape, key_ids.shape
+        batch, heads = map(max, of_queries, of_keys)
+        keep = torch.empty(batch, heads, queries, keys, dtype=torch.bool, device="cpu")
+        strides = *_shared_strides(query_ids), *_shared_strides(key_ids)
+        shift = keys - queries if causal else keys
+        library.current().equal_ids(
+            query_ids.data_ptr(), key_ids.data_ptr(), *strides, batch, heads, queries, keys, shift, keep.data_ptr()
         )
         return keep
 
