@@ -204,7 +204,7 @@ def test_writes_to_ids_are_seen_by_later_calls_alone(prepared):
                 ids.add_(torch.arange(17))  # no two are equal any more
                 assert not torch.equal(regard.attention(*inputs, mask=mask), output)
             first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
-            second = torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+            second = torch.autograd.grad(torch.stack([each.square().sum() for each in first]).sum(), leaves)
             found.append([*first, *second])
         for own, other in zip(*found, strict=True):
             torch.testing.assert_close(own, other)

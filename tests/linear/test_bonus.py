@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import regard
-from regard import masks
+from regard import masks, native
+from regard.backends.cpu.recurrence_pass import RecurrencePassInC
 from regard.errors import ConfigurationError, ShapeError
 from regard.linear import Elu, Identity, LinearState, linear_attention_weights
 
@@ -51,6 +52,99 @@ def test_rwkv_6(axes, length, initial):
     exact = [*expected, *torch.autograd.grad(expected, leaves, seeds, allow_unused=True, materialize_grads=True)]
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one, other)
+
+
+BONUSES = {
+    "a number": (1, 1, 1, 1),
+    "a number for each head": (1, 4, 1, 1),
+    "one for each feature": (1, 4, 1, 13),
+    "one for each token": (2, 1, 67, 1),
+    "one for all of them": (2, 4, 67, 13),
+}
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The bonuses of the passes in C that the test runs, None without one."""
+    if native.why_not() is not None:
+        pytest.skip("native code is off")
+    given, forward = [], RecurrencePassInC.forward
+    monkeypatch.setattr(
+        RecurrencePassInC,
+        "forward",
+        lambda own, inputs, **options: (given.append(options.get("bonus")), forward(own, inputs, **options))[1],
+    )
+    return given
+
+
+def of_float32(length, dims=(13, 11)):
+    """Query, key, value and a decay, of a chunk and a part of one; keys so short that states stay small."""
+    query, key, value = (tensor.float() for tensor in inputs(length, key_heads=4, dims=dims))
+    return query, key / 4, value, -torch.rand(2, 4, length, dims[0]) / 4
+
+
+@pytest.mark.parametrize("scale", [1.0, None, 0.3])
+@pytest.mark.parametrize("axes", [0, 3, 4])
+@pytest.mark.parametrize("shape", BONUSES.values(), ids=BONUSES)
+def test_one_pass_in_float32(passes, shape, axes, scale):
+    query, key, value, decay = of_float32(67)
+    gate = None if not axes else decay[..., 0] if axes == 3 else decay
+    options: dict[str, Any] = RAW | {"scale": scale}
+    scaled = query.double() * (13**-0.5 if scale is None else scale)
+    for bonus in (torch.randn(shape), torch.randn(*shape, 2)[..., 0]):  # the second with gaps
+        found = regard.linear_attention(query, key, value, bonus=bonus, decay=gate, **options)
+        exact = scaled, key.double(), value.double(), bonus.double()
+        expected, _ = by_steps(*exact, None if gate is None else gate.double())
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+        assert passes.pop() is bonus
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 131])
+def test_passes_over_whole_chunks_and_parts(passes, length):
+    """With gradients the same outputs and those of the formula."""
+    query, key, value, decay = of_float32(length)
+    decay[:, :, length // 2] = -torch.inf  # forgets all
+    bonus = torch.randn(1, 4, 1, 13)
+    exact = [tensor.double().requires_grad_() for tensor in (query, key, value, bonus, decay)]
+    expected, _ = by_steps(*exact)
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value, bonus, decay)]
+    with torch.no_grad():
+        found = regard.linear_attention(query, key, value, bonus=bonus, decay=decay, **RAW)
+        assert passes == [bonus]
+    learned = regard.linear_attention(query, key, value, bonus=bonus, decay=decay, **RAW)
+    for output in (found, learned):
+        torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
+    above = torch.randn_like(found)
+    options = {"allow_unused": True, "materialize_grads": True}  # nothing reads the decay of one token
+    gradients = [
+        torch.autograd.grad(learned, leaves, above, **options),
+        torch.autograd.grad(expected, exact, above.double(), **options),
+    ]
+    for own, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_value_columns_in_parts(passes, two_threads):
+    query, key, value = (torch.randn(1, 1, 131, 96) / 8 for _ in range(3))
+    bonus = torch.randn(1, 1, 1, 96)
+    found = regard.linear_attention(query, key, value, bonus=bonus, **RAW)
+    expected, _ = by_steps(query.double(), key.double(), value.double(), bonus.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert passes == [bonus]
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_what_is_not_finite_is_not_left_to_a_pass(place):
+    tensors = [*of_float32(67)[:3], torch.randn(1, 4, 1, 13)]
+    clean = regard.linear_attention(*tensors[:3], bonus=tensors[3], **RAW)
+    tensors[place][0, 1, 0 if place == 3 else 40, 3] = torch.nan
+    found = regard.linear_attention(*tensors[:3], bonus=tensors[3], **RAW)
+    first = 0 if place == 3 else 40
+    rows = slice(first, 41 if place == 0 else None)
+    assert found[0, 1, rows].isnan().any(-1).all()
+    if place < 3:
+        torch.testing.assert_close(found[0, 1, :40], clean[0, 1, :40], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[0, 0], clean[0, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_normalised_weights_count_the_own_term():

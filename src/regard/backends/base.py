@@ -432,10 +432,14 @@ class TokenStep(Protocol):
 class RecurrencePass(Protocol):
     """The outputs of the recurrence from a state of 0, for tensors of one layout, whose numbers are checked."""
 
-    def forward(self, inputs: RecurrenceInputs, *, stores: bool = False) -> tuple[Tensor, StoredRecurrence] | None:
+    def forward(
+        self, inputs: RecurrenceInputs, *, stores: bool = False, bonus: Tensor | None = None
+    ) -> tuple[Tensor, StoredRecurrence] | None:
         """The output, and if `stores` what `backward` needs.
 
-        None where query, key, value or removal are not finite, a decay is above 0, or a beta not within 0..2.
+        None where query, key, value or removal are not finite, a decay is above 0, or a beta not within 0..2. bonus: b,
+        finite float32 that broadcasts to the keys: the state is then read before the token, whose own value has the
+        weight q · (b ⊙ k), as `backward` does not have it; without a feature map, a total or the delta rule.
         """
         ...
 

@@ -75,7 +75,8 @@ def recurrence_outputs(query: Tensor, key: Tensor, value: Tensor, options: Linea
     kind, feature_map, bonus = _kind(query, options), get("feature_map"), get("bonus")
     if kind is None:
         return None
-    if bonus is not None or not (feature_map is None or type(feature_map) in (Elu, Identity)):
+    known = feature_map is None or type(feature_map) in (Elu, Identity)
+    if not known or (bonus is not None and kind.feature_map != "identity"):
         features = _features(kind, query, key, value, Elu() if feature_map is None else feature_map)
         if features is None:
             return None
@@ -86,19 +87,29 @@ def recurrence_outputs(query: Tensor, key: Tensor, value: Tensor, options: Linea
 
 def _outputs(kind: RecurrenceKind, inputs: RecurrenceInputs) -> Tensor | None:
     """The outputs of the pass for such inputs, if there is one that takes them."""
+    prepared = _prepared(kind, inputs)
+    if prepared is None:
+        return None
+    if _are_learned(inputs):
+        return _apply(kind, prepared, *inputs)
+    found = prepared.forward(inputs)
+    return None if found is None else found[0]
+
+
+def _prepared(kind: RecurrenceKind, inputs: RecurrenceInputs) -> RecurrencePass | None:
+    """The pass that takes such inputs, if there is one."""
     known = _known(kind, inputs)
     if known is None:
         return None
     try:
-        prepared = _passes[known]
+        return _passes[known]
     except KeyError:
-        prepared = _remember(known, kind, inputs)
-    if prepared is None:
-        return None
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
-        return _apply(kind, prepared, *inputs)
-    found = prepared.forward(inputs)
-    return None if found is None else found[0]
+        return _remember(known, kind, inputs)
+
+
+def _are_learned(inputs: tuple[Tensor | None, ...]) -> bool:
+    """Whether autograd needs the gradient of one of these."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
 
 
 def _kind(query: Tensor, options: LinearOptions) -> RecurrenceKind | None:
@@ -141,20 +152,26 @@ def _features(
 def _with_bonus(kind: RecurrenceKind, inputs: RecurrenceInputs, bonus: Tensor) -> Tensor | None:
     """Outputs of queries that read the state before their own token, whose weight φ(q) · (u ⊙ φ(k)) has a bonus u."""
     query, key, value, decay, beta, removal = inputs
-    if kind.normalize or beta is not None or removal is not None or not _fits_bonus(bonus, query, key):
+    if kind.normalize or beta is not None or removal is not None or not _fits_bonus(bonus, query, key, value):
         return None
+    if not _are_learned((*inputs, bonus)):
+        prepared = _prepared(kind, inputs)
+        found = None if prepared is None else prepared.forward(inputs, bonus=bonus)
+        return None if found is None else found[0]
     earlier = _outputs(kind, (query.roll(-1, 2), key, value, decay, None, None))  # the first query is read last
     if earlier is None:
         return None
-    own = (query * key * bonus).sum(-1, keepdim=True) * value
+    weight = (query * key * bonus).sum(-1, keepdim=True)
+    own = (weight if kind.scale == 1.0 else weight * kind.scale) * value
     return own + functional.pad(earlier[:, :, :-1], (0, 0, 1, 0))
 
 
-def _fits_bonus(bonus: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Whether a bonus broadcasts to keys, each of one query head, and is finite."""
-    if type(bonus) not in PLAIN_TYPES or bonus.dtype is not torch.float32 or not bonus.is_cpu or bonus.ndim != 4:
-        return False
-    if query.shape != key.shape or not all_finite(bonus):
+def _fits_bonus(bonus: Tensor, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether a bonus broadcasts to keys, each of one query head, all of them float32, and is finite."""
+    for tensor in (bonus, query, key, value):
+        if type(tensor) not in PLAIN_TYPES or tensor.dtype is not torch.float32 or tensor.ndim != 4:
+            return False
+    if query.shape != key.shape or not bonus.is_cpu or not all_finite(bonus):
         return False
     return all(own in (1, wanted) for own, wanted in zip(bonus.shape, key.shape, strict=True))
 

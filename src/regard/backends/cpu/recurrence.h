@@ -1,7 +1,8 @@
 /* The structure that Python and C share for the linear recurrence, which causal linear attention is.
  *
  * S_t = e^g_t S_(t-1) + k_t u_t', output_t = S_t' q_t; u_t = v_t, or by the delta rule beta_t (v_t - (e^g_t S_(t-1))' r_t), where
- * r_t, the key whose value is removed, is k_t unless there is another.
+ * r_t, the key whose value is removed, is k_t unless there is another. With a bonus b queries read the state before their own
+ * token: output_t = S_(t-1)' q_t + (q_t . (b_t * k_t)) v_t, forward, without a feature map, a total or the delta rule.
  * Tokens go in chunks of BLOCK: products within a chunk are of rows with rows, and the state is read and written once.
  */
 #ifndef REGARD_RECURRENCE_H
@@ -35,6 +36,8 @@ struct recurrence {
     struct rows value;        /* (B, K, N, V) */
     struct rows decay, beta;  /* g (B, K, N) or (B, K, N, D), at most 0; (B, K, N) or null */
     struct rows removal;      /* r (B, K, N, D), of `dtype` and without a feature map, or null for the key */
+    struct rows bonus;        /* b (B, K, N, D), or null */
+    int64_t bonus_step;       /* from a feature's number of the bonus to the next one's: 1, or 0 where all have one */
     const float *state;       /* (B, K, D, V), before the first token, or null for 0 */
     const float *total;       /* (B, K, D), the sum of keys that belongs to it, or null */
     void *output;             /* (B, H, N, V) */

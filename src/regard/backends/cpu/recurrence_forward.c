@@ -22,6 +22,52 @@ INLINE void row_totals(const struct forward *state, const float *reading, float 
     }
 }
 
+/* q . (b * k) of a token, the weight of its own value beside what the state before it gives. */
+INLINE float own_weight(const struct recurrence *problem, const struct chunk *chunk, int64_t head, int64_t token) {
+    const int dtype = (int)problem->dtype;
+    const void *query = head_rows(&problem->query, chunk->batch, head, token, dtype);
+    const void *key = head_rows(&problem->key, chunk->batch, chunk->key_head, token, dtype);
+    const float *bonus = head_rows(&problem->bonus, chunk->batch, chunk->key_head, token, FLOAT32);
+    lanes sum = {0};
+    for (int64_t a = 0; a < problem->dim; a += LANES) {
+        lanes product = load_entries(query, a, problem->dim, dtype, 0) * load_entries(key, a, problem->dim, dtype, 0);
+        sum += product * (problem->bonus_step ? load_partial(bonus + a, problem->dim - a) : broadcast(*bonus));
+    }
+    return sum_lanes(sum) * (float)problem->scale;
+}
+
+/* Stores the output of a token of a query head: what the state before it gives, or nothing where that is 0, and its own value. */
+INLINE void store_with_own(const struct recurrence *problem, const struct chunk *chunk, int64_t head, int64_t token, const float *earlier) {
+    const int dtype = (int)problem->dtype;
+    const void *value = head_rows(&problem->value, chunk->batch, chunk->key_head, token, dtype);
+    float weight = own_weight(problem, chunk, head, token);
+    int64_t row = (chunk->batch * problem->heads + head) * problem->tokens + token;
+    void *target = entry_at(problem->output, row * problem->value_dim + chunk->value_begin, dtype);
+    for (int64_t a = 0; a < chunk->value_count; a += LANES) {
+        lanes own = load_entries(value, chunk->value_begin + a, chunk->value_begin + chunk->value_count, dtype, 0) * weight;
+        store_entries(target, a, chunk->value_count, dtype, earlier ? own + load(earlier + a) : own);
+    }
+}
+
+/* The outputs of one query head for the tokens after those of the chunk, each of which reads the state before it, and its own. */
+INLINE void process_ahead(const struct recurrence *problem, struct forward *state, int64_t head) {
+    struct chunk *chunk = &state->chunk, ahead = *chunk;
+    int64_t columns = chunk->value_padded;
+    const int dtype = (int)problem->dtype;
+    ahead.count = min_int(problem->tokens - chunk->first - 1, BLOCK);
+    pack_features(&ahead, head_rows(&problem->query, chunk->batch, head, chunk->first + 1, dtype), problem->query.row, problem->dim, dtype,
+                  (float)problem->scale, problem->feature_map, state->query);
+    pair_weights(problem, chunk, state->query, 0, 1.0f, state->reading, state->columns, state->weights);
+    memset(state->output, 0, (size_t)(chunk->rows * columns) * sizeof(float));
+    if (!chunk->empty)
+        product((struct factor){decayed_rows(problem, chunk, state->query, state->reading), chunk->padded, 1}, chunk->count,
+                state->carry.matrix, columns, 0, chunk->padded, state->output, 0);
+    lower_product(state->weights, chunk->count, chunk->written, columns, state->output, 0);
+    if (!chunk->first) store_with_own(problem, chunk, head, 0, 0);
+    for (int64_t i = 0; i < ahead.count; i++)
+        store_with_own(problem, chunk, head, chunk->first + i + 1, state->output + i * columns);
+}
+
 /* The outputs of one query head in the chunk. */
 INLINE void process_head(const struct recurrence *problem, struct forward *state, int64_t head) {
     struct chunk *chunk = &state->chunk;
@@ -94,7 +140,7 @@ INLINE void process_sequence(struct recurrence *problem, struct forward *state) 
         pack_chunk(problem, chunk);
         if (problem->beta.data) solve_writes(problem, chunk, &state->carry, state->reading, state->columns);
         for (int64_t head = chunk->key_head * problem->group; head < (chunk->key_head + 1) * problem->group; head++)
-            process_head(problem, state, head);
+            problem->bonus.data ? process_ahead(problem, state, head) : process_head(problem, state, head);
         if (first + BLOCK < problem->tokens || problem->final_state) advance_state(problem, chunk, &state->carry, &state->carry);
     }
     store_state(problem, chunk, &state->carry, state_index(problem, chunk, 1, 0), problem->final_state, problem->final_total);

@@ -21,6 +21,7 @@ from .library import last_contiguous, places_of
 from .recurrence_struct import RecurrenceStruct, check, structure, sum_of_parts, threads_for
 from .threads import no_memory, run_units
 
+BONUS, BONUS_STEP = places_of(RecurrenceStruct, "bonus", "bonus_step")
 INPUTS = places_of(RecurrenceStruct, "query", "key", "value", "decay", "beta", "removal")
 FAILED, CHECKED, INVALID = places_of(RecurrenceStruct, "failed", "checked", "invalid")
 OUTPUT, ROW_TOTAL, GRAD_OUTPUT = places_of(RecurrenceStruct, "output", "row_total", "grad_output")
@@ -50,16 +51,23 @@ class RecurrencePassInC:
     normalize: bool
     ones: Tensor | None
 
-    def forward(self, inputs: RecurrenceInputs, *, stores: bool = False) -> tuple[Tensor, StoredRecurrence] | None:
+    def forward(
+        self, inputs: RecurrenceInputs, *, stores: bool = False, bonus: Tensor | None = None
+    ) -> tuple[Tensor, StoredRecurrence] | None:
         """The output, and if `stores` what `backward` needs; None where a number is out of its range or not finite.
 
-        None too where there is no native code any more.
+        None too where there is no native code any more. bonus: as in the protocol.
         """
         if not library.available():
             return None
         query, numbers = inputs[0], self._with_inputs(inputs)
         output = torch.empty_like(query) if self.like_query else new_large(query, *self.output_shape)
         numbers[OUTPUT], numbers[CHECKED] = output.data_ptr(), 1
+        if bonus is not None:
+            bonus = last_contiguous(bonus)
+            strides = (step if size > 1 else 0 for size, step in zip(bonus.shape, bonus.stride(), strict=True))
+            *rows, numbers[BONUS_STEP] = strides
+            numbers[BONUS : BONUS + 4] = array("q", (bonus.data_ptr(), *rows))
         row_total = border = border_total = None
         if stores and self.normalize:
             row_total = torch.empty(self.output_shape[:3], device="cpu")
