@@ -13,6 +13,7 @@ from ..core.torch_modes import under_transform
 from ..errors import MaskError
 from ..utils.numbers import whole_number
 
+WHOLE_NUMBERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 LARGEST = 2**63 - 1
 """Positions and their differences are int64."""
 
@@ -39,6 +40,8 @@ def whole_numbers(mask: str, name: str, values: Tensor | Sequence, *, instead: s
         numbers = values if isinstance(values, Tensor) else torch.tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise MaskError(f"{mask} needs whole numbers as {name}; it was given {values!r}") from None
+    if numbers.dtype in WHOLE_NUMBERS:
+        return numbers
     if not numbers.numel():
         return numbers.long()  # an empty list has no type of its own
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:

@@ -28,7 +28,7 @@ def largest_scores(score: Callable[[slice], Tensor], rows: int, candidates: int,
     found = []
     with torch.no_grad():
         if rows <= height:
-            return _largest(score(slice(0, rows)), min(count, candidates))
+            return _largest(score(WHOLE), min(count, candidates))
         for start in range(0, rows, height):
             found.append(_largest(score(slice(start, min(start + height, rows))), min(count, candidates)))
     return torch.cat(found, -2)
@@ -37,7 +37,7 @@ def largest_scores(score: Callable[[slice], Tensor], rows: int, candidates: int,
 def _largest(scores: Tensor, count: int) -> Tensor:
     """The numbers of the largest scores of each row, -1 for those of -infinity."""
     best = scores.topk(count, -1)
-    return best.indices.masked_fill(best.values == float("-inf"), -1)
+    return best.indices.masked_fill_(best.values.isneginf(), -1)
 
 
 def checked_number(function: str, name: str, value: object) -> int:

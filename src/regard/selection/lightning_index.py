@@ -68,10 +68,12 @@ def lightning_indices(
     earlier = CausalBlocks(queries, keys, 1)
 
     def score(rows: slice) -> Tensor:
-        some = at_least_float32(query[..., rows, :])
+        some, of_heads = (each if rows == WHOLE else each[..., rows, :] for each in (query, weights))
+        some = at_least_float32(some)
         products = (some.flatten(-3, -2) @ wide.mT).relu_().unflatten(-2, some.shape[-3:-1])  # [..., index heads, m, N]
-        of_heads = weights[..., rows, :].unsqueeze(-2).to(products.dtype)  # [..., m, 1, index heads]
-        scores = (of_heads @ products.transpose(-3, -2)).squeeze(-2)
+        if of_heads.dtype is not products.dtype:
+            of_heads = of_heads.to(products.dtype)
+        scores = (of_heads.unsqueeze(-2) @ products.transpose(-3, -2)).squeeze(-2)
         return earlier.decide(scores, rows) if exists is None else scores.masked_fill(~exists(rows), float("-inf"))
 
     return largest_scores(score, queries, keys, count, query.shape[:-2].numel())

@@ -101,7 +101,8 @@ def _shared_strides(ids: Tensor) -> tuple[int, int]:
 
 def _broadcast_rows(pairs: Tensor) -> array[int]:
     """Address and strides of a tensor over pairs; an axis of 1 stands for all."""
-    strides = (stride if size > 1 else 0 for stride, size in zip(pairs.stride()[:3], pairs.shape, strict=False))
+    (batch, heads, rows, _), (of_batch, of_head, of_row, _) = pairs.shape, pairs.stride()
+    strides = of_batch if batch > 1 else 0, of_head if heads > 1 else 0, of_row if rows > 1 else 0
     return array("q", (pairs.data_ptr(), *strides))
 
 
