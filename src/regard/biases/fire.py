@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ..core.grid import Grid
+from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..errors import DtypeError, ShapeError
+from .all_pairs import MAX_TABLES, AllPairs
 from .base import Bias, describe_tensor, is_floating
 
 SMALLEST_LOG = 1e-6
@@ -19,7 +22,7 @@ MOST_HIDDEN = 2**22
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Fire(Bias):
+class Fire(Bias, AllPairs):
     """f(ψ(|i - j|) / ψ(max(i, threshold))) with ψ(x) = log(1 + |rate| · x) and f of one hidden layer; see `fire`."""
 
     hidden_weight: Tensor
@@ -30,22 +33,36 @@ class Fire(Bias):
     threshold: Tensor
 
     def values(self, grid: Grid) -> Tensor:
-        hidden_weight, hidden_bias, output_weight, output_bias, rate, threshold = map(
-            at_least_float32, self.parameters()
-        )
-        away = torch.log1p(rate.abs() * (grid.key - grid.query).abs())  # [m, n] or [*batch, 1, m, n]
-        most = torch.log1p(rate.abs() * torch.maximum(grid.query.to(rate.dtype), threshold.abs()))
-        share = away / (most + SMALLEST_LOG)
+        away = (grid.key - grid.query).abs()  # [m, n] or [*batch, 1, m, n]
+        dtype = at_least_float32(self.rate).dtype
+        share = self._share(away.to(dtype), grid.query.to(dtype))
         share = share.squeeze(-3) if share.ndim > 2 and grid.heads else share  # [..., m, n]
-        values = output_bias
+        values = self._of_shares(share).movedim(0, -3)
+        return values if grid.heads or values.shape[-3] != 1 else values.squeeze(-3)
+
+    def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        return self._of_shares(self._share(*_places(problem.queries, problem.keys, at_least_float32(self.rate).dtype)))
+
+    def _share(self, away: Tensor, query: Tensor) -> Tensor:
+        """The distances as shares of the positions of the queries."""
+        rate, threshold = at_least_float32(self.rate).abs(), at_least_float32(self.threshold).abs()
+        most = torch.log1p(rate * torch.maximum(query, threshold))
+        return torch.log1p(rate * away) / (most + SMALLEST_LOG)
+
+    def _of_shares(self, share: Tensor) -> Tensor:
+        """f of shares of any shape, (H, *share.shape)."""
+        into, offset, out, values = map(at_least_float32, self.parameters()[:4])
+        into, offset, values = into.unsqueeze(-1), offset.unsqueeze(-1), values.unsqueeze(-1)
+        row = share.reshape(1, -1)
         # Some hidden features at a time: all of them for many pairs would take as many times the memory.
         together = max(MOST_HIDDEN // max(share.numel(), 1), 1)
-        for first in range(0, len(hidden_weight), together):
-            some = slice(first, first + together)
-            hidden = torch.relu(torch.addcmul(hidden_bias[some], share.unsqueeze(-1), hidden_weight[some]))
-            values = values + hidden @ output_weight[:, some].mT  # [..., m, n, H]
-        values = values.movedim(-1, -3)
-        return values if grid.heads or values.shape[-3] != 1 else values.squeeze(-3)
+        parts = [(into, offset, out)]
+        if together < len(into):
+            parts = zip(into.split(together), offset.split(together), out.split(together, 1), strict=True)
+        for some_into, some_offset, some_out in parts:
+            hidden = torch.addcmul(some_offset, some_into, row).relu_()  # [F, pairs]
+            values = torch.addmm(values, some_out, hidden)  # [H, pairs]
+        return values.view(-1, *share.shape)
 
     def __repr__(self) -> str:
         return f"fire({describe_tensor(self.output_weight)})"
@@ -100,3 +117,11 @@ def fire(
         if tuple(tensor.shape) != wanted:
             raise ShapeError(f"fire needs a {name} of the shape {wanted}; it has {tuple(tensor.shape)}")
     return Fire(hidden_weight, hidden_bias, output_weight, output_bias, rate, threshold)
+
+
+@lru_cache(MAX_TABLES)
+def _places(queries: int, keys: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The distances of pairs at default positions, (M, N), and the positions of the queries, (M, 1)."""
+    with torch.inference_mode(False):
+        query = torch.arange(keys - queries, keys).unsqueeze(-1)
+        return (torch.arange(keys) - query).abs().to(dtype), query.to(dtype)
