@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .attention import attention, merge, run_problem
-from .biases.all_pairs import MAX_TABLES, pair_columns
+from .biases.all_pairs import MAX_TABLES, pair_columns, scaled_product
 from .biases.base import is_floating
 from .biases.distance_index import ClippedDistances
 from .core.broadcasting import broadcast_shapes
@@ -131,8 +131,8 @@ def _of_small_call(
     columns = pair_columns(index, queries, keys, torch.Size(leading), by_key=False)
     vectors = columns.among(vectors)
     sums = output.new_zeros(*leading, queries, vectors.shape[1])
-    sums = sums.scatter_add(-1, columns.of_pairs, output[..., dim:])
-    return (output[..., :dim] + sums @ vectors.to(sums.dtype)).to(value.dtype)
+    sums = sums.scatter_add(-1, columns.of_pairs, output.narrow(3, dim, keys))
+    return output.narrow(3, 0, dim).add(scaled_product(sums, vectors.to(sums.dtype))).to(value.dtype)
 
 
 @lru_cache(MAX_TABLES)

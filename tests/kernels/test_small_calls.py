@@ -441,6 +441,7 @@ def test_what_is_known_of_a_bias_goes_with_it_and_into_no_copy():
 
 
 UNIT = torch.nn.functional.normalize(torch.randn(11, 4, 13, 6, generator=torch.Generator().manual_seed(3)), dim=-1)
+FIRE = torch.randn(4, 3, generator=torch.Generator().manual_seed(4)), torch.tensor(0.8), torch.tensor(2.5)
 CONTENT = {
     "tensor": (lambda t: biases.tensor(t[0]), lambda batch, keys: [torch.randn(batch, 4, 1, keys)]),
     "shaw": (lambda t: biases.shaw(t[0], before=5, after=2), lambda batch, keys: [torch.randn(4, 8, 6)]),
@@ -457,6 +458,15 @@ CONTENT = {
     "tupe": (
         lambda t: biases.tupe(t[0], t[1], from_first=t[2], to_first=t[3]),
         lambda batch, keys: [torch.randn(1, keys, 6), torch.randn(1, keys + 2, 6), torch.randn(4), torch.randn(4)],
+    ),
+    "fire": (
+        # Each feature is 0 for some pairs, and not for others; what is added to all has a gradient of 0.
+        lambda t: biases.fire(t[0], t[1], t[2], t[2][:, 0].detach(), rate=t[3], threshold=t[4]),
+        lambda batch, keys: [
+            torch.tensor([2.0, -3.0, 3.0]),
+            torch.tensor([-0.9, 1.4, -1.9]),
+            *(each.clone() for each in FIRE),
+        ],
     ),
     "cope": (lambda t: biases.cope(t[0]), lambda batch, keys: [torch.randn(4, 5, 6)]),
     "gates": (lambda t: biases.forget_gates(t[0]), lambda batch, keys: [-torch.rand(batch, 4, keys)]),
@@ -530,6 +540,25 @@ def test_nan_behind_the_mask_reaches_no_gradient_of_what_content_decides(name):
     for others in found[1:]:
         for mine, other in zip(others, found[0], strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=2e-5)
+
+
+def test_biases_of_float64_beside_queries_of_float32_are_computed():
+    (query, key, value), _ = content_call("shaw", (1, 11, 11), torch.float32)
+    wide = torch.randn(4, 8, 6, dtype=torch.float64)
+    for make in (lambda each: biases.shaw(each, before=5, after=2), biases.cope):
+        expected = regard.attention(
+            *(tensor.double() for tensor in (query, key, value)), mask=masks.causal(), bias=make(wide)
+        )
+        for _ in range(3):
+            found = regard.attention(query, key, value, mask=masks.causal(), bias=make(wide))
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_of_one_whose_mask_is_by_batch_counts_positions():
+    (query, key, value), (vectors,) = content_call("cope", (1, 11, 11), torch.float32)
+    mask = masks.causal() & masks.documents(torch.arange(11)[None] // 4)
+    for _ in range(3):
+        agrees([query, key, value], mask=mask, bias=biases.cope(vectors))
 
 
 def test_what_a_bias_of_another_kind_refuses_is_refused_after_repeated_calls():

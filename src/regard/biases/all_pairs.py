@@ -5,7 +5,7 @@ Small repeated calls compute them so, each time anew, where the checks of the fi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..core.score_forms import DotPairs, at_least_float32
+from ..core.score_forms import DotPairs
 from .base import Bias, Sum, TensorBias
 from .distance_index import DistanceIndex
 
@@ -25,8 +25,10 @@ MAX_TABLES = 64
 """The number of memoized tables of columns, of at most 512 KiB each."""
 
 
-class AllPairs(ABC):
+class AllPairs:
     """A bias that computes its numbers of all pairs at once, over default positions and (batch, heads, length, dim).
+
+    It is beside `Bias`, and no abstract class itself: to ask whether an object is of one takes some steps of Python.
 
     reads_mask: whether they depend on which pairs exist.
     """
@@ -55,16 +57,16 @@ class Described(NamedTuple):
 
 def described(bias: object) -> Described | None:
     """What biases of one kind have in common; None of one that has numbers for all pairs in another way."""
-    if isinstance(bias, Sum):
+    if type(bias) is Sum:
         left, right = described(bias.left), described(bias.right)
         if left is None or right is None:
             return None
         reads_mask = left.reads_mask or right.reads_mask
         return Described((Sum, left.kind, right.kind), left.learned or right.learned, reads_mask)
-    if isinstance(bias, TensorBias):
-        parts: Any = (bias.pairs,)
-    elif isinstance(bias, AllPairs):
-        parts = vars(bias).values()
+    if isinstance(bias, AllPairs):
+        parts, reads_mask = vars(bias).values(), bias.reads_mask
+    elif type(bias) is TensorBias:
+        parts, reads_mask = (bias.pairs,), False
     else:
         return None
     kind: list[Any] = [type(bias)]
@@ -76,18 +78,18 @@ def described(bias: object) -> Described | None:
             learned = learned or part.requires_grad
             part = part.shape, part.dtype, part.device, part.requires_grad
         kind.append(part)
-    return Described(tuple(kind), learned, isinstance(bias, AllPairs) and bias.reads_mask)
+    return Described(tuple(kind), learned, reads_mask)
 
 
 def numbers_of_pairs(bias: Bias, problem: Problem, keep: Tensor | None) -> Tensor:
     """The numbers of a `described` bias, or sum of such, for all pairs: broadcastable to (batch, heads, M, N)."""
+    if isinstance(bias, AllPairs):
+        return bias.of_pairs(problem, keep)
     if isinstance(bias, Sum):
         return numbers_of_pairs(bias.left, problem, keep) + numbers_of_pairs(bias.right, problem, keep)
     if isinstance(bias, TensorBias):
         return bias.pairs
-    if not isinstance(bias, AllPairs):
-        raise AssertionError(f"{bias!r} does not compute its numbers of all pairs at once")
-    return bias.of_pairs(problem, keep)
+    raise AssertionError(f"{bias!r} does not compute its numbers of all pairs at once")
 
 
 class PairColumns(NamedTuple):
@@ -130,20 +132,34 @@ def score_scale(problem: Problem) -> float:
 
 
 def wide_query(problem: Problem) -> Tensor:
-    """Queries in float32 at least."""
-    return at_least_float32(problem.pairs.query)
+    """Queries in float32, as those of half precision are read."""
+    return problem.pairs.query.float()
 
 
 def wide_key(problem: Problem) -> Tensor:
-    """Keys in float32 at least, repeated to as many heads as the queries have."""
+    """Keys in float32, repeated to as many heads as the queries have."""
     key, heads = problem.pairs.key, problem.pairs.query.shape[1]
     if key.shape[1] != heads:
         key = key.repeat_interleave(heads // key.shape[1], 1)
-    return at_least_float32(key)
+    return key.float()
 
 
-def vector_products(rows: Tensor, vectors: Tensor) -> Tensor:
-    """Rows · vectorsᵀ for (B, H, M, D) and (H or 1, C, D): (B, H, M, C), or (H, M, C) of one batch."""
-    if rows.shape[0] == 1 and rows.shape[1] == vectors.shape[0]:
-        return torch.bmm(rows.squeeze(0), vectors.mT)
-    return rows @ vectors.mT
+def scaled_product(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
+    """Scale · left · right for (..., M, D) and (..., D, C), in as few operators as there are; differentiable.
+
+    A batch of one is left out of (1, H, M, D), as the result broadcasts.
+    """
+    left, right = without_batch_of_one(left), without_batch_of_one(right)
+    if left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0]:
+        return torch.bmm(left, right) if scale == 1.0 else torch.baddbmm(_NOTHING, left, right, beta=0, alpha=scale)
+    products = left @ right
+    return products if scale == 1.0 else products.mul_(scale)
+
+
+def without_batch_of_one(tensor: Tensor) -> Tensor:
+    """(H, M, N) of (1, H, M, N), any other tensor unchanged."""
+    return tensor.squeeze(0) if tensor.ndim == 4 and tensor.shape[0] == 1 else tensor
+
+
+_NOTHING = torch.zeros(())
+"""What a product is added to, times 0."""

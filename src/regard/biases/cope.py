@@ -12,10 +12,9 @@ from torch.nn.functional import pad
 from ..core.finite import waits
 from ..core.grid import Grid
 from ..core.problem import Problem
-from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from .all_pairs import AllPairs, score_scale, wide_key, wide_query
+from .all_pairs import AllPairs, scaled_product, score_scale, wide_key, wide_query, without_batch_of_one
 from .base import Bias, describe_tensor, is_floating
 from .distance_tables import ContentBias
 from .relative_vectors import heads_side, per_head_vectors
@@ -40,22 +39,20 @@ class CountedPositions(RowBias):
 
     def of_rows(self, grid: Grid, keep: Tensor | None) -> Tensor:
         query = self.query[..., grid.rows, :]
-        return self.interpolated(query, query @ self.key[..., grid.columns, :].mT, keep)
-
-    def interpolated(self, query: Tensor, products: Tensor, keep: Tensor | None) -> Tensor:
-        """The numbers of some rows, from their products with the keys, (..., H, m, n)."""
-        gates = torch.sigmoid(self.scale * products)
-        if keep is not None:
-            gates = gates * keep
-        last = self.vectors.shape[-2] - 1
-        places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # p_ij
-        table = query @ self.vectors.mT  # [..., H, m, positions]
-        steps = pad(table.diff(dim=-1), (0, 1))
-        below = places.detach().long().clamp_(0, last)  # of NaN, too, which is no index
-        return torch.addcmul(table.gather(-1, below), places - below, steps.gather(-1, below))
+        gates = torch.sigmoid(self.scale * (query @ self.key[..., grid.columns, :].mT))
+        return interpolated(query @ self.vectors.mT, gates if keep is None else gates * keep)
 
     def __repr__(self) -> str:
         return f"counted positions {describe_tensor(self.vectors)}"
+
+
+def interpolated(table: Tensor, gates: Tensor) -> Tensor:
+    """The numbers of a table (..., m, positions) at the sums of gates (..., m, n) over each key and those after it."""
+    last = table.shape[-1] - 1
+    places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # p_ij
+    steps = pad(table.diff(dim=-1), (0, 1))
+    below = places.detach().long().clamp_(0, last)  # of NaN, too, which is no index
+    return torch.addcmul(table.gather(-1, below), places.frac(), steps.gather(-1, below))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,9 +74,10 @@ class Cope(ContentBias, AllPairs):
         return CountedPositions(query, key, vectors, scale, problem.mask)
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
-        query, key, vectors = wide_query(problem), wide_key(problem), at_least_float32(self.vectors)
-        bound = CountedPositions(query, key, vectors, score_scale(problem), problem.mask)
-        return bound.interpolated(query, query @ key.mT, keep)
+        query = wide_query(problem)
+        gates = scaled_product(query, wide_key(problem).mT, score_scale(problem)).sigmoid_()
+        table = scaled_product(query, self.vectors.float().mT)
+        return interpolated(table, gates if keep is None else gates * without_batch_of_one(keep))
 
     def __repr__(self) -> str:
         return f"cope({describe_tensor(self.vectors)})"

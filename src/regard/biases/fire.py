@@ -50,9 +50,9 @@ class Fire(Bias, AllPairs):
         return torch.log1p(rate * away) / (most + SMALLEST_LOG)
 
     def _of_shares(self, share: Tensor) -> Tensor:
-        """f of shares of any shape, (H, *share.shape)."""
+        """The function f of shares of any shape, (H, *share.shape)."""
         into, offset, out, values = map(at_least_float32, self.parameters()[:4])
-        into, offset, values = into.unsqueeze(-1), offset.unsqueeze(-1), values.unsqueeze(-1)
+        into, offset, values = into.unsqueeze(-1), offset.unsqueeze(-1), values.to(out.dtype).unsqueeze(-1)
         row = share.reshape(1, -1)
         # Some hidden features at a time: all of them for many pairs would take as many times the memory.
         together = max(MOST_HIDDEN // max(share.numel(), 1), 1)
@@ -114,7 +114,7 @@ def fire(
         if not is_floating(tensor):
             has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
             raise DtypeError(f"fire needs a floating-point {name}; it is {has}")
-        if tuple(tensor.shape) != wanted:
+        if tensor.shape != wanted:
             raise ShapeError(f"fire needs a {name} of the shape {wanted}; it has {tuple(tensor.shape)}")
     return Fire(hidden_weight, hidden_bias, output_weight, output_bias, rate, threshold)
 

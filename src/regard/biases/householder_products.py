@@ -16,7 +16,7 @@ from ..core.problem import Problem
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from .all_pairs import AllPairs, score_scale, wide_key, wide_query
+from .all_pairs import AllPairs, scaled_product, score_scale, wide_key, wide_query
 from .base import Bias, describe_tensor, is_floating
 from .distance_tables import ContentBias
 from .relative_vectors import heads_side
@@ -104,13 +104,14 @@ class Path(ContentBias, AllPairs):
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
         heads, scale = problem.pairs.query.shape[1], score_scale(problem)
-        vectors, beta = at_least_float32(self.vectors), at_least_float32(self.beta).unsqueeze(-1)
+        vectors, beta = self.vectors.float(), self.beta.float().unsqueeze(-1)
         if not vectors.ndim == beta.ndim == 4 or not vectors.shape[1] == beta.shape[1] == heads:
             vectors, beta = (_per_key(self, name, each, problem) for name, each in self._named())
         weighted = (vectors * beta).mT
-        products = (wide_query(problem) @ weighted * -scale).tril(problem.keys - problem.queries)
+        products = scaled_product(wide_query(problem), weighted, -scale).tril_(problem.keys - problem.queries)
+        between = scaled_product(vectors, wide_key(problem).mT).tril_(-1)
         # c (I + T) = β (q · w), as in `ReflectedScores`, of all tokens as one chunk.
-        return _solved(vectors @ weighted, products, upper=False) @ _after(vectors @ wide_key(problem).mT)
+        return _solved(scaled_product(vectors, weighted), products, upper=False) @ between
 
     def _named(self) -> list[tuple[str, Tensor]]:
         return [("vectors", self.vectors), ("beta", self.beta.unsqueeze(-1))]

@@ -15,7 +15,7 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32, zero_nonfinite
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from .all_pairs import MAX_TABLES, AllPairs, pair_columns, score_scale, vector_products, wide_key, wide_query
+from .all_pairs import MAX_TABLES, AllPairs, pair_columns, scaled_product, score_scale, wide_key, wide_query
 from .base import Bias, describe_tensor, is_floating
 from .distance_index import ClippedDistances, DistanceIndex, EachDistance, LogBuckets, ReachedColumns
 from .distance_tables import ContentBias, KeyTable, QueryTable, QueryVectors
@@ -36,8 +36,7 @@ class RelativeKeys(ContentBias, AllPairs):
         return _by_query(problem, query, per_head_vectors(self, "vectors", self.vectors, problem) * scale, self.index)
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
-        products = _of_pairs(problem, wide_query(problem), at_least_float32(self.vectors), self.index)
-        return products.mul_(score_scale(problem))
+        return _of_pairs(problem, wide_query(problem), self.vectors, self.index)
 
     def __repr__(self) -> str:
         return f"shaw({describe_tensor(self.vectors)}, before={self.index.before}, after={self.index.after})"
@@ -101,12 +100,10 @@ class Disentangled(ContentBias, AllPairs):
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
         terms = []
         if self.keys is not None:
-            terms.append(_of_pairs(problem, wide_query(problem), at_least_float32(self.keys), self.index))
+            terms.append(_of_pairs(problem, wide_query(problem), self.keys, self.index))
         if self.queries is not None:
-            vectors = at_least_float32(self.queries)
-            terms.append(_of_pairs(problem, wide_key(problem), vectors, self.index, by_key=True).mT)
-        products = terms[0] if len(terms) == 1 else terms[0] + terms[1]
-        return products.mul_(score_scale(problem))
+            terms.append(_of_pairs(problem, wide_key(problem), self.queries, self.index, by_key=True).mT)
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def __repr__(self) -> str:
         given = {"keys": self.keys, "queries": self.queries}
@@ -180,15 +177,14 @@ class ProjectedSinusoids(ContentBias, AllPairs):
         return by_query + KeyTable(key @ (content.mT * scale), ClippedDistances(0, 0))
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
-        weight, content, position = map(at_least_float32, (self.weight, self.content_bias, self.position_bias))
+        weight, content, position = self.weight.float(), self.content_bias.float(), self.position_bias.float()
         queries, keys, scale = problem.queries, problem.keys, score_scale(problem)
-        projected = (wide_query(problem) + position.unsqueeze(-2)) @ weight  # [B, H, M, E]
+        projected = scaled_product(wide_query(problem) + position.unsqueeze(-2), weight)  # [..., H, M, E]
         by_distance = projected @ _scaled_waves(queries, keys, weight.shape[-1], scale)
         index = EachDistance(1 - keys, queries + keys - 1)
-        by_query = by_distance.gather(
-            -1, pair_columns(index, queries, keys, projected.shape[:2], by_key=False).of_pairs
-        )
-        return by_query + vector_products(wide_key(problem), content.unsqueeze(-2)).mul_(scale).mT
+        columns = pair_columns(index, queries, keys, projected.shape[:-2], by_key=False)
+        by_key = scaled_product(wide_key(problem), content.unsqueeze(-1), scale)
+        return by_distance.gather(-1, columns.of_pairs) + by_key.mT
 
     def __repr__(self) -> str:
         return f"transformer_xl({describe_tensor(self.weight)})"
@@ -242,13 +238,14 @@ def _scaled_waves(queries: int, keys: int, width: int, scale: float) -> Tensor:
 
 
 def _of_pairs(problem: Problem, rows: Tensor, vectors: Tensor, index: DistanceIndex, *, by_key: bool = False) -> Tensor:
-    """Rows · vectors[index(distance)] of all pairs at default positions, (..., heads, M, N).
+    """Scale · rows · vectors[index(distance)] of all pairs at default positions, (..., heads, M, N).
 
     by_key: the rows are those of the keys, and the result is (..., heads, N, M).
     """
-    leading = rows.shape[:2] if rows.shape[0] > 1 or vectors.shape[0] == 1 < rows.shape[1] else rows.shape[1:2]
+    leading = rows.shape[1:2] if rows.shape[0] == 1 else rows.shape[:2]
     columns = pair_columns(index, problem.queries, problem.keys, leading, by_key=by_key)
-    return vector_products(rows, columns.among(vectors)).gather(-1, columns.of_pairs)
+    products = scaled_product(rows, columns.among(vectors.float()).mT, score_scale(problem))
+    return products.gather(-1, columns.of_pairs)
 
 
 def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceIndex) -> Bias:

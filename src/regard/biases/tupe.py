@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..core.score_forms import DotPairs, at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
-from .all_pairs import AllPairs, score_scale, vector_products
+from .all_pairs import AllPairs, scaled_product, score_scale
 from .base import Bias, describe_tensor, is_floating
 
 
@@ -67,19 +67,19 @@ class PositionProducts(Bias, AllPairs):
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
         keys, first = problem.keys, problem.keys - problem.queries
-        query, key = at_least_float32(self.queries), at_least_float32(self.keys)
+        query, key = self.queries.float(), self.keys.float()
         query = query if query.shape[1] == problem.queries else query[:, first:keys]
         key = key if key.shape[1] == keys else key[:, :keys]
-        values = vector_products(query.unsqueeze(0), key).mul_(score_scale(problem))
+        values = scaled_product(query, key.mT, score_scale(problem))
         if self.to_first is None and self.from_first is None:
             return values
-        heads = max(len(each) for each in (self.to_first, self.from_first) if each is not None)
-        if values.shape[-3] < heads:
-            values = values.expand(*values.shape[:-3], heads, -1, -1).clone()
+        heads = max(each.shape[0] for each in (self.to_first, self.from_first) if each is not None)
+        if values.shape[0] < heads:
+            values = values.expand(heads, -1, -1).clone()
         if self.to_first is not None:
-            values[..., 0] = self.to_first.unsqueeze(-1)
+            values.select(2, 0).copy_(self.to_first.unsqueeze(1))
         if self.from_first is not None:  # of a later first query no number is: its gradient is 0
-            values[..., : max(1 - first, 0), :] = self.from_first[:, None, None]
+            values.narrow(1, 0, max(1 - first, 0)).copy_(self.from_first.view(-1, 1, 1))
         return values
 
     def __repr__(self) -> str:

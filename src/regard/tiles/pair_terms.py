@@ -58,8 +58,8 @@ class PairTerms:
         """A bias that broadcasts to the weights, as is known, of any dtype, beside a mask of other terms."""
         if bias.dtype is not torch.float32:
             bias = bias.float()
-        if bias.ndim < 4:
-            bias = bias[(None,) * (4 - bias.ndim)]
+        while bias.ndim < 4:
+            bias = bias.unsqueeze(0)
         if bias.shape[3] != keys:
             bias = bias.expand(*bias.shape[:3], keys)
         if bias.stride(3) != 1 < keys:
