@@ -161,5 +161,5 @@ def without_batch_of_one(tensor: Tensor) -> Tensor:
     return tensor.squeeze(0) if tensor.ndim == 4 and tensor.shape[0] == 1 else tensor
 
 
-_NOTHING = torch.zeros(())
+_NOTHING = torch.zeros((), dtype=torch.float32, device="cpu")
 """What a product is added to, times 0."""

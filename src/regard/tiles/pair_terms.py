@@ -11,7 +11,7 @@ from ..errors import ShapeError
 from .landmark_blocks import LandmarkBlocks
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # never changed, but not frozen: small calls would feel what that takes
 class PairTerms:
     """A bias over pairs or by distance, of which at most one is there, a mask over pairs, and sinks.
 
