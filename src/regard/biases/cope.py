@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -46,8 +46,32 @@ class CountedPositions(RowBias):
         return f"counted positions {describe_tensor(self.vectors)}"
 
 
+class CountedRows(Protocol):
+    """What a backend offers for rows of gates, and of products with the vectors, without gradients."""
+
+    def takes(self, *rows: Tensor) -> bool:
+        """Whether it computes with these tensors."""
+        ...
+
+    def interpolated(self, table: Tensor, gates: Tensor) -> Tensor:
+        """As the function `interpolated`."""
+        ...
+
+
+_codes: list[CountedRows] = []
+
+
+def register_positions(code: CountedRows) -> None:
+    """Have a backend compute the rows that it takes."""
+    _codes.append(code)
+
+
 def interpolated(table: Tensor, gates: Tensor) -> Tensor:
     """The numbers of a table (..., m, positions) at the sums of gates (..., m, n) over each key and those after it."""
+    if table.shape[:-1] == gates.shape[:-1]:
+        for code in _codes:
+            if code.takes(table, gates):
+                return code.interpolated(table, gates)
     last = table.shape[-1] - 1
     places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)  # p_ij
     steps = pad(table.diff(dim=-1), (0, 1))

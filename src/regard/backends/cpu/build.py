@@ -51,6 +51,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "additive_tile_gradients.c",
     "call_bias.c",
     "code_writing.c",
+    "counted_positions.c",
     "finite.c",
     "flash_reductions.c",
     "flash_weights.c",

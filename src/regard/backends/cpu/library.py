@@ -55,6 +55,7 @@ class Library:
         self.additive_tile_gradients = function("additive_tile_gradients", c_void_p)
         self.additive_scratch = function("additive_scratch", c_int64, returns=c_int64)
         self.code_writing = function("code_writing", c_void_p)
+        self.counted_positions = function("counted_positions", c_void_p, c_void_p, *(c_int64,) * 3, c_void_p)
         self.decode = function("decode", c_void_p)
         self.equal_ids = function("equal_ids", c_void_p, c_void_p, *(c_int64,) * 9, c_void_p)
         self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
