@@ -54,7 +54,7 @@ from .kernels.validation import (
 from .masks import Mask
 from .scores import Dot
 from .tiles.dense_mask import dense_mask
-from .tiles.memo import memo_of, memo_of_bias
+from .tiles.memo import comes_again, memo_of, memo_of_bias
 from .tiles.pair_terms import PairTerms
 from .tiles.row_spans import last_keys_of_step, over_last_keys
 from .written_pairs import PreparedWritingCall, WrittenPairs, written_pairs
@@ -330,10 +330,13 @@ def _memo_of_call(
     if constant:
         return _calls, mask, None
     written = None if has_bias else written_pairs(cast(Mask, mask))
-    if written is not None and written.fits(query.shape, value.shape):
-        return _calls, written.kind, written
-    memo = memo_of(mask)
-    return None if memo.state is None else (memo.calls, None, None)
+    if written is not None and not written.fits(query.shape, value.shape):
+        written = None
+    if written is None or comes_again(cast(Mask, mask)):
+        memo = memo_of(mask)
+        if memo.state is not None:
+            return memo.calls, None, None
+    return None if written is None else (_calls, written.kind, written)
 
 
 def _small_layouts(query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...] | None:

@@ -88,16 +88,20 @@ class EqualIds(WrittenPairs):
         return Documents, self.query_ids.shape, self.key_ids.shape, self.causal
 
     def fits(self, shape: Sequence[int], of_keys: Sequence[int]) -> bool:
-        (batch, heads, queries), (key_heads, keys), of_heads = shape[:3], of_keys[1:3], {1}
+        (batch, heads, queries, _), (_, key_heads, keys, _), of_heads = shape, of_keys, 1
         if queries > keys:
             return False
-        for ids in (self.query_ids, self.key_ids):
+        for ids in (self.query_ids,) if self.key_ids is self.query_ids else (self.query_ids, self.key_ids):
             if not (type(ids) is Tensor and torch._C._has_storage(ids) and ids.is_cpu and ids.ndim <= 3):
                 return False
-            if ids.shape[-1] < keys or (ids.ndim > 1 and ids.shape[0] not in (1, batch)):
+            *leading, length = ids.shape
+            if length < keys or (leading and leading[0] not in (1, batch)):
                 return False
-            of_heads.add(ids.shape[1] if ids.ndim == 3 else 1)
-        return len(of_heads) < 3 and of_heads <= {1, heads, key_heads}
+            own = leading[1] if len(leading) > 1 else 1
+            if own not in (1, heads, key_heads) or 1 != own != of_heads != 1:
+                return False
+            of_heads = max(own, of_heads)
+        return True
 
     def keep(self, maker: ShortRows, heads: int, queries: int, keys: int) -> Tensor:
         query_ids = _ids_at(self.query_ids, range(keys - queries, keys), heads)

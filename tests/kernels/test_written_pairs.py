@@ -7,6 +7,7 @@ import regard
 from regard import masks, native, normalizers, small_calls
 from regard.errors import MaskError
 from regard.kernels.hooks import attention_hook
+from regard.tiles.memo import MOST_WRITTEN, memo_of
 from regard.written_pairs import EqualIds, ListedPairs, PreparedWritingCall, written_pairs
 
 COMPARED = native.variant_in_use() in ("off", "plain")
@@ -233,3 +234,22 @@ def test_ids_of_one_row_are_spans_or_memoized():
     assert written_pairs(masks.documents(ids)) is None
     assert written_pairs(masks.documents(ids, ids)) is None
     assert type(written_pairs(masks.documents(ids, ids.expand(2, 17)) & masks.causal())) is EqualIds
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["torch's memory", "NumPy's memory"])
+def test_a_mask_that_comes_again_and_again_has_a_memo(prepared, shared):
+    """For its first calls its pairs are written; later ones find what is memoized of them, until a write.
+
+    Those of memory that NumPy may write to, which torch does not count, go on to be written.
+    """
+    inputs, (ids,) = with_ids("ids of each head")
+    ids = torch.from_numpy(ids.numpy()) if shared else ids
+    mask = masked_by([ids], True)
+    for number in range(MOST_WRITTEN + 4):
+        if number == MOST_WRITTEN + 2:
+            ids.add_(torch.arange(17) % 2)
+        found = regard.attention(*inputs, mask=mask)
+        wanted = regard.attention(*inputs, mask=masked_by([ids.clone()], True), kernel="reference")
+        torch.testing.assert_close(found, wanted)
+        assert COMPARED or bool(memo_of(mask).calls) == (number >= MOST_WRITTEN and not shared)
+    assert COMPARED or len(prepared()) == 1

@@ -35,6 +35,9 @@ MAX_KEPT_BYTES = 2**16
 MAX_SIZES = 64
 """Number of sizes memoized for each mask before all are cleared: a growing cache has another with each token."""
 
+MOST_WRITTEN = 16
+"""The most calls with one mask that write its pairs: making a memo takes about what it would have saved by then."""
+
 Found = TypeVar("Found")
 
 
@@ -61,6 +64,7 @@ class Memo:
 _numbers = itertools.count()
 _ANCHOR = "_memo"  # the attribute of a mask that holds its memo: a cycle from one to the other is collected with both
 _SEEN = "_memo_wanted"  # that of a bias that was given before
+_WRITTEN = "_memo_written"  # that of a mask of which calls have written the pairs: how many
 _memos: weakref.WeakKeyDictionary[Mask, weakref.ref[Memo]] = weakref.WeakKeyDictionary()
 _recent_masks: deque[Mask] = deque(maxlen=MAX_MASKS)
 _without_mask = Memo(State())
@@ -76,6 +80,15 @@ def memo_of(mask: Mask | None) -> Memo:
     elif memo.state is not None and not memo.state.is_current():
         memo.renew(state_of(mask))
     return memo
+
+
+def comes_again(mask: Mask) -> bool:
+    """Whether a mask was asked about in so many calls before that it is worth a memo."""
+    known = vars(mask)
+    written = known.get(_WRITTEN, 0)
+    if written < MOST_WRITTEN:
+        known[_WRITTEN] = written + 1
+    return written >= MOST_WRITTEN
 
 
 def _new_memo(mask: Mask) -> Memo:
