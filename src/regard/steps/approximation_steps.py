@@ -11,10 +11,11 @@ from torch import Tensor
 from ..linear import FavorPlus, Relu, linear_attention_with_state
 from ..linear.linear_arguments import LinearOptions
 from ..nn import LengthProjection
+from .hand_arithmetic import matrix_example
 from .layer_steps import linear_walkthrough
 from .step_table import StepTable, Walkthrough, make_table
 from .table_formats import number_text
-from .walkthrough import TITLE, matrix_example, walkthrough
+from .walkthrough import TITLE, walkthrough
 from .what_if import WhatIf
 from .wording import Wording
 

@@ -16,9 +16,10 @@ from ..core.score_forms import at_least_float32
 from ..kernels.validation import AttentionOptions, make_problem
 from ..masks import Mask
 from ..scores import Dot
+from .hand_arithmetic import product_example
 from .step_table import StepTable, Walkthrough, make_table
 from .table_formats import number_text
-from .walkthrough import TITLE, HeadView, product_example, score_tables, walkthrough
+from .walkthrough import TITLE, HeadView, score_tables, walkthrough
 from .what_if import WhatIf
 from .wording import Wording
 

@@ -74,6 +74,16 @@ def number_text(number: float, digits: int) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
+def factor_text(number: float) -> str:
+    """A number as a factor of a product, in brackets where it is negative.
+
+    >>> factor_text(-2.0), factor_text(0.5)
+    ('(-2)', '0.500')
+    """
+    text = number_text(float(number), 3)
+    return f"({text})" if text.startswith("-") else text
+
+
 def text_width(text: str) -> int:
     """Columns that a text takes in a terminal: 2 for a wide character, such as Hangul, 0 for a combining one.
 

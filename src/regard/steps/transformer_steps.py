@@ -12,10 +12,11 @@ from torch.nn import functional
 from ..errors import ConfigurationError
 from ..nn import Attention, FeedForward, PostNorm, PreNorm, TransformerBlock
 from .captured_attention import captured_calls
+from .hand_arithmetic import feature_names, named_cell, product_example, telling_cell
 from .layer_steps import layer_walkthrough
 from .step_table import StepTable, Walkthrough, make_table, relabelled
 from .table_formats import number_text
-from .walkthrough import TITLE, feature_names, named_cell, product_example, telling_cell
+from .walkthrough import TITLE
 from .what_if import WhatIf
 
 CROSS = {"en": "Cross-attention", "ko": "크로스 어텐션"}

@@ -16,8 +16,9 @@ from ..errors import ConfigurationError, ShapeError
 from ..kernels.validation import AttentionOptions, make_problem
 from ..lenses import Weights
 from ..scores import General, Location, Score
+from .hand_arithmetic import feature_names, matrix_example, named_cell, product_example, quotient_example, telling_cell
 from .step_table import StepTable, Walkthrough, make_table
-from .table_formats import number_text
+from .table_formats import factor_text, number_text
 from .what_if import WhatIf
 from .wording import STEPS, Wording
 
@@ -25,8 +26,6 @@ MOST_POSITIONS = 24
 """Queries, and keys, that the steps are printed for: a table of more is no longer read."""
 LARGEST_EXPONENTS = -5.0, 10.0
 """Bounds of a row's largest score whose exponential is printed as it is; outside of them it is subtracted before."""
-LONGEST_EXAMPLE = 5
-"""Terms that a sum written out below a table has at most."""
 
 TITLE = Wording("Attention, step by step", "어텐션, 한 단계씩")
 SCORE_STEPS: dict[type, str] = {General: "general_scores", Location: "location_scores"}
@@ -260,52 +259,6 @@ def score_tables(view: HeadView, score: Score | None = None) -> list[StepTable]:
     return [*_scores(view, score), *_mask_and_bias(view)]
 
 
-def product_example(left: Tensor, right: Tensor, result: Tensor) -> str:
-    """Σ left · right written out with its result; empty for sums that are too long to read."""
-    if not 0 < len(left) <= LONGEST_EXAMPLE:
-        return ""
-    terms = (f"{_factor(a)} · {_factor(b)}" for a, b in zip(left.tolist(), right.tolist(), strict=True))
-    return f"{' + '.join(terms)} = {number_text(float(result), 3)}"
-
-
-def matrix_example(left: Tensor, right: Tensor, result: Tensor, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """One number of the product of matrices (M, T) and (T, N) written out: the first of those with the most terms."""
-    row, column = cell = telling_cell(left.unsqueeze(1) * right.T)
-    return named_cell(product_example(left[row], right[:, column], result[cell]), cell, rows, columns)
-
-
-def quotient_example(parts: Tensor, shares: Tensor, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """One share as the quotient of its part and the sum of its row; empty for sums of 0 or too long to read.
-
-    parts: (M, N), or with more columns behind the N, as that of a sink.
-    """
-    parts = parts.clamp(min=0.0)  # -inf, of masked pairs of linear attention, counts as 0
-    if not 1 < parts.shape[-1] <= LONGEST_EXAMPLE or not bool(parts.any()):
-        return ""
-    own = parts[:, : shares.shape[-1]]
-    row, column = cell = telling_cell(torch.where((own > 0).unsqueeze(-1), parts.unsqueeze(1), 0.0))
-    texts = [number_text(part, 3) for part in parts[row].tolist()]
-    example = f"{texts[column]} / ({' + '.join(texts)}) = {number_text(float(shares[cell]), 3)}"
-    return named_cell(example, cell, rows, columns)
-
-
-def telling_cell(terms: Tensor) -> tuple[int, int]:
-    """The first cell, row by row, with the most terms that are not 0, of terms (M, N, T)."""
-    counts = (terms != 0).sum(-1)
-    at = counts.flatten().tolist().index(int(counts.max()))
-    return at // counts.shape[1], at % counts.shape[1]
-
-
-def named_cell(example: str, cell: tuple[int, int], rows: Sequence[str], columns: Sequence[str]) -> str:
-    """An example with the row and column of its cell in front, where that is not the first of its table."""
-    return f"{rows[cell[0]]}, {columns[cell[1]]}: {example}" if example and cell != (0, 0) else example
-
-
-def feature_names(numbers: Tensor) -> list[str]:
-    """The columns of a table of features: 1, 2, ..."""
-    return [str(feature) for feature in range(1, numbers.shape[-1] + 1)]
-
-
 def _projections(score: object, query: Tensor, key: Tensor, view: HeadView) -> Iterator[StepTable]:
     """The matrices of a score, and queries and keys multiplied by them."""
     if not isinstance(score, Score):
@@ -338,9 +291,9 @@ def _scores(view: HeadView, score: Score | None) -> Iterator[StepTable]:
         yield make_table("scores", scores, names, view.keys, wording=wording, example=example)
         if pairs.scale != 1.0:
             scaled = view.of_pairs(pairs.scores())
-            scale = _factor(pairs.scale)
+            scale = factor_text(pairs.scale)
             cell = telling_cell(scaled.unsqueeze(-1))
-            example = f"{_factor(float(scores[cell]))} · {scale} = {number_text(float(scaled[cell]), 3)}"
+            example = f"{factor_text(float(scores[cell]))} · {scale} = {number_text(float(scaled[cell]), 3)}"
             example = named_cell(example, cell, names, view.keys)
             yield make_table("scaled_scores", scaled, names, view.keys, fill=scale, example=example)
     else:
@@ -395,12 +348,6 @@ def _exponentials(view: HeadView, scores: Tensor) -> StepTable:
         scores = scores - largest.masked_fill(largest.isinf(), 0.0)
     wording = "shifted_exponentials" if shifted else "exponentials"
     return make_table("exponentials", scores.exp(), view.query_names, columns, wording=wording, sums="rows")
-
-
-def _factor(number: float) -> str:
-    """A number as a factor of a product, in brackets where it is negative."""
-    text = number_text(float(number), 3)
-    return f"({text})" if text.startswith("-") else text
 
 
 def _names(argument: str, names: Sequence[str] | None, count: int) -> tuple[str, ...]:

@@ -28,12 +28,13 @@ from ..positions import Rotation
 from .approximation_steps import favor_walkthrough, mixture_walkthrough, state_tables, state_walkthrough
 from .block_steps import merge_walkthrough, online_walkthrough
 from .fresh_numbers import FreshNumbers
+from .hand_arithmetic import product_example
 from .layer_steps import layer_walkthrough, linear_walkthrough
 from .step_table import Walkthrough, make_table, numbered
 from .table_formats import number_text
 from .transformer_steps import transformer_walkthrough
 from .translation_steps import BAHDANAU_STEPS, LUONG_STEPS
-from .walkthrough import product_example, walkthrough
+from .walkthrough import walkthrough
 from .what_if import CHANGES, ChangeKind, WhatIf
 from .wording import STEPS, Wording
 
