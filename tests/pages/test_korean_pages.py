@@ -66,12 +66,12 @@ def test_a_plain_ending_is_found():
 
 def test_texts_of_steps_are_in_the_same_words_and_register():
     from regard.steps import EXAMPLES
-    from regard.steps.exercise import HINTS
+    from regard.steps.example_notes import NOTES
     from regard.steps.step_mistakes import MISTAKES
     from regard.steps.wording import STEPS
 
     said = [one.title for one in (*STEPS.values(), *EXAMPLES.values())]
-    said += [*HINTS.values(), *(mistake.said for mistakes in MISTAKES.values() for mistake in mistakes)]
+    said += [*NOTES.values(), *(mistake.said for mistakes in MISTAKES.values() for mistake in mistakes)]
     for wording in said:
         assert HANGUL.search(wording.ko) or wording.ko == wording.en, wording
         assert other_names(wording.ko) == [], wording

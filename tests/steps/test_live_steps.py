@@ -5,6 +5,7 @@ import pytest
 
 from regard.errors import ConfigurationError, CorpusError
 from regard.steps import EXAMPLES, WhatIf, translation_steps
+from regard.steps.example_notes import NOTES
 from regard.steps.installed_mechanisms import MECHANISMS
 from regard.steps.live_steps import LiveSteps, StepRequest
 from regard.translation.translator import Translator
@@ -90,6 +91,7 @@ def test_all_heads_have_a_row_each_and_change_together(live):
 def test_worked_examples_are_answered(live, name):
     answer = live.answer(asked(f"example:{name}"))
     assert answer["title"]["en"] == EXAMPLES[name].title.en
+    assert ("note" in answer) == (name in NOTES)
     assert answer["command"] == f"regard steps --example {name}"
     assert any(not table["given"] for table in answer["tables"])
     json.dumps(answer)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigurationError
-from regard.steps import WhatIf, walkthrough
+from regard.steps import WhatIf, walkthrough, worked_example
 from regard.steps.table_formats import ROUNDING, number_text, text_width
 
 
@@ -115,3 +115,15 @@ def test_weights_of_large_scores_sum_to_1():
     sums = (scores.float() - lse.float()).exp().double().sum(-1)
     assert (sums - 1).abs().max() > 2e-6
     assert {number_text(total, 3) for total in sums.tolist()} == {"1"}
+
+
+@pytest.mark.parametrize("language", ["en", "ko"])
+def test_what_the_tables_do_not_say_is_printed_below_the_title(language):
+    steps = worked_example("delta-rule")
+    note = {"en": "φ(x) = x, and β_t = 1.", "ko": "φ(x) = x이고 β_t = 1입니다."}[language]
+    assert steps.text(language).split("\n")[1] == note
+    assert steps.markdown(language).split("\n\n")[1] == note
+    assert list(csv.reader(io.StringIO(steps.csv(language))))[:2] == [[steps.title.text(language)], [note]]
+    assert f"</h1>\n<p>{note}</p>\n<section" in steps.html(language)
+    assert steps.to_json()["note"][language] == note
+    assert "note" not in worked_example("luong-dot").to_json()

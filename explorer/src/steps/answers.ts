@@ -38,9 +38,10 @@ export interface StepRequest {
   changes: string[];
 }
 
-/** A worked example has a title, and no sentence, translation or places. */
+/** A worked example has a title, perhaps a note, and no sentence, translation or places. */
 export interface Answer {
   title?: Bilingual;
+  note?: Bilingual;
   tables: StepTable[];
   command: string;
   sentence?: string;

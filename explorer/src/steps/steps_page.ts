@@ -328,6 +328,7 @@ export class StepsPage {
       make("div", { class: "line", set: { role: "group", "aria-label": name } }, make("span", { class: "label" }, name), ...nodes);
     if (!answer?.target || !answer.source || !request) {
       const title = answer?.title?.[this.state.language] || answer?.title?.en;
+      const note = answer?.note?.[this.state.language] || answer?.note?.en;
       const { queries = [] } = answer ?? {};
       const focused = (document.activeElement as HTMLElement | null)?.dataset.control ?? "";
       const buttons = queries.map((query, at) =>
@@ -336,6 +337,7 @@ export class StepsPage {
       replace(
         this.words,
         title ? make("p", { class: "example-title" }, title) : undefined,
+        note ? make("p", {}, note) : undefined,
         queries.length > 1 && group(say("query"), buttons),
       );
       if (/^word\d/.test(focused)) this.words.querySelector<HTMLElement>(`[data-control=${focused}]`)?.focus();

@@ -183,6 +183,7 @@ class LiveSteps:
         head = None if "head1.scores" in before.keys else 0
         return {
             "title": before.title._asdict(),
+            **({} if before.note is None else {"note": before.note._asdict()}),
             "request": asdict(
                 replace(StepRequest(request.mechanism), word=row + 1, head=head, changes=request.changes)
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,10 +128,13 @@ class Walkthrough:
 
     Whole numbers are printed as such, others with `digits` digits; `text`, `markdown`, `csv` and `html` take "en" or
     "ko" as language.
+
+    note: what the tables do not say, printed below the title.
     """
 
     title: Wording
     tables: tuple[StepTable, ...]
+    note: Wording | None = None
 
     def __getitem__(self, key: str) -> StepTable:
         """The table of a step.
@@ -173,30 +177,41 @@ class Walkthrough:
     def text(self, language: str = "en", digits: int = 3) -> str:
         """Aligned text, a paragraph for each step; changed numbers have an asterisk."""
         changed = any(table.marked is not None for table in self.tables)
-        title = self.title.text(language) + (f"    {CHANGED.text(language)}" if changed else "")
-        return self._joined(table_formats.as_text, "\n\n", language, digits, title)
+        heading = self.title.text(language) + (f"    {CHANGED.text(language)}" if changed else "")
+        return self._joined(
+            table_formats.as_text, "\n\n", language, digits, "\n".join([heading, *self._notes(language)])
+        )
 
     def markdown(self, language: str = "en", digits: int = 3) -> str:
         """Markdown, a heading, formula and table for each step; changed numbers are bold."""
         heading = f"## {self.title.text(language)}"
-        return self._joined(table_formats.as_markdown, "\n\n", language, digits, heading)
+        head = "\n\n".join([heading, *self._notes(language)])
+        return self._joined(table_formats.as_markdown, "\n\n", language, digits, head)
 
     def csv(self, language: str = "en", digits: int = 6) -> str:
         """Comma-separated values, a block for each step, with an empty line between."""
-        return self._joined(table_formats.as_csv, "\n", language, digits, self.title.text(language) + "\n")
+        lines = [self.title.text(language), *self._notes(language)]
+        head = "".join(map(table_formats.csv_line, lines))
+        return self._joined(table_formats.as_csv, "\n", language, digits, head)
 
     def html(self, language: str = "en", digits: int = 3) -> str:
         """A page of HTML that needs no other file; changed numbers are marked."""
         check_language(language)
         body = "\n".join(table_formats.as_html(table, language, digits) for table in self.tables)
-        return table_formats.html_page(self.title.text(language), body, language)
+        notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in self._notes(language))
+        return table_formats.html_page(self.title.text(language), notes + body, language)
 
     def to_json(self) -> dict[str, Any]:
         """The walkthrough as plain values, for `json.dumps`."""
-        return {"title": self.title._asdict(), "tables": [table.to_json() for table in self.tables]}
+        note = {} if self.note is None else {"note": self.note._asdict()}
+        return {"title": self.title._asdict(), **note, "tables": [table.to_json() for table in self.tables]}
 
     def __str__(self) -> str:
         return self.text()
+
+    def _notes(self, language: str) -> list[str]:
+        """The line of the note, if there is one."""
+        return [] if self.note is None else [self.note.text(language)]
 
     def _joined(self, render: table_formats.Renderer, between: str, language: str, digits: int, title: str) -> str:
         check_language(language)

@@ -134,6 +134,17 @@ def as_csv(table: StepTable, language: str, digits: int) -> str:
     return file.getvalue()
 
 
+def csv_line(text: str) -> str:
+    r"""A line of comma-separated values with one text, such as a title.
+
+    >>> csv_line("b = -1, φ(x) = x")
+    '"b = -1, φ(x) = x"\n'
+    """
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerow([text])
+    return file.getvalue()
+
+
 def as_html(table: StepTable, language: str, digits: int) -> str:
     """The table as a section of HTML."""
     cells = _cells(table, language, digits)

@@ -27,6 +27,7 @@ from ..nn import Attention, FeedForward, KVCache, LengthProjection, PostNorm, Pr
 from ..positions import Rotation
 from .approximation_steps import favor_walkthrough, mixture_walkthrough, state_tables, state_walkthrough
 from .block_steps import merge_walkthrough, online_walkthrough
+from .example_notes import NOTES
 from .fresh_numbers import FreshNumbers
 from .hand_arithmetic import product_example
 from .layer_steps import layer_walkthrough, linear_walkthrough
@@ -77,7 +78,7 @@ EXAMPLES: dict[str, WorkedExample] = {}
 
 
 def worked_example(name: str, what_if: WhatIf | None = None) -> Walkthrough:
-    """The tables of a worked example of `EXAMPLES`, under its title, with a change where one is given.
+    """The tables of a worked example of `EXAMPLES`, under its title and note, with a change where one is given.
 
     Raises:
         ConfigurationError: there is no example of that name, and the message lists those that there are; or it does not
@@ -96,7 +97,7 @@ def worked_example(name: str, what_if: WhatIf | None = None) -> Walkthrough:
     if what_if is not None and (wrong := [kind for kind in what_if.kinds if kind not in example.changes]):
         takes = ", ".join(example.changes) or "no change"
         raise ConfigurationError(f"the worked example {name!r} has no {wrong[0]} to change; it takes {takes}")
-    return replace(example.make(what_if), title=example.title)
+    return replace(example.make(what_if), title=example.title, note=NOTES.get(name))
 
 
 def _example(name: str, changes: tuple[ChangeKind, ...] = CHANGES) -> Callable[[Make], Make]:

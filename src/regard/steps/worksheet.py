@@ -103,8 +103,8 @@ class Worksheet:
         yield SheetRow([TITLE.text(language), f"seed={self.seed}", student, f"topics={topics}", f"lang={language}"])
         for number, exercise in enumerate(self.exercises):
             yield SheetRow([f"{number + 1}. {exercise.steps.title.text(language)}"])
-            if exercise.hint is not None:
-                yield SheetRow([exercise.hint.text(language)])
+            if exercise.steps.note is not None:
+                yield SheetRow([exercise.steps.note.text(language)])
             for table in (*exercise.given, *exercise.asked):
                 heading, *lines = _cells(table, language, blank and table in exercise.asked)
                 yield SheetRow([table.title.text(language), table.formula])
@@ -137,7 +137,7 @@ class Worksheet:
     def _sections(self, language: str, *, blank: bool) -> list[str]:
         sections = []
         for number, exercise in enumerate(self.exercises, start=1):
-            hint = "" if exercise.hint is None else f"<p>{html.escape(exercise.hint.text(language))}</p>"
+            hint = "" if exercise.steps.note is None else f"<p>{html.escape(exercise.steps.note.text(language))}</p>"
             tables = (
                 _figure(table, language, blank and table in exercise.asked)
                 for table in (*exercise.given, *exercise.asked)
