@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard import masks, scores
+from regard import approximations, linear, masks, scores
 from regard.errors import ConfigurationError
 from regard.linear import FavorPlus
 from regard.steps import EXAMPLES, worked_example
@@ -123,10 +123,38 @@ def test_inputs_are_small_whole_numbers_and_texts_are_in_both_languages(name):
         ("linear-decay", "state.3", [[3, 4], [0, 0]]),
         ("delta-rule", "state.2", [[1, 0], [0, 2]]),
         ("delta-rule", "state.3", [[3, 1], [0, 2]]),
+        ("titans", "error.3", [[4 - 2, 0 - 2]]),
+        ("titans", "step.3", [[2 / 2 - 2, 0 / 2 + 2], [0, 4 / 2]]),
+        ("titans", "state.3", [[4 / 2 - 1, 2], [0, 4 / 2 + 2]]),
+        ("titans", "readings", [[4, 0], [0, 4], [1 + 0, 2 + 4]]),
+        ("ttt-linear", "error.1", [[1 + 1 - 2, 0 + 1 - 1, 0 - 1 + 1, 0 - 1 - 1]]),
+        # less the mean -1/2 of the error, and what lies along (1, 1, -1, -1), the half of it
+        ("ttt-linear", "gradient.1", [[1 / 2 - 1 / 2, 1 / 2 - 1 / 2, 1 / 2 + 1 / 2, -2 + 1 / 2 + 1 / 2]]),
+        ("ttt-linear", "model.1", [[1, 1, -2, 0], [1, -1, 1, -1]]),
+        ("ttt-linear", "readings", [[1 + 1.5**-0.5, 1.5**-0.5, -2 * 1.5**-0.5, 0]]),
+        ("s4d", "state_factor", [[0, 1 / 2]]),
+        ("s4d", "input_factor", [[1, 1 / 2]]),
+        ("s4d", "state.2", [[-1, 2]]),
+        ("s4d", "state.4", [[1 / 4 + 1, -1 / 2 + 1 / 2]]),
+        ("s4d", "outputs", [[8 + 4], [-2], [-2], [5 / 2 + 1]]),
+        ("s4d", "kernel", [[2], [-1 / 2], [-1 / 2], [1 / 8]]),
+        ("s4d", "convolution", [[8 + 4], [-2], [-2], [4 / 8 + 2 + 1]]),
         ("performer", "key_features", [[0.5**0.5] * 2, [0.5**0.5 * E**0.5, 0.5**0.5 * E**-1.5]]),  # of the first two
         ("performer", "scores", [[1, (E**0.5 + E**-1.5) / 2, (E**0.5 + E**-1.5) / 2]]),
         ("linformer", "mixed_key", [[1, 0, 0, 1], [0, 1, 1, 1]]),
         ("linformer", "shares", [[E / (E + 1), 1 / (E + 1)], [1 / (E + 1), E / (E + 1)]]),
+        ("soft", "landmarks", [[1 / 2], [2]]),
+        ("soft", "landmark_kernel", [[E ** (-1 / 8), E**-2], [E ** (-1 / 8), E ** (-1 / 2)], [E ** (-9 / 8), 1]]),
+        ("soft", "inverse_kernel", [[1 / (1 - E ** (-9 / 4)), -(E ** (-9 / 8)) / (1 - E ** (-9 / 4))]]),
+        ("soft", "gaussian_weights", [[1, E ** (-1 / 2), E**-2, E**-2]]),
+        ("lara", "samples", [[0], [2]]),
+        (
+            "lara",
+            "sample_exponentials",
+            [[E ** (-1 / 2), E ** (-1 / 2), 1, E**-2], [E ** (3 / 2), E ** (-5 / 2), 1, E**2]],
+        ),
+        ("lara", "nearness", [[1 / 2, 1 / 2], [1 / (1 + E), E / (1 + E)]]),
+        ("lara", "sample_densities", [[1 / (1 + E**-2), 1 / (1 + E**-2)]]),
         ("ring", "hop0.masked_scores", [[2, -math.inf], [2, 1]]),
         ("ring", "hop1.log_sum_exp", [[math.log(E**3 + 1)], [math.log(E + 1)]]),
     ],
@@ -216,6 +244,57 @@ def attention_to_two_mixtures(query, key, value):
     return regard.attention(query, matrix @ key, matrix @ value)
 
 
+def titans(query, key, value):
+    half = torch.full((3,), 0.5)
+    return linear.titans_attention(query, key, value, rate=torch.ones(3), momentum=half, decay=half.log())
+
+
+def model_trained_on_two_tokens(query, key, value):
+    initial = worked_example("ttt-linear")["initial_model"].numbers.float()
+    weight, bias, rate = torch.ones(4), torch.zeros(4), torch.ones(2)
+    return linear.ttt_attention(
+        query, key, value, rate=rate, initial=initial, norm_weight=weight, norm_bias=bias, mini_batch=1
+    )
+
+
+def state_that_turns(value):
+    half = torch.tensor(1j) / 2  # which is its factor by the bilinear rule: Δ A / 2 = (Ā - 1) / (Ā + 1)
+    told = {"step": torch.tensor([2.0]), "rates": ((half - 1) / (half + 1))[None, None]}
+    one = torch.ones(1)
+    return linear.diagonal_state_space(value, **told, weights=one[None] + 0j, skip=one, discretization="bilinear")
+
+
+def soft_attention(query, value):
+    return approximations.soft_attention(query, value, landmarks=2)
+
+
+def lara_attention(query, key, value):
+    return approximations.lara_attention(query, key, value, landmarks=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "function"),
+    [
+        ("titans", "readings", titans),
+        ("ttt-linear", "readings", model_trained_on_two_tokens),
+        ("s4d", "outputs", state_that_turns),
+        ("soft", "context", soft_attention),
+        ("lara", "context", lara_attention),
+    ],
+)
+def test_what_recurrences_and_means_make_is_what_the_package_computes(name, table, function):
+    steps = worked_example(name)
+    tensors = (steps[kind].numbers.float() for kind in ("query", "key", "value", "input") if kind in steps.keys)
+    torch.testing.assert_close(steps[table].numbers.float(), function(*tensors), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "keys"), [("soft", "query"), ("lara", "key")])
+def test_the_weights_of_landmarks_and_samples_make_the_context(name, keys):
+    steps = worked_example(name)
+    torch.testing.assert_close(steps["weights"].numbers @ steps["value"].numbers, steps["context"].numbers)
+    assert steps["weights"].columns == steps[keys].rows
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
     [
@@ -247,8 +326,8 @@ def test_no_line_by_hand_is_about_nothing(name):
     """A product has a term whose factors are not 0, and a quotient is of a number that is not 0."""
     for table in worked_example(name).tables:
         sum_of_terms = table.example.split(": ")[-1].split(" = ")[0]
-        terms = [term.split(" · ") for term in sum_of_terms.split(" + ") if " · " in term]
-        assert not terms or any("0" not in factors for factors in terms), table.example
+        terms = [term.split(" · ") for term in sum_of_terms.split(" + ")]
+        assert " · " not in sum_of_terms or any("0" not in factors for factors in terms), table.example
         assert not sum_of_terms.startswith("0 / "), table.example
 
 

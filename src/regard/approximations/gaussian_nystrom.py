@@ -52,11 +52,11 @@ def soft_attention(query: Tensor, value: Tensor, *, landmarks: int, iterations: 
     with without_autocast(query.device.type):
         query = query - query.mean(-2, keepdim=True)  # distances lose fewer digits near the origin
         means = segment_means(query, landmarks)
-        near = _kernel(query, means)
-        return (near @ (pseudo_inverse(_kernel(means, means), iterations) @ (near.mT @ value))).to(dtype)
+        near = gaussian_kernel(query, means)
+        return (near @ (pseudo_inverse(gaussian_kernel(means, means), iterations) @ (near.mT @ value))).to(dtype)
 
 
-def _kernel(rows: Tensor, columns: Tensor) -> Tensor:
+def gaussian_kernel(rows: Tensor, columns: Tensor) -> Tensor:
     """e^{-‖r_i - c_j‖² / (2 √D)}, (..., M, N) of (..., M, D) and (..., N, D)."""
     squares = rows.square().sum(-1, keepdim=True) + columns.square().sum(-1).unsqueeze(-2)
     distances = (squares - 2 * rows @ columns.mT).clamp(min=0)

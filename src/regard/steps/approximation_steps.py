@@ -13,11 +13,10 @@ from ..linear.linear_arguments import LinearOptions
 from ..nn import LengthProjection
 from .hand_arithmetic import matrix_example
 from .layer_steps import linear_walkthrough
-from .step_table import StepTable, Walkthrough, make_table
+from .step_table import StepTable, Walkthrough, exact_table, make_table
 from .table_formats import number_text
 from .walkthrough import TITLE, walkthrough
 from .what_if import WhatIf
-from .wording import Wording
 
 PAIRS = ("scores", "scaled_scores", "bias", "mask", "masked_scores", "exponentials")
 """Tables of queries and mixtures before their weights."""
@@ -81,11 +80,11 @@ def favor_walkthrough(
         make_table("query_features", query_features, names, rows, wording="favor_query", example=example),
         make_table("key_features", key_features, others, rows, wording="favor_key"),
         *(table for table in mapped.tables if table.key in ("scores", "mask", "masked_scores")),
-        replace(exact["exponentials"], key="exact.exponentials", title=_exact(exact["exponentials"])),
+        exact_table(exact["exponentials"]),
         mapped["weights"],
-        replace(exact["weights"], key="exact.weights", title=_exact(exact["weights"])),
+        exact_table(exact["weights"]),
         mapped["context"],
-        replace(exact["context"], key="exact.context", title=_exact(exact["context"])),
+        exact_table(exact["context"]),
     )
     return Walkthrough(TITLE, tables)
 
@@ -117,15 +116,10 @@ def mixture_walkthrough(
         replace(steps["weights"], key="shares"),
         steps["context"],
         make_table("weights", weights, names, others, wording="mixture_weights", sums="rows", example=example),
-        replace(exact["weights"], key="exact.weights", title=_exact(exact["weights"])),
-        replace(exact["context"], key="exact.context", title=_exact(exact["context"])),
+        exact_table(exact["weights"]),
+        exact_table(exact["context"]),
     )
     return Walkthrough(TITLE, tables)
-
-
-def _exact(table: StepTable) -> Wording:
-    """The title of a table of softmax attention beside its approximation."""
-    return Wording(f"Exact: {table.title.en}", f"정확한 어텐션: {table.title.text('ko')}")
 
 
 def _text(number: Tensor) -> str:

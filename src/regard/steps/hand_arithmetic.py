@@ -68,6 +68,8 @@ def sum_example(
 ) -> str:
     """One number of a sum of products, less another product, written out: the first of those with the most terms.
 
+    Of as many terms it is one with the last, which is what is new.
+
     Shapes: result (M, N); the factors of each product broadcast to it.
 
     >>> one, two = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0]])
@@ -76,7 +78,10 @@ def sum_example(
     """
     products = [*terms, less] if less else list(terms)
     spread = [[factor.expand_as(result) for factor in product] for product in products]
-    row, column = cell = telling_cell(torch.stack([torch.stack(product).prod(0) for product in spread], -1))
+    sizes = [torch.stack(product).prod(0) for product in spread]
+    row, column = cell = telling_cell(torch.stack([*sizes, sizes[-1]], -1))
     texts = [" · ".join(factor_text(float(factor[cell])) for factor in product) for product in spread]
+    if len(spread[0]) == 1:  # which needs no brackets in front
+        texts[0] = number_text(float(spread[0][0][cell]), 3)
     written = " + ".join(texts[: len(terms)]) + (f" - {texts[-1]}" if less else "")
     return named_cell(f"{written} = {number_text(float(result[row, column]), 3)}", cell, rows, columns)

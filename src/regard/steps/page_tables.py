@@ -14,7 +14,7 @@ GIVEN = {
     *("query", "key", "value", "input", "memory", "mask", "bias", "score", "score_vector", "centre_vector"),
     *("projected_query", "projected_key", "unrotated_query", "unrotated_key", "cached_key", "cached_value"),
     *("embeddings", "positions", "source_embedding", "target_embedding", "annotations"),
-    *("decoder_state", "previous_state", "random_rows", "mixing_matrix"),
+    *("decoder_state", "previous_state", "random_rows", "mixing_matrix", "initial_model", "channel_parameters"),
 }
 """Tables that a class computes from, besides projections; all others are covered when it predicts."""
 NO_KEY = Wording(

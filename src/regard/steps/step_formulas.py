@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from .exercise import step_of
+from .recurrence_formulas import RECURRENCE_FORMULAS
+from .segment_formulas import SEGMENT_FORMULAS
 from .step_table import StepTable
 from .wording import STEPS
+from .written_tables import Formula as Formula
 from .written_tables import WrittenTables
-
-Formula: TypeAlias = Callable[[WrittenTables], Tensor]
 
 
 def formula_name(table: StepTable) -> str:
@@ -333,6 +333,8 @@ FORMULAS: Mapping[str, Formula] = {
     "merged_lse": lambda tables: _hops(tables, "log_sum_exp").logsumexp(0),
     "merge_shares": lambda tables: (_hops(tables, "log_sum_exp")[..., 0].T - tables["log_sum_exp"]).exp(),
     "merged_context": lambda tables: torch.einsum("qh,hqd->qd", tables["shares"], _hops(tables, "context")),
+    **RECURRENCE_FORMULAS,
+    **SEGMENT_FORMULAS,
 }
 """By the name of the wording whose formula a table has."""
 _BY_TEXT = {STEPS[name].formula: name for name in reversed(FORMULAS) if name in STEPS}

@@ -249,6 +249,12 @@ def relabelled(table: StepTable, prefix: str, label: Mapping[str, str]) -> StepT
     return replace(table, key=f"{prefix}{table.key}", title=title)
 
 
+def exact_table(table: StepTable) -> StepTable:
+    """A table of softmax attention beside its approximation, with a title that says so."""
+    title = Wording(f"Exact: {table.title.en}", f"정확한 어텐션: {table.title.text('ko')}")
+    return replace(table, key=f"exact.{table.key}", title=title)
+
+
 def numbered(tables: Sequence[StepTable], keys: Sequence[str]) -> tuple[StepTable, ...]:
     """The tables with the numbers of a textbook's steps in front of their titles: keys are its steps in their order."""
     numbers = {key: number for number, key in enumerate(keys, start=1)}

@@ -280,6 +280,218 @@ STEPS = {
     "mixture_weights": StepWording(
         Wording("Weight of each value", "값마다의 가중치"), "a_ij = Σ_r p_ir E_rj", r"a_{ij} = \sum_r p_{ir} E_{rj}"
     ),
+    # Memories that are trained as they read
+    "memory_error": StepWording(
+        Wording(
+            "Error at position {}: what the memory has for the key, less the value",
+            "위치 {}의 오차: 기억이 키에 대해 내놓는 값에서 실제 값을 뺀 것",
+        ),
+        "W_{t-1}ᵀ k_t - v_t",
+        r"W_{t-1}^\top k_t - v_t",
+    ),
+    "memory_step": StepWording(
+        Wording(
+            "Step at position {}: a part of the step before, less the gradient",
+            "위치 {}의 갱신량: 이전 갱신량의 일부에서 경사를 뺀 것",
+        ),
+        "Z_t = η_t Z_{t-1} - θ_t k_t (W_{t-1}ᵀ k_t - v_t)ᵀ",
+        r"Z_t = \eta_t Z_{t-1} - \theta_t k_t (W_{t-1}^\top k_t - v_t)^\top",
+    ),
+    "memory_state": StepWording(
+        Wording("Memory after position {}", "위치 {} 뒤의 기억"),
+        "W_t = e^g W_{t-1} + Z_t",
+        "W_t = e^g W_{t-1} + Z_t",
+    ),
+    "memory_reading": StepWording(
+        Wording("Context: what each query reads", "문맥 벡터: 질의가 기억에서 읽은 값"),
+        "c_t = W_tᵀ q_t",
+        r"c_t = W_t^\top q_t",
+    ),
+    "initial_model": StepWording(
+        Wording("Weights W_0 before the first position", "첫 위치 앞의 가중치 W_0"), "W_0", "W_0"
+    ),
+    "model_product": StepWording(
+        Wording("Position {}: the key times the weights", "위치 {}: 키에 가중치를 곱한 값"),
+        "z_t = W_{t-1}ᵀ k_t",
+        r"z_t = W_{t-1}^\top k_t",
+    ),
+    "model_normed": StepWording(
+        Wording("Position {}: less the mean, over the deviation", "위치 {}: 평균을 빼고 표준편차로 나눈 값"),
+        "LN(z_t) = (z_t - mean(z_t)) / √(variance of z_t + ε)",
+        r"\mathrm{LN}(z_t) = \frac{z_t - \overline{z_t}}{\sqrt{\mathrm{variance}(z_t) + \varepsilon}}",
+    ),
+    "model_error": StepWording(
+        Wording("Error at position {}: the prediction, less the value", "위치 {}의 오차: 예측에서 값을 뺀 것"),
+        "δ_t = k_t + LN(z_t) - v_t",
+        r"\delta_t = k_t + \mathrm{LN}(z_t) - v_t",
+    ),
+    "model_gradient": StepWording(
+        Wording("Gradient of ½ |δ|² at position {}, through the norm", "위치 {}에서 ½ |δ|²의 경사: 정규화를 거친 것"),
+        "g_t = (δ_t - mean(δ_t) - mean(δ_t LN(z_t)) LN(z_t)) / √(variance of z_t + ε)",
+        r"g_t = \frac{\delta_t - \overline{\delta_t} - \overline{\delta_t \mathrm{LN}(z_t)}\, \mathrm{LN}(z_t)}"
+        r"{\sqrt{\mathrm{variance}(z_t) + \varepsilon}}",
+    ),
+    "model": StepWording(
+        Wording("Weights after position {}", "위치 {} 뒤의 가중치"),
+        "W_t = W_{t-1} - θ_t k_t g_tᵀ",
+        r"W_t = W_{t-1} - \theta_t k_t g_t^\top",
+    ),
+    "model_products": StepWording(
+        Wording("Queries times the weights behind their position", "질의에 그 위치 뒤의 가중치를 곱한 값"),
+        "W_tᵀ q_t",
+        r"W_t^\top q_t",
+    ),
+    "model_reading": StepWording(
+        Wording("Context: what the model makes of each query", "문맥 벡터: 모델이 질의마다 내놓는 값"),
+        "c_t = q_t + LN(W_tᵀ q_t)",
+        r"c_t = q_t + \mathrm{LN}(W_t^\top q_t)",
+    ),
+    # A state space
+    "channel_parameters": StepWording(
+        Wording("Step Δ, rate A, weight C and skip D", "간격 Δ, 변화율 A, 가중치 C, 건너뛰기 D"),
+        "Δ, A, C, D",
+        r"\Delta, A, C, D",
+    ),
+    "state_factor": StepWording(
+        Wording("Factor of the state in one step: the bilinear rule", "한 단계에 상태에 곱하는 수: 쌍선형 규칙"),
+        "Ā = (1 + ΔA/2) / (1 - ΔA/2)",
+        r"\bar{A} = \frac{1 + \Delta A / 2}{1 - \Delta A / 2}",
+    ),
+    "input_factor": StepWording(
+        Wording("Factor of the input", "입력에 곱하는 수"),
+        "B̄ = Δ / (1 - ΔA/2)",
+        r"\bar{B} = \frac{\Delta}{1 - \Delta A / 2}",
+    ),
+    "complex_state": StepWording(
+        Wording("State after position {}", "위치 {} 뒤의 상태"),
+        "h_t = Ā h_{t-1} + B̄ x_t",
+        r"h_t = \bar{A} h_{t-1} + \bar{B} x_t",
+    ),
+    "outputs": StepWording(
+        Wording("Output: read from the state", "출력: 상태에서 읽은 값"),
+        "y_t = 2 Re(C h_t) + D x_t",
+        r"y_t = 2\, \mathrm{Re}(C h_t) + D x_t",
+    ),
+    "kernel": StepWording(
+        Wording("Kernel: what an input adds l positions later", "커널: 입력 하나가 l 위치 뒤에 더하는 값"),
+        "K_l = 2 Re(C Ā^l B̄)",
+        r"K_l = 2\, \mathrm{Re}(C \bar{A}^l \bar{B})",
+    ),
+    "convolution": StepWording(
+        Wording("Output, the same as a convolution", "출력: 합성곱으로 계산한 같은 값"),
+        "y_t = Σ_l K_l x_{t-l} + D x_t",
+        r"y_t = \sum_l K_l x_{t-l} + D x_t",
+    ),
+    # Means of segments
+    "landmarks": StepWording(
+        Wording("Landmarks: the mean of each segment of queries", "랜드마크: 구간마다 질의의 평균"),
+        "l_m = the mean of the queries of segment m",
+        r"l_m = \mathrm{mean}_{i \in m}\, q_i",
+    ),
+    "landmark_kernel": StepWording(
+        Wording("Kernel P of queries and landmarks", "질의와 랜드마크의 커널 P"),
+        "P_im = exp(-|q_i - l_m|² / (2 √D))",
+        r"P_{im} = e^{-|q_i - l_m|^2 / (2 \sqrt{D})}",
+    ),
+    "kernel_of_landmarks": StepWording(
+        Wording("Kernel A of the landmarks", "랜드마크끼리의 커널 A"),
+        "A_mn = exp(-|l_m - l_n|² / (2 √D))",
+        r"A_{mn} = e^{-|l_m - l_n|^2 / (2 \sqrt{D})}",
+    ),
+    "inverse_kernel": StepWording(Wording("Its inverse", "그 역행렬"), "A⁻¹", "A^{-1}"),
+    "gathered_values": StepWording(
+        Wording("What each landmark gathers of the values", "랜드마크마다 모은 값"), "Pᵀ V", r"P^\top V"
+    ),
+    "mixed_values": StepWording(
+        Wording("The same, without what landmarks share", "랜드마크가 함께 모은 몫을 뺀 값"),
+        "A⁻¹ Pᵀ V",
+        r"A^{-1} P^\top V",
+    ),
+    "landmark_context": StepWording(
+        Wording("Context: what each query reads of the landmarks", "문맥 벡터: 질의가 랜드마크에서 읽은 값"),
+        "P (A⁻¹ Pᵀ V)",
+        r"P (A^{-1} P^\top V)",
+    ),
+    "landmark_weights": StepWording(
+        Wording("Weight of each value, which is never computed", "값마다의 가중치: 실제로는 계산하지 않습니다"),
+        "P A⁻¹ Pᵀ",
+        r"P A^{-1} P^\top",
+    ),
+    "gaussian_weights": StepWording(
+        Wording("Without landmarks: the kernel of all pairs", "랜드마크가 없을 때: 모든 쌍의 커널"),
+        "a_ij = exp(-|q_i - q_j|² / (2 √D))",
+        r"a_{ij} = e^{-|q_i - q_j|^2 / (2 \sqrt{D})}",
+    ),
+    "gaussian_context": StepWording(
+        Wording("Without landmarks: the context", "랜드마크가 없을 때: 문맥 벡터"),
+        "c_i = Σ_j exp(-|q_i - q_j|² / (2 √D)) v_j",
+        r"c_i = \sum_j e^{-|q_i - q_j|^2 / (2 \sqrt{D})} v_j",
+    ),
+    # Samples of LARA
+    "query_means": StepWording(
+        Wording("Mean of each segment of queries", "구간마다 질의의 평균"),
+        "q̃_c = the mean of the queries of segment c",
+        r"\tilde{q}_c = \mathrm{mean}_{i \in c}\, q_i",
+    ),
+    "key_means": StepWording(
+        Wording("Mean of each segment of keys", "구간마다 키의 평균"),
+        "k̃_c = the mean of the keys of segment c",
+        r"\tilde{k}_c = \mathrm{mean}_{j \in c}\, k_j",
+    ),
+    "samples": StepWording(Wording("Samples ω", "표본 ω"), "ω_c = q̃_c + k̃_c", r"\omega_c = \tilde{q}_c + \tilde{k}_c"),
+    "sample_exponentials": StepWording(
+        Wording("Each sample's features of the keys", "표본마다 키의 특징"),
+        "exp(ω_c · k_j - |k_j|² / 2)",
+        r"\exp(\omega_c \cdot k_j - |k_j|^2 / 2)",
+    ),
+    "sample_weights": StepWording(
+        Wording("Weights of each sample: its features over their sum", "표본마다의 가중치: 특징을 그 합으로 나눈 값"),
+        "s_cj = exp(ω_c · k_j - |k_j|² / 2) / L_c, L_c the sum over j",
+        r"s_{cj} = e^{\omega_c \cdot k_j - |k_j|^2 / 2} / L_c, \; L_c = \sum_j e^{\omega_c \cdot k_j - |k_j|^2 / 2}",
+    ),
+    "sample_contexts": StepWording(
+        Wording("What each sample reads of the values", "표본마다 읽은 값"),
+        "r_c = Σ_j s_cj v_j",
+        r"r_c = \sum_j s_{cj} v_j",
+    ),
+    "nearness": StepWording(
+        Wording("How near each query is to each segment", "질의가 구간마다 가까운 정도"),
+        "t_ic = exp(q_i · q̃_c) / Σ_m exp(q_i · q̃_m)",
+        r"t_{ic} = \frac{\exp(q_i \cdot \tilde{q}_c)}{\sum_m \exp(q_i \cdot \tilde{q}_m)}",
+    ),
+    "sample_densities": StepWording(
+        Wording(
+            "How likely each sample is by its own distribution, among all",
+            "표본이 다른 분포가 아닌 제 분포에서 나올 비율",
+        ),
+        "b_c = 1 / Σ_m exp(-|ω_c - ω_m|² / 2)",
+        r"b_c = \frac{1}{\sum_m e^{-|\omega_c - \omega_m|^2 / 2}}",
+    ),
+    "sample_factors": StepWording(
+        Wording("Factor of each sample for each query", "질의마다 표본에 곱하는 수"),
+        "α_ic = b_c + t_ic - the mean of t_i",
+        r"\alpha_{ic} = b_c + t_{ic} - \mathrm{mean}_m\, t_{im}",
+    ),
+    "sample_parts": StepWording(
+        Wording("Parts of the samples", "표본마다의 부분"),
+        "u_ic = α_ic exp(ω_c · q_i - |ω_c|² / 2) L_c",
+        r"u_{ic} = \alpha_{ic} \exp(\omega_c \cdot q_i - |\omega_c|^2 / 2) L_c",
+    ),
+    "sample_shares": StepWording(
+        Wording("Share of each sample: its part over their sum", "표본마다의 몫: 부분을 그 합으로 나눈 값"),
+        "p_ic = u_ic / Σ_m u_im",
+        r"p_{ic} = \frac{u_{ic}}{\sum_m u_{im}}",
+    ),
+    "sample_mixture": StepWording(
+        Wording("Context: what the samples read, by their shares", "문맥 벡터: 표본이 읽은 값을 몫으로 섞은 것"),
+        "c_i = Σ_c p_ic r_c",
+        r"c_i = \sum_c p_{ic} r_c",
+    ),
+    "sample_mixture_weights": StepWording(
+        Wording("Weight of each value, which is never computed", "값마다의 가중치: 실제로는 계산하지 않습니다"),
+        "a_ij = Σ_c p_ic s_cj",
+        r"a_{ij} = \sum_c p_{ic} s_{cj}",
+    ),
     # Blocks of keys
     "online_shrink": StepWording(
         Wording("Factor of what was summed before tile {}", "타일 {} 앞에서 더한 것에 곱하는 수"),

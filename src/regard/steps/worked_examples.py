@@ -30,9 +30,13 @@ from .block_steps import merge_walkthrough, online_walkthrough
 from .example_notes import NOTES
 from .fresh_numbers import FreshNumbers
 from .hand_arithmetic import product_example
+from .landmark_steps import soft_walkthrough
 from .layer_steps import layer_walkthrough, linear_walkthrough
+from .sample_steps import lara_walkthrough
+from .state_space_steps import StateSpaceChannel, state_space_walkthrough
 from .step_table import Walkthrough, make_table, numbered
 from .table_formats import number_text
+from .trained_memory_steps import MemoryRates, titans_walkthrough, ttt_walkthrough
 from .transformer_steps import transformer_walkthrough
 from .translation_steps import BAHDANAU_STEPS, LUONG_STEPS
 from .walkthrough import walkthrough
@@ -586,6 +590,30 @@ def _delta_rule(_: WhatIf | None = None) -> Walkthrough:
     return state_walkthrough(query, key, _matrix(VALUES), **options)
 
 
+@_example("titans", ())
+def _titans(_: WhatIf | None = None) -> Walkthrough:
+    key, query = _matrix(((1.0, 0.0), (0.0, 1.0), (1.0, 0.0))), _matrix(((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)))
+    value = _matrix(((4.0, 0.0), (0.0, 4.0), (2.0, 2.0)))
+    return titans_walkthrough(query, key, value, MemoryRates(rate=1.0, momentum=0.5, kept=0.5))
+
+
+@_example("ttt-linear", ())
+def _ttt_linear(_: WhatIf | None = None) -> Walkthrough:
+    """Weights whose rows have the mean 0 and the variance 1: no other numbers take their place."""
+    key, value = _matrix(((1.0, 0.0, 0.0, 0.0),) * 2), _matrix(((2.0, 1.0, -1.0, 1.0), (2.0, 2.0, -1.0, 1.0)))
+    initial = torch.tensor(
+        ((1.0, 1.0, -1.0, -1.0), (1.0, -1.0, 1.0, -1.0), (1.0, -1.0, -1.0, 1.0), (-1.0, 1.0, 1.0, -1.0))
+    )
+    return ttt_walkthrough(key, key, value, initial)
+
+
+@_example("s4d", ())
+def _s4d(_: WhatIf | None = None) -> Walkthrough:
+    """The state is turned by 90 degrees, and halved, in each step."""
+    channel = StateSpaceChannel(step=2.0, rate=-0.6 + 0.8j, weight=1.0 + 0.0j, skip=1.0)
+    return state_space_walkthrough(_matrix(((4.0,), (0.0,), (0.0,), (1.0,))), channel)
+
+
 @_example("performer", ("drop",))
 def _performer(what_if: WhatIf | None = None) -> Walkthrough:
     features = linear.FavorPlus(1, 2, matrix=torch.tensor([[1.0], [-1.0]]))
@@ -602,6 +630,18 @@ def _linformer(what_if: WhatIf | None = None) -> Walkthrough:
     query = _matrix(((2.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 2.0)))
     key = _matrix(((2.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 2.0), (0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 2.0, 2.0)))
     return mixture_walkthrough(query, key, _matrix((*VALUES[:2], (3.0, 1.0), (1.0, 1.0))), projection, what_if=what_if)
+
+
+@_example("soft", ())
+def _soft(_: WhatIf | None = None) -> Walkthrough:
+    """Queries whose landmarks are not too near to each other: no other numbers take their place."""
+    return soft_walkthrough(torch.tensor(((0.0,), (1.0,), (2.0,), (2.0,))), _matrix((*VALUES, (2.0, 2.0))), landmarks=2)
+
+
+@_example("lara", ())
+def _lara(_: WhatIf | None = None) -> Walkthrough:
+    key = _matrix(((1.0,), (-1.0,), (0.0,), (2.0,)))
+    return lara_walkthrough(_matrix(((0.0,), (1.0,))), key, _matrix((*VALUES, (2.0, 2.0))), landmarks=2)
 
 
 @_example("hash-collisions")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -81,3 +82,7 @@ class WrittenTables:
         """The scores that the exponentials are of; without `masked` those before mask and bias."""
         steps = ("masked_scores", "scaled_scores", "scores") if masked else ("scaled_scores", "scores")
         return self[next(step for step in steps if step in self)]
+
+
+Formula: TypeAlias = Callable[[WrittenTables], Tensor]
+"""What computes a table from those before it."""
