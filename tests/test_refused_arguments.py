@@ -10,16 +10,18 @@ import pytest
 import torch
 
 import regard
-from regard import biases, linear, masks, nn, normalizers, positions
-from regard.errors import ConfigurationError, DtypeError, KernelError, ShapeError
+from regard import approximations, biases, linear, masks, nn, normalizers, positions, scores, selection
+from regard.errors import CheckpointError, ConfigurationError, DtypeError, KernelError, ShapeError
 from regard.models import LanguageModel
 from regard.models.language_model import (
     AttentionConfig,
+    ContinuousBatch,
     FeedForwardConfig,
     LanguageModelConfig,
     LayerConfig,
     Sampling,
 )
+from regard.translation.translator import Translator
 
 Q = torch.randn(1, 2, 5, 8)
 TOKENS = torch.tensor([[1, 2, 3]])
@@ -125,9 +127,90 @@ def test_of_multihead_attention(arguments, message):
     refuses(lambda: nn.MultiheadAttention(16, 2, kdim=0), ConfigurationError, "kdim is 0; it needs at least 1")
 
 
+def test_of_scores():
+    refuses(lambda: scores.General("8", 8), ConfigurationError, "query_dim needs a whole number; it is '8'")
+    refuses(lambda: scores.General(8, 8.0), ConfigurationError, "key_dim needs a whole number; it is 8.0")
+    refuses(lambda: scores.General(8, -8), ConfigurationError, "key_dim is -8; it needs at least 0")
+    refuses(lambda: scores.Additive(None, 8, 8), ConfigurationError, "query_dim needs a whole number; it is None")
+    refuses(lambda: scores.Additive(8, 8, "8"), ConfigurationError, "hidden_dim needs a whole number; it is '8'")
+    refuses(lambda: scores.Concat(8, "8", 8), ConfigurationError, "key_dim needs a whole number; it is '8'")
+    refuses(lambda: scores.Location(8, "9"), ConfigurationError, "max_length needs a whole number; it is '9'")
+
+
+def test_of_normalizers():
+    for wrong in ("a", [1.0], math.nan, True):
+        message = f"bias is {wrong!r}; it needs a finite number, or a tensor"
+        refuses(lambda wrong=wrong: normalizers.Sigmoid(wrong), ConfigurationError, message)
+    refuses(lambda: normalizers.Entmax("1.5"), ConfigurationError, "alpha is '1.5'; it needs a number of at least 1.05")
+    matrix = [[1.0, 0.0], [0.0, 1.0]]
+    refuses(lambda: normalizers.LinearChain(matrix), DtypeError, "transitions needs a torch.Tensor; it is a list: pass")
+    refuses(lambda: normalizers.TalkingHeads(after=matrix), DtypeError, "after needs a torch.Tensor; it is a list")
+    refuses(lambda: normalizers.MultiToken(matrix), DtypeError, "before needs a torch.Tensor; it is a list: pass torch")
+
+
+def test_of_positions_and_distances():
+    refuses(lambda: positions.YaRN("4", 128), ConfigurationError, "YaRN needs a factor of 1 or more")
+    refuses(
+        lambda: positions.YaRN(4.0, 128, beta_slow="1"), ConfigurationError, "YaRN needs 0 < beta_slow < beta_fast;"
+    )
+    refuses(lambda: positions.YaRN(4.0, 128, attention_factor="1"), ConfigurationError, "an attention_factor above 0")
+    refuses(lambda: positions.LinearScaling("2"), ConfigurationError, "LinearScaling needs a factor of 1 or more")
+    clipped = lambda before: biases.clipped(torch.zeros(1, 3), before=before, after=1)  # noqa: E731
+    refuses(lambda: clipped("1"), ConfigurationError, "clipped's before needs a whole number; it is '1'")
+
+
+def test_of_selection_and_approximations():
+    for select in (selection.gated_blocks, selection.landmark_blocks, selection.hierarchical_blocks):
+        refuses(
+            lambda select=select: select(None, Q, size=4, count=1), DtypeError, "query needs a torch.Tensor; it is None"
+        )
+        refuses(
+            lambda select=select: select(Q, [1.0], size=4, count=1), DtypeError, "key needs a torch.Tensor; it is a li"
+        )
+    refuses(
+        lambda: selection.lightning_indices(Q, None, Q, count=1), DtypeError, "key needs a torch.Tensor; it is None"
+    )
+    refuses(lambda: selection.overlapping_blocks("a", 4, 2), DtypeError, "tensor needs a torch.Tensor; it is a str")
+    refuses(lambda: selection.sinkhorn(None), DtypeError, "scores needs a torch.Tensor; it is None")
+    refuses(
+        lambda: approximations.soft_attention(None, Q, landmarks=2), DtypeError, "query needs a torch.Tensor; it is N"
+    )
+    refuses(
+        lambda: approximations.soft_attention(Q, [1.0], landmarks=2), DtypeError, "value needs a torch.Tensor; it is"
+    )
+    lara = approximations.Lara(2)
+    for lengths in (3, "33"):
+        message = f"lengths is {lengths!r}; it needs a list of whole numbers"
+        refuses(
+            lambda lengths=lengths: regard.approximation(Q, Q, Q, lara, lengths=lengths), ConfigurationError, message
+        )
+
+
+def test_of_recurrent_layers():
+    refuses(
+        lambda: nn.LinearAttention("a"), ConfigurationError, "projections is 'a'; the layer needs its dims and heads"
+    )
+    refuses(
+        lambda: nn.LinearAttention(projections(), feature_map="elu"),
+        ConfigurationError,
+        "feature_map is 'elu'; it needs a map such as regard.linear.Elu()",
+    )
+    refuses(
+        lambda: nn.ShortConvolution("16"), ConfigurationError, "projections is '16'; it needs nn.Projections(dim, num"
+    )
+    refuses(lambda: nn.ShortConvolution(-16), ConfigurationError, "projections is -16; it needs at least 1")
+    refuses(lambda: nn.SSRU("16"), ConfigurationError, "dim needs a whole number; it is '16'")
+    refuses(
+        lambda: linear.FavorPlus(1, 2, matrix=[[1.0], [2.0]]), DtypeError, "matrix needs a torch.Tensor; it is a list"
+    )
+
+
 def test_of_caches():
     refuses(lambda: nn.KVCache().append([1.0], Q), DtypeError, "keys needs a torch.Tensor; it is a list")
     refuses(lambda: nn.KVCache().append(Q, None), DtypeError, "values needs a torch.Tensor; it is None")
+    refuses(
+        lambda: nn.KVCache("static"), ConfigurationError, "policy is 'static'; a cache is made by KVCache(), KVCache."
+    )
 
 
 def test_of_language_models():
@@ -146,3 +229,29 @@ def test_of_language_models():
     for wrong in ("1", True, 1.5):
         refuses(lambda wrong=wrong: Sampling(top_p=wrong), ConfigurationError, f"top_p is {wrong!r}; it needs")
     assert Sampling(top_p=1.0).top_p == 1
+
+
+def test_of_paths(tmp_path):
+    for wrong in (None, 3):
+        message = f"folder is {wrong!r}; it needs a path, such as"
+        refuses(lambda wrong=wrong: LanguageModel.load(wrong), ConfigurationError, message)
+        refuses(lambda wrong=wrong: LanguageModel(config()).save(wrong), ConfigurationError, message)
+        refuses(lambda wrong=wrong: LanguageModel.from_huggingface(wrong), ConfigurationError, message)
+        refuses(lambda wrong=wrong: Translator.load(wrong), ConfigurationError, message)
+    refuses(lambda: LanguageModel.load(tmp_path / "none"), CheckpointError, "there is no config.json in")
+
+
+def test_of_texts_that_are_continued_together():
+    model = LanguageModel(config()).eval()
+    for wrong in (None, 3, "abc"):
+        message = f"texts is {wrong!r}; it needs a list with the tokens of each text"
+        refuses(lambda wrong=wrong: model.generate_many(wrong, 3), ShapeError, message)
+    refuses(lambda: model.generate_many([1, 2], 3), ShapeError, "text 0 is 1; it needs its tokens, a list or tensor of")
+    refuses(
+        lambda: model.generate_many([[1]], 3, seeds=["a"]), ConfigurationError, "seeds[0] needs a whole number; it is"
+    )
+    refuses(lambda: model.generate_many([[1]], 3, seeds=3), ConfigurationError, "seeds is 3; it needs a list of whole")
+    refuses(lambda: model.generate_many([[1]], 3, seeds=[1, 2]), ConfigurationError, "there are 2 seeds for 1 texts")
+    batch = ContinuousBatch(model, 2)
+    refuses(lambda: batch.add([1], 3, seed="a"), ConfigurationError, "seed needs a whole number; it is 'a'")
+    assert len(list(model.generate_many([[1]], 3, seeds=[-1]))) == 3

@@ -176,7 +176,7 @@ def test_max_distance_lies_beyond_single_distances(max_distance, bidirectional, 
 
 @pytest.mark.parametrize(("before", "after"), [(-1, 2), (2, -1)])
 def test_clips_are_not_negative(before, after):
-    match = f"clipped needs distances of at least 0; before is {before} and after is {after}"
+    match = f"clipped's {'before' if before < 0 else 'after'} is -1; it needs at least 0"
     with pytest.raises(ConfigurationError, match=match):
         biases.clipped(torch.zeros(2, 2), before=before, after=after)
 

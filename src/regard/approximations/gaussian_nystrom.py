@@ -6,8 +6,10 @@ from torch import Tensor
 
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import without_autocast
+from ..errors import DtypeError
 from ..kernels.validation import make_problem
 from ..utils.numbers import whole_number
+from ..utils.other_types import needs_tensor
 from .nystrom import pseudo_inverse, segment_means
 
 
@@ -41,6 +43,9 @@ def soft_attention(query: Tensor, value: Tensor, *, landmarks: int, iterations: 
     """
     for name, number in (("landmarks", landmarks), ("iterations", iterations)):
         whole_number(name, number)
+    for name, tensor in (("query", query), ("value", value)):
+        if refused := needs_tensor(name, tensor):
+            raise DtypeError(refused)
     grouped = query[..., : value.shape[-3], :, :] if query.ndim > 3 and value.ndim > 3 else query
     problem = make_problem(query, grouped, value)  # checks the shapes
     query, value = at_least_float32(problem.pairs.query), at_least_float32(problem.value)

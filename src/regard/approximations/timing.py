@@ -88,6 +88,8 @@ def measure_times(problem: Problem, method: Method, lengths: Sequence[int] | Non
     Raises:
         ConfigurationError: lengths that are no whole numbers of at least 1.
     """
+    if lengths is not None and (isinstance(lengths, str) or not isinstance(lengths, Sequence)):
+        raise ConfigurationError(f"lengths is {lengths!r}; it needs a list of whole numbers of at least 1, of keys")
     for length in lengths or ():
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ConfigurationError(f"lengths has {length!r}; it needs whole numbers of at least 1, of keys")

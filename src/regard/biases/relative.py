@@ -18,6 +18,7 @@ from ..core.grid import Grid
 from ..core.score_forms import at_least_float32
 from ..core.torch_modes import under_transform
 from ..errors import ConfigurationError, DtypeError, ShapeError
+from ..utils.numbers import whole_number
 from .base import Bias, add_gradients, any_needed, describe_tensor, is_floating, leaves, summed_to
 
 ROWS_AT_ONCE = 128
@@ -369,8 +370,10 @@ def clipped(table: Tensor, *, before: int, after: int) -> RelativeBias:
              [0., 1., 2., 3.],
              [0., 0., 1., 2.]]])
     """
-    if before < 0 or after < 0:
-        raise ConfigurationError(f"clipped needs distances of at least 0; before is {before} and after is {after}")
+    before, after = (
+        whole_number(f"clipped's {name}", distance, least=0)
+        for name, distance in (("before", before), ("after", after))
+    )
     table = table_of(table, "clipped", "before + 1 + after")
     if table.shape[-1] != before + 1 + after:
         raise ShapeError(

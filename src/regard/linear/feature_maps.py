@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..core.tensor_memo import memoize_by_tensors
-from ..errors import ConfigurationError, ShapeError
+from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..utils.numbers import whole_number
+from ..utils.other_types import needs_tensor
 
 FeatureMap: TypeAlias = Callable[[Tensor], Tensor]
 """Any function of queries or keys (..., length, dim) to features (..., length, features), row by row."""
@@ -145,6 +146,8 @@ class FavorPlus:
         if self.matrix is None:
             generator = torch.Generator().manual_seed(seed)
             object.__setattr__(self, "matrix", orthogonal_rows(count, dim, generator))
+        elif refused := needs_tensor("matrix", self.matrix):
+            raise DtypeError(refused)
         elif tuple(self.matrix.shape) != (count, dim):
             raise ShapeError(
                 f"matrix has the shape {tuple(self.matrix.shape)}; it needs {(count, dim)}, one row a feature"

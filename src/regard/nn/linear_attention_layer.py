@@ -15,7 +15,7 @@ from ..kernels.hooks import refuse_convolutions
 from ..lenses import Lens
 from ..linear import Decay, FeatureMap, UpdateRule, observe_linear_attention
 from ..linear.delta_product import attend_by_steps
-from ..linear.linear_arguments import LinearOptions
+from ..linear.linear_arguments import LinearOptions, checked_map
 from ..linear.linear_mask import mask_at_positions
 from ..linear.update_rules import RuleTokens
 from ..masks import Mask
@@ -23,7 +23,7 @@ from ..positions import Rotary, Rotation
 from .caches import LinearCache
 from .grouped_values import split_heads
 from .input_checks import check_input, check_positions, refuse_scripting
-from .layer_arguments import check_no_rotation, checked_rotary
+from .layer_arguments import check_no_rotation, check_parts_of_layer, checked_rotary
 from .learned_gates import LearnedGates, check_kinds
 from .linear_attention_flags import decay_of_flag, rule_of_flags
 from .output_gate import OutputGate
@@ -129,6 +129,7 @@ class LinearAttention(LearnedGates):
         normalize: bool | None = None,
     ) -> None:
         decay, rule = decay_of_flag(decay), rule_of_flags(rule, delta_rule, normalize)
+        check_parts_of_layer(projections, gate)
         check_kinds(decay, rule)
         ordered = {"rule": rule if rule.needs_order else None, "convolution": convolution, "shift": shift}
         _check_order(causal, decay=decay, **ordered)
@@ -137,7 +138,8 @@ class LinearAttention(LearnedGates):
                 "a causal layer attends to its own sequence alone, but the projections have memory_dim="
                 f"{projections.memory_dim}: make them without it, or the layer with causal=False"
             )
-        super().__init__(projections, rule.default_map if feature_map is None else feature_map, decay, rule)
+        phi = checked_map(rule.default_map if feature_map is None else feature_map)
+        super().__init__(projections, phi, decay, rule)
         self.causal = causal
         self.rotary = checked_rotary(rotary, projections.head_dim)
         self.convolution, self.shift, self.gate = convolution, shift, gate

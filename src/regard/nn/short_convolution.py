@@ -52,7 +52,14 @@ class ShortConvolution(nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.activation = whole_number("width", width), activation
-        features = projections if isinstance(projections, int) else _features(projections)
+        if isinstance(projections, int):
+            features = whole_number("projections", projections)
+        elif isinstance(projections, nn.Module) and hasattr(projections, "value_map"):
+            features = _features(projections)
+        else:
+            raise ConfigurationError(
+                f"projections is {projections!r}; it needs nn.Projections(dim, num_heads), or the number of features"
+            )
         self.weight = nn.Parameter(torch.empty(features, self.width))
         self.bias = nn.Parameter(torch.zeros(features)) if bias else None
         nn.init.uniform_(self.weight, -(self.width**-0.5), self.width**-0.5)

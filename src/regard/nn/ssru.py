@@ -12,6 +12,7 @@ from ..attention import Observation, observe
 from ..errors import ConfigurationError, ShapeError
 from ..lenses import Lens
 from ..masks import Mask, causal
+from ..utils.numbers import whole_number
 from .caches.base import Cache, check_rows
 from .input_checks import check_input, refuse_scripting
 from .linear import Linear
@@ -106,8 +107,7 @@ class SSRU(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        if dim < 1:
-            raise ConfigurationError(f"dim is {dim}; it needs to be at least 1")
+        dim = whole_number("dim", dim)
         self.value = Linear(dim, dim, bias=False)
         self.forget = Linear(dim, dim)
         for linear in (self.value, self.forget):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from ..core.normalizer import INFINITY, Normalizer
 from ..core.problem import Problem
 from ..core.torch_modes import under_forward_mode, under_transform
 from ..errors import ConfigurationError
+from ..utils.numbers import lies_between
 from .parameters import check_parameter, over_heads, sum_over_heads
 
 SMALLEST_ALPHA = 1.05
@@ -48,7 +50,9 @@ class Entmax(Normalizer):
     name = "entmax"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.alpha, Tensor) and not self.alpha >= SMALLEST_ALPHA:
+        if isinstance(self.alpha, Tensor):
+            return
+        if not (lies_between(0.0, self.alpha, math.inf) and self.alpha >= SMALLEST_ALPHA):
             raise _too_small(self.alpha)
 
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.normalizer import INFINITY, Normalizer
 from ..core.problem import Problem
 from ..errors import ShapeError
-from .parameters import check_tensor, with_shapes
+from .parameters import check_tensor, check_tensors, with_shapes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,6 +49,9 @@ class LinearChain(Normalizer):
     name = "linear-chain"
     sums_to_one = False
     refuses: ClassVar[Mapping[str, str]] = {"sinks": "each key has a probability of its own, and nothing is divided"}
+
+    def __post_init__(self) -> None:
+        check_tensors(self)
 
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The probabilities of selection, and the logarithm of the expected number of selected keys."""

@@ -15,7 +15,7 @@ from ..core.problem import Problem
 from ..core.stored_normalizer import PairMask, Stored, softmax_gradient, softmax_of
 from ..errors import ConfigurationError, ShapeError
 from ..utils.numbers import whole_number
-from .parameters import check_head_matrix, check_tensor, with_shapes
+from .parameters import check_head_matrix, check_tensor, check_tensors, with_shapes
 from .talking_heads import MixedHeads, existing_pairs, mixed, products_of_heads, softmax_of_pairs, transposed
 
 MOST_COPIED = 2**19
@@ -72,6 +72,7 @@ class MultiToken(MixedHeads):
     refuses: ClassVar[Mapping[str, str]] = {"sinks": "a sink has no place among the keys that are convolved"}
 
     def __post_init__(self) -> None:
+        check_tensors(self)
         for name, kernel in (("before", self.before), ("after", self.after)):
             if kernel is not None and kernel.ndim == 3 and kernel.shape[-1] % 2 == 0:
                 raise ConfigurationError(

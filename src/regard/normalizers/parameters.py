@@ -12,6 +12,7 @@ from ..biases.base import describe_tensor
 from ..core.problem import Problem
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
 from ..utils.numbers import lies_between
+from ..utils.other_types import needs_tensor
 
 
 def over_heads(parameter: Tensor | float, scores: Tensor) -> Tensor | float:
@@ -36,17 +37,36 @@ def with_shapes(parameters: Any) -> str:
     return f"{type(parameters).__name__}({', '.join(shown)})"
 
 
+def check_number(name: str, parameter: Tensor | float | None) -> None:
+    """Check that a parameter is a finite number, any tensor, or None.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if parameter is not None and not isinstance(parameter, Tensor) and not lies_between(-math.inf, parameter, math.inf):
+        raise ConfigurationError(f"{name} is {parameter!r}; it needs a finite number, or a tensor")
+
+
+def check_tensors(parameters: Any) -> None:
+    """Check that the fields of a dataclass of tensors are tensors, or None.
+
+    Raises:
+        DtypeError: one is not.
+    """
+    for each in fields(parameters):
+        parameter = getattr(parameters, each.name)
+        if parameter is not None and (refused := needs_tensor(each.name, parameter)):
+            raise DtypeError(refused)
+
+
 def check_parameter(name: str, parameter: Tensor | float | None, problem: Problem) -> None:
     """Check that a parameter is a finite number, a tensor () or (heads,), or None.
 
     Raises:
         ConfigurationError, ShapeError, DtypeError, DeviceError: it is none.
     """
-    if parameter is None:
-        return
+    check_number(name, parameter)
     if not isinstance(parameter, Tensor):
-        if not lies_between(-math.inf, parameter, math.inf):
-            raise ConfigurationError(f"{name} is {parameter!r}; it needs a finite number, or a tensor")
         return
     heads = problem.pairs.query.shape[-3] if problem.heads else 1
     check_tensor(name, parameter, problem)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.normalizer import Normalizer
 from ..core.problem import Problem
-from .parameters import check_parameter, over_heads, sum_over_heads
+from .parameters import check_number, check_parameter, over_heads, sum_over_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +30,7 @@ class Sigmoid(Normalizer):
             call, those behind the mask too.
 
     Raises:
+        ConfigurationError: a bias that is no finite number, tensor or None.
         ShapeError, DtypeError, DeviceError: when attention runs, a bias that does not fit.
 
     >>> import torch, regard
@@ -44,6 +45,9 @@ class Sigmoid(Normalizer):
     name = "sigmoid"
     sums_to_one = False
     refuses: ClassVar[Mapping[str, str]] = {"sinks": "no sum divides the weights, so a sink would take nothing of them"}
+
+    def __post_init__(self) -> None:
+        check_number("bias", self.bias)
 
     def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The weights, and the logarithm of their sum."""

@@ -12,7 +12,7 @@ from ..core.normalizer import INFINITY, Normalizer
 from ..core.problem import Problem
 from ..core.stored_normalizer import PairMask, Stored, StoredNormalizer, softmax_gradient, softmax_of
 from ..utils.numbers import whole_number
-from .parameters import check_head_matrix, with_shapes
+from .parameters import check_head_matrix, check_tensors, with_shapes
 
 
 class MixedHeads(StoredNormalizer):
@@ -87,6 +87,9 @@ class TalkingHeads(MixedHeads):
         """
         heads = whole_number("num_heads", num_heads)
         return cls(nn.Parameter(torch.eye(heads)), nn.Parameter(torch.eye(heads)))
+
+    def __post_init__(self) -> None:
+        check_tensors(self)
 
     def __repr__(self) -> str:
         return with_shapes(self)

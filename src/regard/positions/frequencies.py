@@ -237,7 +237,7 @@ class LongRoPE(Scaling):
         for name in ("short_factors", "long_factors"):
             factors = tuple(getattr(self, name))  # configurations have lists, which are not hashable
             object.__setattr__(self, name, factors)
-            if not all(0 < factor < math.inf for factor in factors):
+            if not all(lies_between(0.0, factor, math.inf) for factor in factors):
                 raise ConfigurationError(f"LongRoPE needs {name} that are all above 0; they are {factors}")
 
     @property
@@ -275,7 +275,7 @@ def _ntk_exponent(scaling: Scaling, dim: int) -> float:
 
 def check_factor(scaling: Scaling, factor: float) -> None:
     """Raise a ConfigurationError unless the factor is finite and at least 1."""
-    if not 1 <= factor < math.inf:
+    if not (lies_between(0.0, factor, math.inf) and factor >= 1):
         raise ConfigurationError(
             f"{type(scaling).__name__} needs a factor of 1 or more, how many times longer sequences become; it is "
             f"{factor!r}"
@@ -293,7 +293,7 @@ def check_length(scaling: Scaling, length: int, *, least: int = 1) -> None:
 
 def check_attention_factor(scaling: Scaling, factor: float | None) -> None:
     """Raise a ConfigurationError unless the attention factor is None or finite and above 0."""
-    if factor is not None and not 0 < factor < math.inf:
+    if factor is not None and not lies_between(0.0, factor, math.inf):
         raise ConfigurationError(
             f"{type(scaling).__name__} needs an attention_factor above 0, or None for the published one; it is "
             f"{factor!r}"
@@ -413,7 +413,7 @@ def _blended(unscaled: Tensor, factor: float, slow: Tensor) -> Tensor:
 
 def _check_order(scaling: Scaling, low_name: str, low: float, high_name: str, high: float) -> None:
     """Raise a ConfigurationError unless 0 < low < high and both are finite."""
-    if not 0 < low < high < math.inf:
+    if not (lies_between(0.0, low, high) and lies_between(low, high, math.inf)):
         raise ConfigurationError(
             f"{type(scaling).__name__} needs 0 < {low_name} < {high_name}; {low_name} is {low!r} and {high_name} "
             f"{high!r}"

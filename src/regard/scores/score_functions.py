@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..core.score_forms import AdditivePairs, DotPairs, PairForm
 from ..errors import ConfigurationError, DeviceError, DtypeError, ShapeError
-from ..utils.numbers import lies_between
+from ..utils.numbers import lies_between, whole_number
 
 
 class Score(nn.Module, ABC):
@@ -169,7 +169,7 @@ class General(Score):
 
     def __init__(self, query_dim: int, key_dim: int) -> None:
         super().__init__()
-        self.query_dim, self.key_dim = query_dim, key_dim
+        self.query_dim, self.key_dim = _dims(query_dim=query_dim, key_dim=key_dim)
         self.weight = nn.Parameter(torch.empty(query_dim, key_dim))
         nn.init.xavier_uniform_(self.weight)
 
@@ -201,7 +201,9 @@ class Additive(Score):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.query_dim, self.key_dim, self.hidden_dim = query_dim, key_dim, hidden_dim
+        self.query_dim, self.key_dim, self.hidden_dim = _dims(
+            query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim
+        )
         self.query_weight = nn.Parameter(torch.empty(hidden_dim, query_dim))
         self.key_weight = nn.Parameter(torch.empty(hidden_dim, key_dim))
         self.weight = nn.Parameter(torch.empty(hidden_dim))
@@ -240,7 +242,9 @@ class Concat(Score):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.query_dim, self.key_dim, self.hidden_dim = query_dim, key_dim, hidden_dim
+        self.query_dim, self.key_dim, self.hidden_dim = _dims(
+            query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim
+        )
         self.matrix = nn.Parameter(torch.empty(hidden_dim, query_dim + key_dim))
         self.weight = nn.Parameter(torch.empty(hidden_dim))
         nn.init.xavier_uniform_(self.matrix)
@@ -279,7 +283,7 @@ class Location(Score):
 
     def __init__(self, query_dim: int, max_length: int) -> None:
         super().__init__()
-        self.query_dim, self.max_length = query_dim, max_length
+        self.query_dim, self.max_length = _dims(query_dim=query_dim, max_length=max_length)
         self.weight = nn.Parameter(torch.empty(max_length, query_dim))
         nn.init.xavier_uniform_(self.weight)
 
@@ -302,3 +306,12 @@ class Location(Score):
 
     def extra_repr(self) -> str:
         return f"query_dim={self.query_dim}, max_length={self.max_length}"
+
+
+def _dims(**sizes: int) -> list[int]:
+    """Sizes of a score's parameters.
+
+    Raises:
+        ConfigurationError: one that is no whole number of at least 0.
+    """
+    return [whole_number(name, size, least=0) for name, size in sizes.items()]

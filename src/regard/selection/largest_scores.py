@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..core.grid import WHOLE
-from ..errors import ConfigurationError, ShapeError
+from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..utils.numbers import whole_number
+from ..utils.other_types import needs_tensor
 
 SCORES_AT_ONCE = 2**22
 """The most scores of rows and candidates that are in memory at once."""
@@ -49,12 +50,24 @@ def checked_number(function: str, name: str, value: object) -> int:
     return whole_number(f"{function}'s {name}", value, least=1, error=ConfigurationError)
 
 
+def check_tensors(**tensors: object) -> None:
+    """Check that arguments are tensors.
+
+    Raises:
+        DtypeError: one is not.
+    """
+    for name, tensor in tensors.items():
+        if refused := needs_tensor(name, tensor):
+            raise DtypeError(refused)
+
+
 def check_fits(function: str, query: Tensor, key: Tensor) -> None:
     """Check query (..., heads, M, D) and key (..., key heads, N, D): equal dims, groups of heads, no more queries.
 
     Raises:
-        ShapeError: they do not fit.
+        ShapeError, DtypeError: they do not fit, or are no tensors.
     """
+    check_tensors(query=query, key=key)
     fits = query.ndim == key.ndim >= 4 and query.shape[-1] == key.shape[-1] and query.shape[-2] <= key.shape[-2]
     if not fits or query.shape[-3] % max(key.shape[-3], 1):
         raise ShapeError(

@@ -12,7 +12,7 @@ from ..core.symbolic_positions import Positions
 from ..errors import ShapeError
 from ..masks import Mask, as_mask, causal
 from .causal_blocks import CausalBlocks
-from .largest_scores import checked_number, largest_scores
+from .largest_scores import check_tensors, checked_number, largest_scores
 
 
 def lightning_indices(
@@ -50,6 +50,7 @@ def lightning_indices(
              [ 1,  2]]])
     """
     count = checked_number("lightning_indices", "count", count)
+    check_tensors(query=query, key=key, weights=weights)
     heads, queries, dim = query.shape[-3:] if query.ndim > 2 else (0, 0, 0)
     keys = key.shape[-2] if key.ndim > 1 else 0
     if query.ndim < 3 or key.shape[-1] != dim or weights.shape[-2:] != (queries, heads) or queries > keys:

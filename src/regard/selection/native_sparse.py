@@ -15,7 +15,7 @@ from ..errors import ShapeError
 from ..masks import Mask
 from ..masks.base import Kept, Pairs
 from ..masks.key_spans import KeySpan
-from .largest_scores import check_fits, checked_number, largest_scores
+from .largest_scores import check_fits, check_tensors, checked_number, largest_scores
 
 FIRST, LOCAL = 1, 2
 """Blocks that are always selected: at the beginning, and up to the query's own."""
@@ -62,6 +62,7 @@ def overlapping_blocks(tensor: Tensor, length: int, stride: int) -> Tensor:
         checked_number("overlapping_blocks", "length", length),
         checked_number("overlapping_blocks", "stride", stride),
     )
+    check_tensors(tensor=tensor)
     if tensor.shape[-2] < length:
         return tensor.new_zeros(*tensor.shape[:-2], 0, length, tensor.shape[-1])
     return tensor.unfold(-2, length, stride).transpose(-1, -2)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..attention import attention
 from ..core.score_forms import at_least_float32
 from ..errors import ShapeError
-from .largest_scores import check_fits, checked_number
+from .largest_scores import check_fits, check_tensors, checked_number
 
 
 def sinkhorn(scores: Tensor, *, iterations: int = 8) -> Tensor:
@@ -28,6 +28,7 @@ def sinkhorn(scores: Tensor, *, iterations: int = 8) -> Tensor:
     tensor([[0., 1.],
             [1., 0.]])
     """
+    check_tensors(scores=scores)
     if scores.ndim < 2 or scores.shape[-1] != scores.shape[-2]:
         raise ShapeError(f"sinkhorn has scores {tuple(scores.shape)}; it needs (..., n, n), as many rows as columns")
     logs = at_least_float32(scores)

@@ -23,6 +23,7 @@ from regard.translation.placeholders import FILE as PLACEHOLDERS
 from regard.translation.trust import FILE as TRUST
 from regard.translation.vocabulary import Vocabulary
 from regard.utils.atomic_files import atomic_write
+from regard.utils.other_types import path_of
 
 try:
     import fcntl
@@ -235,7 +236,7 @@ def translator_folder(name: str | Path) -> Path:
     >>> translator_folder("english_french") == ENGLISH_FRENCH, translator_folder("runs/mine").as_posix()
     (True, 'runs/mine')
     """
-    path = Path(name)
+    path = path_of("folder", name)
     return path if path.exists() else INSTALLED.get(path.as_posix(), path)
 
 

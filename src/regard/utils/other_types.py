@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
+
+from ..errors import ConfigurationError
 
 
 def name_type(name: str, value: object, *, of_function: str = "") -> str:
@@ -44,3 +48,18 @@ def needs_tensor(name: str, value: object) -> str:
     if value.layout is not torch.strided and not value.is_nested:
         return f"{name} is a tensor of the layout {value.layout}, without its zeros in memory: pass {name}.to_dense()"
     return ""
+
+
+def path_of(name: str, value: object) -> Path:
+    """A path, of a text or a path.
+
+    Raises:
+        ConfigurationError: it is neither, such as None or the number of an open file.
+
+    >>> path_of("folder", "runs/english").name
+    'english'
+    """
+    try:
+        return Path(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigurationError(f"{name} is {value!r}; it needs a path, such as 'runs/first'") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ class ContinuousBatch:
         if seed is None:
             generator.seed()
         else:
-            generator.manual_seed(seed)
+            generator.manual_seed(whole_number("seed", seed, least=-sys.maxsize))
         stops = frozenset(stop_tokens(stop, size))
         if likeliest is not None:
             whole_number("likeliest", likeliest, least=0)
@@ -335,6 +336,22 @@ def _sequence(continuation: Continuation) -> PagedSequence:
     return continuation.sequence
 
 
+def _seeds_of(texts: Sequence[Sequence[int] | Tensor], seeds: Iterable[int] | None) -> list[int | None]:
+    """The seed of each text, None for one that is drawn.
+
+    Raises:
+        ConfigurationError: what is no whole number, as many as there are no texts.
+    """
+    if seeds is None:
+        return [None] * len(texts)
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise ConfigurationError(f"seeds is {seeds!r}; it needs a list of whole numbers, one for each text")
+    found = [whole_number(f"seeds[{number}]", seed, least=-sys.maxsize) for number, seed in enumerate(seeds)]
+    if len(found) != len(texts):
+        raise ConfigurationError(f"there are {len(found)} seeds for {len(texts)} texts: each needs one")
+    return list(found)
+
+
 def continued(
     model: LanguageModel,
     texts: Sequence[Sequence[int] | Tensor],
@@ -348,9 +365,10 @@ def continued(
     cache_format: CacheFormat | None,
 ) -> Iterator[tuple[int, int]]:
     """Continue texts as `LanguageModel.generate_many`; arguments are checked before the first token is computed."""
-    of_each = [None] * len(texts) if seeds is None else list(seeds)
-    if len(of_each) != len(texts):
-        raise ConfigurationError(f"there are {len(of_each)} seeds for {len(texts)} texts: each needs one")
+    for number, text in enumerate(texts):
+        if not isinstance(text, Sequence | Tensor):
+            raise ShapeError(f"text {number} is {text!r}; it needs its tokens, a list or tensor of whole numbers")
+    of_each = _seeds_of(texts, seeds)
     count = whole_number("max_new_tokens", max_new_tokens)
     if pages is None:
         pages = max(sum(-(-(len(text) + count) // PAGE) for text in texts), 1)

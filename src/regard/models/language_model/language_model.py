@@ -315,6 +315,8 @@ class LanguageModel(nn.Module):
         >>> [sum(number == text for text, _ in new) for number in (0, 1)]
         [5, 5]
         """
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise ShapeError(f"texts is {texts!r}; it needs a list with the tokens of each text")
         return continued(
             self,
             list(texts),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ...utils.atomic_files import atomic_write
+from ...utils.other_types import path_of
 from ...utils.safetensors_files import TensorFile, state_differences, write_tensors
 from .config import CONFIG_JSON, LanguageModelConfig
 
@@ -70,7 +71,7 @@ KIND = "regard.models.LanguageModel"
 
 def save(folder: str | os.PathLike[str], config: LanguageModelConfig, state: Mapping[str, Tensor]) -> None:
     """Write configuration and weights as `LanguageModel.save`."""
-    folder = Path(folder)
+    folder = path_of("folder", folder)
     model = CONFIG_JSON.encode(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[LanguageModelConfig, Path]:
     Raises:
         CheckpointError: there is none, or another one.
     """
-    path = Path(folder) / "config.json"
+    path = path_of("folder", folder) / "config.json"
     header = read_json(path)
     if "model_type" in header:
         raise CheckpointError(

@@ -148,6 +148,13 @@ class KVCache(Cache):
     contents: Contents | None = field(default=None, repr=False)
     formats: tuple[CacheFormat, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, Policy):
+            raise ConfigurationError(
+                f"policy is {self.policy!r}; a cache is made by KVCache(), KVCache.static(length) or "
+                "KVCache.rolling(mask)"
+            )
+
     @classmethod
     def static(cls, max_length: int) -> KVCache:
         """An empty cache for at most `max_length` positions, whose memory is allocated once, by the first `append`.

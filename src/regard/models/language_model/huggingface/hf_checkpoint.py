@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ....errors import CheckpointError
+from ....utils.other_types import path_of
 from ....utils.safetensors_files import TensorFile
 from ..config import GatedExpertsConfig, LanguageModelConfig, LatentAttentionConfig, LayerConfig
 from ..saved_model import EXTRA, check_same, read_json
@@ -220,7 +221,7 @@ def read_checkpoint(folder: str | os.PathLike[str], ignore: Collection[str] = ()
     Raises:
         CheckpointError: see `LanguageModel.from_huggingface`.
     """
-    folder = Path(folder)
+    folder = path_of("folder", folder)
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder: from_huggingface reads a local one and downloads nothing; "
