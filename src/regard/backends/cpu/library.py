@@ -89,15 +89,8 @@ class Library:
         self.top_entries = function("top_entries", c_void_p)
         self.top_products = function("top_products", c_void_p)
         self.transformer_step = function("transformer_step", c_void_p)
-        self.recurrence_step = function(
-            "recurrence_step",
-            *(c_void_p, c_void_p, c_int64),
-            *(c_void_p,) * 8,
-            c_int64,
-            c_void_p,
-            c_void_p,
-            returns=c_int64,
-        )
+        step = c_void_p, c_void_p, c_int64, *(c_void_p,) * 8, c_int64, c_void_p, c_void_p
+        self.recurrence_step = function("recurrence_step", *step, returns=c_int64)
 
 
 class LibraryUnusable(Exception):
