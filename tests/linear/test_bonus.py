@@ -112,8 +112,8 @@ def test_passes_over_whole_chunks_and_parts(passes, length):
         found = regard.linear_attention(query, key, value, bonus=bonus, decay=decay, **RAW)
         assert passes == [bonus]
     learned = regard.linear_attention(query, key, value, bonus=bonus, decay=decay, **RAW)
-    for output in (found, learned):
-        torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found, learned)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     above = torch.randn_like(found)
     options = {"allow_unused": True, "materialize_grads": True}  # nothing reads the decay of one token
     gradients = [
@@ -125,12 +125,35 @@ def test_passes_over_whole_chunks_and_parts(passes, length):
 
 
 def test_value_columns_in_parts(passes, two_threads):
-    query, key, value = (torch.randn(1, 1, 131, 96) / 8 for _ in range(3))
-    bonus = torch.randn(1, 1, 1, 96)
-    found = regard.linear_attention(query, key, value, bonus=bonus, **RAW)
-    expected, _ = by_steps(query.double(), key.double(), value.double(), bonus.double())
+    leaves = [(torch.randn(1, 1, 131, 96) / 8).requires_grad_() for _ in range(3)]
+    leaves.append(torch.randn(1, 1, 1, 96).requires_grad_())
+    exact = [tensor.detach().double().requires_grad_() for tensor in leaves]
+    found = regard.linear_attention(*leaves[:3], bonus=leaves[3], **RAW)
+    expected, _ = by_steps(*exact)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    assert passes == [bonus]
+    assert passes == [leaves[3]]
+    above = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, leaves, above), torch.autograd.grad(expected, exact, above.double())
+    for own, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(own.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_second_derivatives_and_many_gradients_at_once(passes):
+    query, key, value, decay = of_float32(23)
+    exact = [tensor.double().requires_grad_() for tensor in (query, key, value, torch.randn(1, 4, 1, 1), decay)]
+    leaves = [tensor.detach().float().requires_grad_() for tensor in exact]
+    found = regard.linear_attention(*leaves[:3], bonus=leaves[3], decay=leaves[4], **RAW)
+    assert passes == [leaves[3]]
+    results = []
+    for output, inputs_of_it in ((found, leaves), (by_steps(*exact)[0], exact)):
+        seeds = torch.linspace(-1.0, 1.0, 3 * output.numel(), dtype=output.dtype).view(3, *output.shape)
+        many = torch.autograd.grad(output, inputs_of_it, seeds, is_grads_batched=True, retain_graph=True)
+        first = torch.autograd.grad(output, inputs_of_it, seeds[0], create_graph=True)
+        second = torch.autograd.grad(torch.stack([each.square().sum() for each in first]).sum(), inputs_of_it)
+        results.append([*many, *first, *second])
+    for own, other in zip(*results, strict=True):
+        scale = float(other.detach().abs().max())
+        torch.testing.assert_close(own.double() / scale, other / scale, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter, functional
+from torch.nn import Parameter
 
 from ..backends.base import RecurrencePass, Recurrences
 from ..backends.registry import BACKENDS
 from ..core.finite import all_finite
-from ..core.recurrence_problem import FeatureMapName, RecurrenceInputs, RecurrenceProblem
+from ..core.recurrence_problem import FeatureMapName, RecurrenceInputs, RecurrenceProblem, StoredRecurrence
 from ..core.torch_modes import mapped_by_autograd, no_mode_active
 from ..masks.causal import Causal
 from .feature_maps import Elu, FavorPlus, FeatureMap, Identity, are_far_apart, normalized_features, query_features
@@ -42,7 +42,7 @@ class RecurrenceKind:
     normalize: bool
     scale: float
 
-    def in_full(self, inputs: RecurrenceInputs) -> Tensor:
+    def in_full(self, inputs: RecurrenceInputs, bonus: Tensor | None = None) -> Tensor:
         """The outputs by the general path."""
         query, key, value, decay, beta, removal = inputs
         problem = make_linear_problem(
@@ -55,6 +55,7 @@ class RecurrenceKind:
             decay=decay,
             beta=beta,
             removal=removal,
+            bonus=bonus,
             scale=self.scale,
         )
         return choose_plan(problem).run().output
@@ -82,34 +83,25 @@ def recurrence_outputs(query: Tensor, key: Tensor, value: Tensor, options: Linea
             return None
         (query, key), kind = features, RecurrenceKind("identity", kind.normalize, 1.0)
     inputs = query, key, value, get("decay"), get("beta"), get("removal")
-    return _outputs(kind, inputs) if bonus is None else _with_bonus(kind, inputs, bonus)
+    return _outputs(kind, inputs, bonus) if bonus is None or _takes_bonus(kind, inputs, bonus) else None
 
 
-def _outputs(kind: RecurrenceKind, inputs: RecurrenceInputs) -> Tensor | None:
+def _outputs(kind: RecurrenceKind, inputs: RecurrenceInputs, bonus: Tensor | None) -> Tensor | None:
     """The outputs of the pass for such inputs, if there is one that takes them."""
-    prepared = _prepared(kind, inputs)
-    if prepared is None:
-        return None
-    if _are_learned(inputs):
-        return _apply(kind, prepared, *inputs)
-    found = prepared.forward(inputs)
-    return None if found is None else found[0]
-
-
-def _prepared(kind: RecurrenceKind, inputs: RecurrenceInputs) -> RecurrencePass | None:
-    """The pass that takes such inputs, if there is one."""
     known = _known(kind, inputs)
     if known is None:
         return None
     try:
-        return _passes[known]
+        prepared = _passes[known]
     except KeyError:
-        return _remember(known, kind, inputs)
-
-
-def _are_learned(inputs: tuple[Tensor | None, ...]) -> bool:
-    """Whether autograd needs the gradient of one of these."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+        prepared = _remember(known, kind, inputs)
+    if prepared is None:
+        return None
+    tensors = *inputs, bonus
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return _apply(kind, prepared, *tensors)
+    found = prepared.forward(inputs, bonus=bonus)
+    return None if found is None else found[0]
 
 
 def _kind(query: Tensor, options: LinearOptions) -> RecurrenceKind | None:
@@ -149,25 +141,14 @@ def _features(
     return None if factor is not None else (features, feature_map(key))
 
 
-def _with_bonus(kind: RecurrenceKind, inputs: RecurrenceInputs, bonus: Tensor) -> Tensor | None:
-    """Outputs of queries that read the state before their own token, whose weight φ(q) · (u ⊙ φ(k)) has a bonus u."""
-    query, key, value, decay, beta, removal = inputs
-    if kind.normalize or beta is not None or removal is not None or not _fits_bonus(bonus, query, key, value):
-        return None
-    if not _are_learned((*inputs, bonus)):
-        prepared = _prepared(kind, inputs)
-        found = None if prepared is None else prepared.forward(inputs, bonus=bonus)
-        return None if found is None else found[0]
-    earlier = _outputs(kind, (query.roll(-1, 2), key, value, decay, None, None))  # the first query is read last
-    if earlier is None:
-        return None
-    weight = (query * key * bonus).sum(-1, keepdim=True)
-    own = (weight if kind.scale == 1.0 else weight * kind.scale) * value
-    return own + functional.pad(earlier[:, :, :-1], (0, 0, 1, 0))
+def _takes_bonus(kind: RecurrenceKind, inputs: RecurrenceInputs, bonus: Tensor) -> bool:
+    """Whether a pass reads a bonus beside such inputs: all float32, of sums, with keys each of one query head.
 
-
-def _fits_bonus(bonus: Tensor, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether a bonus broadcasts to keys, each of one query head, all of them float32, and is finite."""
+    It broadcasts to the keys, and is finite.
+    """
+    query, key, value, _, beta, removal = inputs
+    if kind.normalize or beta is not None or removal is not None:
+        return False
     for tensor in (bonus, query, key, value):
         if type(tensor) not in PLAIN_TYPES or tensor.dtype is not torch.float32 or tensor.ndim != 4:
             return False
@@ -223,26 +204,55 @@ def _remember(known: tuple[Any, ...], kind: RecurrenceKind, inputs: RecurrenceIn
 
 
 class _RecurrenceOutputs(torch.autograd.Function):
-    """The outputs of a pass, with the tensors of the recurrence as those with gradients; None as the pass has it."""
+    """The outputs of a pass, with the inputs and the bonus as tensors with gradients; None as the pass has it."""
 
     @staticmethod
-    def forward(ctx: Any, kind: RecurrenceKind, prepared: RecurrencePass, *inputs: Any) -> Tensor | None:
-        found = prepared.forward(cast("RecurrenceInputs", inputs), stores=True)
+    def forward(ctx: Any, kind: RecurrenceKind, prepared: RecurrencePass, *tensors: Any) -> Tensor | None:
+        found = prepared.forward(cast("RecurrenceInputs", tensors[:6]), stores=True, bonus=tensors[6])
         if found is None:
             return None
         output, stored = found
         ctx.call = kind, prepared
-        ctx.save_for_backward(*inputs, *stored)
+        ctx.save_for_backward(*tensors, *stored)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         (kind, prepared), saved, needed = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[2:]
-        inputs, stored = saved[:6], saved[6:]
+        inputs, bonus, stored = saved[:6], saved[6], saved[7:]
         if torch.is_grad_enabled() or mapped_by_autograd(grad_output):
-            return None, None, *_in_full(kind, inputs, needed, grad_output)
-        found = prepared.backward(inputs, stored, grad_output)
+            return None, None, *_in_full(kind, saved[:7], needed, grad_output)
+        if bonus is None:
+            found = *prepared.backward(inputs, stored, grad_output), None
+        else:
+            found = _gradients_with_bonus(kind, prepared, inputs, bonus, stored, grad_output)
         return None, None, *(own if need else None for own, need in zip(found, needed, strict=True))
+
+
+def _gradients_with_bonus(
+    kind: RecurrenceKind,
+    prepared: RecurrencePass,
+    inputs: RecurrenceInputs,
+    bonus: Tensor,
+    stored: StoredRecurrence,
+    grad_output: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of all inputs and the bonus: through the state before a token, and through its own value."""
+    query, key, value, decay, *_ = inputs
+    of_earlier = grad_output.roll(-1, 2)  # what a state gave was the output of the token after it
+    of_earlier[:, :, -1] = 0.0
+    found = prepared.backward((query.roll(-1, 2), key, value, decay, None, None), stored, of_earlier)
+    of_query, of_key, of_value, *of_gates = cast("tuple[Tensor, ...]", found)
+    of_weight = kind.scale * (grad_output * value).sum(-1, keepdim=True)
+    weighted_key, weighted_query = bonus * key, of_weight * query
+    weight = kind.scale * (query * weighted_key).sum(-1, keepdim=True)
+    return (
+        of_query.roll(1, 2).addcmul_(of_weight, weighted_key),
+        torch.addcmul(of_key, weighted_query, bonus),
+        torch.addcmul(of_value, weight, grad_output),
+        *of_gates,
+        (weighted_query * key).sum_to_size(bonus.shape),
+    )
 
 
 def _in_full(
@@ -252,7 +262,7 @@ def _in_full(
     twice, views = torch.is_grad_enabled(), cast("list[Any]", differentiable_views(inputs, needed))
     wanted = [tensor for tensor, need in zip(views, needed, strict=True) if need]
     with torch.enable_grad():
-        output = kind.in_full(cast("RecurrenceInputs", tuple(views)))
+        output = kind.in_full(cast("RecurrenceInputs", tuple(views[:6])), views[6])
         found = iter(
             torch.autograd.grad(
                 output, wanted, grad_output, create_graph=twice, allow_unused=True, materialize_grads=True
