@@ -51,8 +51,9 @@ class Fire(Bias, AllPairs):
 
     def _of_shares(self, share: Tensor) -> Tensor:
         """The function f of shares of any shape, (H, *share.shape)."""
-        into, offset, out, values = map(at_least_float32, self.parameters()[:4])
-        into, offset, values = into.unsqueeze(-1), offset.unsqueeze(-1), values.to(out.dtype).unsqueeze(-1)
+        into, offset = (at_least_float32(each).unsqueeze(-1) for each in (self.hidden_weight, self.hidden_bias))
+        out = at_least_float32(self.output_weight)
+        values = self.output_bias.to(out.dtype).unsqueeze(-1)
         row = share.reshape(1, -1)
         # Some hidden features at a time: all of them for many pairs would take as many times the memory.
         together = max(MOST_HIDDEN // max(share.numel(), 1), 1)
@@ -101,22 +102,42 @@ def fire(
     >>> bias.values(Grid.from_lengths(4, 4))[0, 3]
     tensor([1.0000, 0.7925, 0.5000, 0.0000])
     """
-    features, heads = getattr(hidden_weight, "shape", ()), getattr(output_bias, "shape", ())
-    named = {
-        "hidden_weight": (hidden_weight, (*features,) if len(features) == 1 else ("features",)),
-        "hidden_bias": (hidden_bias, (*features,)),
-        "output_weight": (output_weight, (*heads, *features)),
-        "output_bias": (output_bias, (*heads,) if len(heads) == 1 else ("heads",)),
-        "rate": (rate, ()),
-        "threshold": (threshold, ()),
+    given = hidden_weight, hidden_bias, output_weight, output_bias, rate, threshold
+    if not _fits(given):
+        _refuse(Fire(*given))
+    return Fire(*given)
+
+
+def _fits(given: tuple[Tensor, ...]) -> bool:
+    """Whether tensors, in the order of `Fire`, are as it needs them, in few steps of Python."""
+    if not all(map(is_floating, given)):
+        return False
+    (features, _, _, heads, _, _) = shapes = [each.shape for each in given]
+    return len(features) == len(heads) == 1 and shapes == [features, features, (*heads, *features), heads, (), ()]
+
+
+def _refuse(bias: Fire) -> None:
+    """Name the first tensor that is not as `fire` needs it.
+
+    Raises:
+        DtypeError, ShapeError: as `fire`.
+    """
+    features, heads = (getattr(each, "shape", ()) for each in (bias.hidden_weight, bias.output_bias))
+    named: dict[str, tuple[int | str, ...]] = {
+        "hidden_weight": (*features,) if len(features) == 1 else ("features",),
+        "hidden_bias": (*features,),
+        "output_weight": (*heads, *features),
+        "output_bias": (*heads,) if len(heads) == 1 else ("heads",),
+        "rate": (),
+        "threshold": (),
     }
-    for name, (tensor, wanted) in named.items():
+    for name, wanted in named.items():
+        tensor = getattr(bias, name)
         if not is_floating(tensor):
             has = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
             raise DtypeError(f"fire needs a floating-point {name}; it is {has}")
-        if tensor.shape != wanted:
+        if tuple(tensor.shape) != wanted:
             raise ShapeError(f"fire needs a {name} of the shape {wanted}; it has {tuple(tensor.shape)}")
-    return Fire(hidden_weight, hidden_bias, output_weight, output_bias, rate, threshold)
 
 
 @lru_cache(MAX_TABLES)

@@ -261,8 +261,9 @@ def carried_keys(before: Tensor, keys: Tensor, vectors: Tensor, beta: Tensor) ->
 
 def _solved(system: Tensor, products: Tensor, *, upper: bool) -> Tensor:
     """X with X (I + system) = products, for a system that is strictly triangular."""
-    leading = broadcast_shapes(system.shape[:-2], products.shape[:-2])
-    system, products = (each.expand(*leading, *each.shape[-2:]) for each in (system, products))
+    if system.shape[:-2] != products.shape[:-2]:
+        leading = broadcast_shapes(system.shape[:-2], products.shape[:-2])
+        system, products = (each.expand(*leading, *each.shape[-2:]) for each in (system, products))
     return torch.linalg.solve_triangular(system, products, upper=upper, left=False, unitriangular=True)
 
 
