@@ -18,6 +18,7 @@ from ..errors import ConfigurationError, DtypeError, ShapeError
 from .all_pairs import MAX_TABLES, AllPairs, pair_columns, scaled_product, score_scale, wide_key, wide_query
 from .base import Bias, describe_tensor, is_floating
 from .distance_index import ClippedDistances, DistanceIndex, EachDistance, LogBuckets, ReachedColumns
+from .distance_products import DistanceProduct, sum_of_pairs
 from .distance_tables import ContentBias, KeyTable, QueryTable, QueryVectors
 
 MOST_COLUMNS, FEW_QUERIES = 1024, 64
@@ -36,7 +37,7 @@ class RelativeKeys(ContentBias, AllPairs):
         return _by_query(problem, query, per_head_vectors(self, "vectors", self.vectors, problem) * scale, self.index)
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
-        return _of_pairs(problem, wide_query(problem), self.vectors, self.index)
+        return sum_of_pairs(problem, [DistanceProduct(wide_query(problem), self.vectors.float(), self.index)])
 
     def __repr__(self) -> str:
         return f"shaw({describe_tensor(self.vectors)}, before={self.index.before}, after={self.index.after})"
@@ -98,12 +99,12 @@ class Disentangled(ContentBias, AllPairs):
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
-        terms = []
+        products = []
         if self.keys is not None:
-            terms.append(_of_pairs(problem, wide_query(problem), self.keys, self.index))
+            products.append(DistanceProduct(wide_query(problem), self.keys.float(), self.index))
         if self.queries is not None:
-            terms.append(_of_pairs(problem, wide_key(problem), self.queries, self.index, by_key=True).mT)
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+            products.append(DistanceProduct(wide_key(problem), self.queries.float(), self.index, by_key=True))
+        return sum_of_pairs(problem, products)
 
     def __repr__(self) -> str:
         given = {"keys": self.keys, "queries": self.queries}
@@ -235,17 +236,6 @@ def _scaled_waves(queries: int, keys: int, width: int, scale: float) -> Tensor:
     """Sinusoids of all distances at default positions, from that of the last key to the first query on, as columns."""
     with torch.inference_mode(False):
         return (sinusoids(-torch.arange(1 - keys, queries), width) * scale).float().T.contiguous()
-
-
-def _of_pairs(problem: Problem, rows: Tensor, vectors: Tensor, index: DistanceIndex, *, by_key: bool = False) -> Tensor:
-    """Scale · rows · vectors[index(distance)] of all pairs at default positions, (..., heads, M, N).
-
-    by_key: the rows are those of the keys, and the result is (..., heads, N, M).
-    """
-    leading = rows.shape[1:2] if rows.shape[0] == 1 else rows.shape[:2]
-    columns = pair_columns(index, problem.queries, problem.keys, leading, by_key=by_key)
-    products = scaled_product(rows, columns.among(vectors.float()).mT, score_scale(problem))
-    return products.gather(-1, columns.of_pairs)
 
 
 def _by_query(problem: Problem, query: Tensor, vectors: Tensor, index: DistanceIndex) -> Bias:

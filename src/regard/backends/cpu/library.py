@@ -70,6 +70,7 @@ class Library:
         self.flash_reductions = function("flash_reductions", c_void_p)
         self.flash_weights = function("flash_weights", c_void_p)
         self.listed_pairs = function("listed_pairs", c_void_p, *(c_int64,) * 7, c_void_p)
+        self.looked_up = function("looked_up", c_void_p, c_double)
         self.mixed_heads = function("mixed_heads", c_void_p)
         self.mixed_heads_backward = function("mixed_heads_backward", c_void_p)
         self.monotonic = function("monotonic", c_void_p, c_void_p, *(c_int64,) * 3, c_void_p, c_void_p)

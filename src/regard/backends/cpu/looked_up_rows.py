@@ -1,0 +1,56 @@
+"""Products of queries or keys with a vector for each distance, of all pairs, in C."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Size, Tensor
+
+from ...biases.all_pairs import pair_columns
+from ...biases.distance_products import DistanceProduct, register_products
+from ...core.torch_modes import mapped_by_autograd, no_mode_active
+from . import library
+
+MOST_VECTORS = 1024
+"""The most vectors, as in looked_up.c."""
+MOST_NUMBERS = 2**17
+"""Of more pairs, over all heads, torch's operators share the work among threads."""
+
+
+class DistanceProductsInC:
+    """Rows and vectors of float32 on the CPU."""
+
+    def takes(self, products: Sequence[DistanceProduct], queries: int, keys: int) -> bool:
+        """Whether they have numbers to read, few, and nothing of torch's watches what becomes of them."""
+        batch, heads, *_ = products[0].rows.shape
+        if not 0 < batch * heads * queries * keys <= MOST_NUMBERS:
+            return False
+        for rows, vectors, index, _ in products:
+            if index.count > MOST_VECTORS or vectors.shape[0] not in (1, heads):
+                return False
+            for tensor in (rows, vectors):
+                if tensor.requires_grad or tensor.dtype is not torch.float32 or not tensor.is_cpu:
+                    return False
+                if mapped_by_autograd(tensor):
+                    return False
+        return not torch.compiler.is_compiling() and no_mode_active() and library.available()
+
+    def sum_of_pairs(self, products: Sequence[DistanceProduct], queries: int, keys: int, scale: float) -> Tensor:
+        """The sum of them times the scale, (B, H, M, N)."""
+        batch, heads, *_ = products[0].rows.shape
+        result = torch.empty(batch, heads, queries, keys, dtype=torch.float32, device="cpu")
+        for number, (rows, vectors, index, by_key) in enumerate(products):
+            columns = pair_columns(index, queries, keys, Size(), by_key=by_key)
+            rows, vectors = library.last_contiguous(rows), library.last_contiguous(columns.among(vectors))
+            own_heads, count, dim = vectors.shape
+            sizes, steps = ((keys, queries), (1, keys)) if by_key else ((queries, keys), (keys, 1))
+            numbers = array("q", (batch, heads, *sizes, dim, count, rows.data_ptr(), *rows.stride()[:3]))
+            numbers.extend((vectors.data_ptr(), vectors.stride(0) if own_heads > 1 else 0, vectors.stride(1)))
+            numbers.extend((columns.of_pairs.data_ptr(), result.data_ptr(), *steps, number))
+            library.current().looked_up(numbers.buffer_info()[0], scale)
+        return result
+
+
+register_products(DistanceProductsInC())
