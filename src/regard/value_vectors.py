@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .attention import attention, merge, run_problem
-from .biases.all_pairs import MAX_TABLES, pair_columns, scaled_product
+from .biases.all_pairs import MAX_TABLES
 from .biases.base import is_floating
 from .biases.distance_index import ClippedDistances
+from .biases.distance_products import WeightedVectors, with_vectors
 from .core.broadcasting import broadcast_shapes
 from .core.grid import Grid
 from .core.problem import Problem
@@ -125,21 +126,18 @@ def _of_small_call(
     query: Tensor, key: Tensor, value: Tensor, vectors: Tensor, index: ClippedDistances, options: AttentionOptions
 ) -> Tensor:
     """The output as `_of_few_keys`, of attention at default positions that may be a repeated small call."""
-    (*leading, queries, _), keys, dim = query.shape, value.shape[2], value.shape[3]
-    each = _ones_and_zeros(keys, value.dtype).expand(*value.shape[:2], -1, -1)
+    keys, dim = value.shape[2], value.shape[3]
+    each = _ones_and_zeros(keys, value.dtype, value.shape[:2])
     output = at_least_float32(attention(query, key, torch.cat([value, each], -1), **options))
-    columns = pair_columns(index, queries, keys, torch.Size(leading), by_key=False)
-    vectors = columns.among(vectors)
-    sums = output.new_zeros(*leading, queries, vectors.shape[1])
-    sums = sums.scatter_add(-1, columns.of_pairs, output.narrow(3, dim, keys))
-    return output.narrow(3, 0, dim).add(scaled_product(sums, vectors.to(sums.dtype))).to(value.dtype)
+    weights, added = output.narrow(3, dim, keys), output.narrow(3, 0, dim)
+    return with_vectors(WeightedVectors(weights, vectors.to(output.dtype), index, added)).to(value.dtype)
 
 
 @lru_cache(MAX_TABLES)
-def _ones_and_zeros(keys: int, dtype: torch.dtype) -> Tensor:
-    """The values whose outputs are the weights by key."""
+def _ones_and_zeros(keys: int, dtype: torch.dtype, leading: torch.Size) -> Tensor:
+    """The values (*leading, N, N) whose outputs are the weights by key."""
     with torch.inference_mode(False):
-        return torch.eye(keys, dtype=dtype)
+        return torch.eye(keys, dtype=dtype).expand(*leading, -1, -1)
 
 
 def _added(problem: Problem, per_head: Tensor, before: int, after: int, kernel: str | None) -> Tensor:

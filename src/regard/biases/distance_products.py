@@ -1,4 +1,4 @@
-"""Products of queries or keys with a vector for each distance, of all of few pairs at default positions."""
+"""A vector for each distance, of all of few pairs at default positions: products with it, and weighted sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from .all_pairs import pair_columns, scaled_product, score_scale
 from .distance_index import DistanceIndex
@@ -35,8 +35,28 @@ class DistanceProduct(NamedTuple):
         return products.mT if self.by_key else products
 
 
-class ProductRows(Protocol):
-    """A backend's code for such products without gradients."""
+class WeightedVectors(NamedTuple):
+    """Σ_j weights[i, j] · vectors[index(distance)], which is added to a row for each query.
+
+    Shapes: weights (B, H, M, N), vectors (H or 1, index.count, D), added (B, H, M, D).
+    """
+
+    weights: Tensor
+    vectors: Tensor
+    index: DistanceIndex
+    added: Tensor
+
+    def total(self) -> Tensor:
+        """The rows with what is added to them, (B, H, M, D)."""
+        (*leading, queries, keys), vectors = self.weights.shape, self.vectors
+        columns = pair_columns(self.index, queries, keys, Size(leading), by_key=False)
+        vectors = columns.among(vectors)
+        sums = self.weights.new_zeros(*leading, queries, vectors.shape[1])
+        return self.added + scaled_product(sums.scatter_add(-1, columns.of_pairs, self.weights), vectors)
+
+
+class DistanceRows(Protocol):
+    """A backend's code for such products and sums without gradients."""
 
     def takes(self, products: Sequence[DistanceProduct], queries: int, keys: int) -> bool:
         """Whether it computes with these tensors."""
@@ -46,12 +66,20 @@ class ProductRows(Protocol):
         """The sum of them times the scale, (B, H, M, N)."""
         ...
 
+    def takes_sum(self, weighted: WeightedVectors) -> bool:
+        """Whether it computes with these tensors."""
+        ...
 
-_codes: list[ProductRows] = []
+    def total(self, weighted: WeightedVectors) -> Tensor:
+        """As `WeightedVectors.total`."""
+        ...
 
 
-def register_products(code: ProductRows) -> None:
-    """Have a backend compute the products that it takes."""
+_codes: list[DistanceRows] = []
+
+
+def register_distances(code: DistanceRows) -> None:
+    """Have a backend compute the products and sums that it takes."""
     _codes.append(code)
 
 
@@ -63,3 +91,9 @@ def sum_of_pairs(problem: Problem, products: Sequence[DistanceProduct]) -> Tenso
             return code.sum_of_pairs(products, *sizes)
     terms = [each.of_pairs(*sizes) for each in products]
     return terms[0] if len(terms) == 1 else torch.add(*terms)
+
+
+def with_vectors(weighted: WeightedVectors) -> Tensor:
+    """The rows with what is added to them, (B, H, M, D); differentiable."""
+    code = next((code for code in _codes if code.takes_sum(weighted)), None)
+    return weighted.total() if code is None else code.total(weighted)

@@ -54,6 +54,7 @@ class Library:
         self.additive_backward = function("additive_backward", c_void_p, c_void_p, c_void_p)
         self.additive_tile_gradients = function("additive_tile_gradients", c_void_p)
         self.additive_scratch = function("additive_scratch", c_int64, returns=c_int64)
+        self.added_vectors = function("added_vectors", c_void_p)
         self.code_writing = function("code_writing", c_void_p)
         self.counted_positions = function("counted_positions", c_void_p, c_void_p, *(c_int64,) * 3, c_void_p)
         self.decode = function("decode", c_void_p)

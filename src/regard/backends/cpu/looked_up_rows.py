@@ -1,4 +1,4 @@
-"""Products of queries or keys with a vector for each distance, of all pairs, in C."""
+"""Products with a vector for each distance, of all pairs, and sums of such vectors by weight, in C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Size, Tensor
 
 from ...biases.all_pairs import pair_columns
-from ...biases.distance_products import DistanceProduct, register_products
+from ...biases.distance_products import DistanceProduct, WeightedVectors, register_distances
 from ...core.torch_modes import mapped_by_autograd, no_mode_active
 from . import library
 
@@ -19,7 +19,13 @@ MOST_NUMBERS = 2**17
 """Of more pairs, over all heads, torch's operators share the work among threads."""
 
 
-class DistanceProductsInC:
+def _is_read(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers of float32 to read, and no gradient."""
+    is_float = tensor.dtype is torch.float32 and tensor.is_cpu and not tensor.requires_grad
+    return is_float and not mapped_by_autograd(tensor)
+
+
+class DistancesInC:
     """Rows and vectors of float32 on the CPU."""
 
     def takes(self, products: Sequence[DistanceProduct], queries: int, keys: int) -> bool:
@@ -30,11 +36,8 @@ class DistanceProductsInC:
         for rows, vectors, index, _ in products:
             if index.count > MOST_VECTORS or vectors.shape[0] not in (1, heads):
                 return False
-            for tensor in (rows, vectors):
-                if tensor.requires_grad or tensor.dtype is not torch.float32 or not tensor.is_cpu:
-                    return False
-                if mapped_by_autograd(tensor):
-                    return False
+            if not (_is_read(rows) and _is_read(vectors)):
+                return False
         return not torch.compiler.is_compiling() and no_mode_active() and library.available()
 
     def sum_of_pairs(self, products: Sequence[DistanceProduct], queries: int, keys: int, scale: float) -> Tensor:
@@ -52,5 +55,31 @@ class DistanceProductsInC:
             library.current().looked_up(numbers.buffer_info()[0], scale)
         return result
 
+    def takes_sum(self, weighted: WeightedVectors) -> bool:
+        """The same of weights, vectors and rows."""
+        weights, vectors, index, added = weighted
+        if not 0 < weights.numel() <= MOST_NUMBERS or index.count > MOST_VECTORS:
+            return False
+        if vectors.shape[0] not in (1, weights.shape[1]):
+            return False
+        if not (_is_read(weights) and _is_read(vectors) and _is_read(added)):
+            return False
+        return not torch.compiler.is_compiling() and no_mode_active() and library.available()
 
-register_products(DistanceProductsInC())
+    def total(self, weighted: WeightedVectors) -> Tensor:
+        """The rows with what is added to them, (B, H, M, D)."""
+        weights, vectors, index, added = weighted
+        (batch, heads, queries, keys), dim = weights.shape, added.shape[3]
+        columns = pair_columns(index, queries, keys, Size(), by_key=False)
+        weights, added = library.last_contiguous(weights), library.last_contiguous(added)
+        vectors = library.last_contiguous(columns.among(vectors))
+        result = torch.empty(batch, heads, queries, dim, dtype=torch.float32, device="cpu")
+        numbers = array("q", (batch, heads, queries, keys, dim, vectors.shape[1]))
+        numbers.extend((weights.data_ptr(), *weights.stride()[:3], added.data_ptr(), *added.stride()[:3]))
+        numbers.extend((vectors.data_ptr(), vectors.stride(0) if vectors.shape[0] > 1 else 0, vectors.stride(1)))
+        numbers.extend((columns.of_pairs.data_ptr(), result.data_ptr()))
+        library.current().added_vectors(numbers.buffer_info()[0])
+        return result
+
+
+register_distances(DistancesInC())
