@@ -162,7 +162,7 @@ def test_what_is_of_attention_is_refused():
         made(x[..., :5])
     with pytest.raises(DtypeError, match=r"query is torch.float64, but the layer's parameters are torch.float32"):
         made(x.double())
-    with pytest.raises(ConfigurationError, match="dim is 0; it needs to be at least 1"):
+    with pytest.raises(ConfigurationError, match="dim is 0; it needs at least 1"):
         SSRU(0)
     with pytest.raises(ConfigurationError, match="torch.jit.script cannot compile regard.nn.SSRU"):
         made.__prepare_scriptable__()
