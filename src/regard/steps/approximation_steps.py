@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -11,10 +12,10 @@ from torch import Tensor
 from ..linear import FavorPlus, Relu, linear_attention_with_state
 from ..linear.linear_arguments import LinearOptions
 from ..nn import LengthProjection
-from .hand_arithmetic import matrix_example
+from .hand_arithmetic import feature_names, matrix_example, named_cell, product_example, sum_example, telling_cell
 from .layer_steps import linear_walkthrough
 from .step_table import StepTable, Walkthrough, exact_table, make_table
-from .table_formats import number_text
+from .table_formats import factor_text, number_text
 from .walkthrough import TITLE, walkthrough
 from .what_if import WhatIf
 
@@ -36,14 +37,56 @@ def state_tables(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Li
         step: Any = {**options, "causal": True, "state": state}
         step |= {name: options[name][at : at + 1] for name in ("decay", "beta") if options.get(name) is not None}  # type: ignore[literal-required]
         here = slice(at, at + 1)
+        before = None if state is None else state.sums.flatten(0, -2)
         context, state = linear_attention_with_state(query[here], key[here], value[here], **step)
         contexts.append(context)
-        rows = [f"φ{feature}" for feature in range(1, state.sums.shape[-2] + 1)]
-        sums = state.sums.reshape(-1, state.sums.shape[-1])
-        tables.append(make_table(f"state.{at + 1}", sums, rows, columns, wording=update, fill=str(at + 1)))
+        sums = state.sums.flatten(0, -2)
+        rows = [f"φ{feature}" for feature in range(1, len(sums) + 1)]
+        phi = options["feature_map"](key[here])
+        written = torch.cat([value[here], value.new_ones(1, sums.shape[-1] - value.shape[-1])], -1)
+        old = torch.zeros_like(sums) if before is None else before
+        example = _state_example(old, sums, (phi.mT, written), step, (rows, columns))
+        tables.append(
+            make_table(f"state.{at + 1}", sums, rows, columns, wording=update, fill=str(at + 1), example=example)
+        )
     names = [f"q{at + 1}" for at in range(len(query))]
     wording = "normalized_reading" if normalized else "state_reading"
-    return [*tables, make_table("readings", torch.cat(contexts), names, wording=wording)]
+    context = torch.cat(contexts)
+    example = _reading_example(options["feature_map"](query[-1:])[0], sums, context[-1])
+    example = named_cell(example, (len(query) - 1, 0), names, feature_names(context))
+    return [*tables, make_table("readings", context, names, wording=wording, example=example)]
+
+
+def _state_example(
+    before: Tensor,
+    after: Tensor,
+    added: tuple[Tensor, Tensor],
+    step: Mapping[str, Any],
+    names: tuple[Sequence[str], Sequence[str]],
+) -> str:
+    """One number of a state written out; added: φ(k) as a column and v as a row. "" where nothing is added."""
+    phi, written = added
+    if not bool(phi.any()):
+        return ""
+    if (decay := step.get("decay")) is not None:
+        return sum_example(after, *names, (decay.exp(), before), added)
+    if (beta := step.get("beta")) is None:
+        return sum_example(after, *names, (before,), added)
+    read = phi.mT @ before
+    update = phi * (written - read)
+    row, column = cell = telling_cell(torch.stack([before, update, update], -1))
+    difference = f"({_text(written[0, column])} - {factor_text(float(read[0, column]))})"
+    product = f"{factor_text(float(beta))} · {factor_text(float(phi[row]))} · {difference}"
+    return named_cell(f"{_text(before[cell])} + {product} = {_text(after[cell])}", cell, *names)
+
+
+def _reading_example(phi: Tensor, state: Tensor, context: Tensor) -> str:
+    """The first number that a query reads written out; divided by the total where the state has one more column."""
+    sums = [product_example(phi, column, phi @ column) for column in (state[:, 0], state[:, -1])]
+    terms = [one.split(" = ")[0] for one in sums]
+    if state.shape[-1] == len(context) or not all(terms):
+        return sums[0]
+    return f"({terms[0]}) / ({terms[1]}) = {_text(context[0])}"
 
 
 def state_walkthrough(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[LinearOptions]) -> Walkthrough:

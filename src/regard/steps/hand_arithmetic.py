@@ -68,7 +68,7 @@ def sum_example(
 ) -> str:
     """One number of a sum of products, less another product, written out: the first of those with the most terms.
 
-    Of as many terms it is one with the last, which is what is new.
+    Of as many terms it is one with the last, which is what is new. "" where all terms are 0.
 
     Shapes: result (M, N); the factors of each product broadcast to it.
 
@@ -79,6 +79,8 @@ def sum_example(
     products = [*terms, less] if less else list(terms)
     spread = [[factor.expand_as(result) for factor in product] for product in products]
     sizes = [torch.stack(product).prod(0) for product in spread]
+    if not any(bool(size.any()) for size in sizes):
+        return ""
     row, column = cell = telling_cell(torch.stack([*sizes, sizes[-1]], -1))
     texts = [" · ".join(factor_text(float(factor[cell])) for factor in product) for product in spread]
     if len(spread[0]) == 1:  # which needs no brackets in front

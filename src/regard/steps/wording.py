@@ -398,7 +398,7 @@ STEPS = {
         "A_mn = exp(-|l_m - l_n|² / (2 √D))",
         r"A_{mn} = e^{-|l_m - l_n|^2 / (2 \sqrt{D})}",
     ),
-    "inverse_kernel": StepWording(Wording("Its inverse", "그 역행렬"), "A⁻¹", "A^{-1}"),
+    "inverse_kernel": StepWording(Wording("Inverse of A", "A의 역행렬"), "A⁻¹", "A^{-1}"),
     "gathered_values": StepWording(
         Wording("What each landmark gathers of the values", "랜드마크마다 모은 값"), "Pᵀ V", r"P^\top V"
     ),
