@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..linear import FavorPlus, Relu, linear_attention_with_state
-from ..linear.linear_arguments import LinearOptions
+from ..linear.linear_arguments import LinearOptions, checked_map
 from ..nn import LengthProjection
 from .hand_arithmetic import feature_names, matrix_example, named_cell, product_example, sum_example, telling_cell
 from .layer_steps import linear_walkthrough
@@ -29,6 +29,7 @@ def state_tables(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Li
     Shapes: query and key (N, D), value (N, Dv); decay and beta (N,).
     """
     tables, contexts, state = [], [], None
+    feature_map = checked_map(options.get("feature_map"))
     columns = [f"v{feature}" for feature in range(1, value.shape[-1] + 1)]
     normalized = options.get("normalize", True)
     columns += ["z"] if normalized else []
@@ -42,7 +43,7 @@ def state_tables(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Li
         contexts.append(context)
         sums = state.sums.flatten(0, -2)
         rows = [f"φ{feature}" for feature in range(1, len(sums) + 1)]
-        phi = options["feature_map"](key[here])
+        phi = feature_map(key[here])
         written = torch.cat([value[here], value.new_ones(1, sums.shape[-1] - value.shape[-1])], -1)
         old = torch.zeros_like(sums) if before is None else before
         example = _state_example(old, sums, (phi.mT, written), step, (rows, columns))
@@ -52,7 +53,7 @@ def state_tables(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Li
     names = [f"q{at + 1}" for at in range(len(query))]
     wording = "normalized_reading" if normalized else "state_reading"
     context = torch.cat(contexts)
-    example = _reading_example(options["feature_map"](query[-1:])[0], sums, context[-1])
+    example = _reading_example(feature_map(query[-1:])[0], sums, context[-1])
     example = named_cell(example, (len(query) - 1, 0), names, feature_names(context))
     return [*tables, make_table("readings", context, names, wording=wording, example=example)]
 
