@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard
-from regard import approximations, biases, linear, masks, nn, normalizers, positions, scores, selection
+from regard import approximations, biases, linear, masks, nn, normalizers, positions, scores, selection, steps
 from regard.errors import CheckpointError, ConfigurationError, DtypeError, KernelError, ShapeError
 from regard.models import LanguageModel
 from regard.models.language_model import (
@@ -154,6 +154,10 @@ def test_of_positions_and_distances():
         lambda: positions.YaRN(4.0, 128, beta_slow="1"), ConfigurationError, "YaRN needs 0 < beta_slow < beta_fast;"
     )
     refuses(lambda: positions.YaRN(4.0, 128, attention_factor="1"), ConfigurationError, "an attention_factor above 0")
+    refuses(lambda: positions.Proportional("1"), ConfigurationError, "needs a share in 0..1")
+    table = torch.zeros(2, 32)
+    message = "relative's max_distance needs a whole number; it is '128'"
+    refuses(lambda: biases.relative(table, max_distance="128"), ConfigurationError, message)
     refuses(lambda: positions.LinearScaling("2"), ConfigurationError, "LinearScaling needs a factor of 1 or more")
     clipped = lambda before: biases.clipped(torch.zeros(1, 3), before=before, after=1)  # noqa: E731
     refuses(lambda: clipped("1"), ConfigurationError, "clipped's before needs a whole number; it is '1'")
@@ -199,6 +203,8 @@ def test_of_recurrent_layers():
         lambda: nn.ShortConvolution("16"), ConfigurationError, "projections is '16'; it needs nn.Projections(dim, num"
     )
     refuses(lambda: nn.ShortConvolution(-16), ConfigurationError, "projections is -16; it needs at least 1")
+    for kind in (nn.PerformerAttention, nn.PathAttention, nn.OutputGate):
+        refuses(lambda kind=kind: kind("16"), ConfigurationError, "projections is '16'; ")
     refuses(lambda: nn.SSRU("16"), ConfigurationError, "dim needs a whole number; it is '16'")
     refuses(
         lambda: linear.FavorPlus(1, 2, matrix=[[1.0], [2.0]]), DtypeError, "matrix needs a torch.Tensor; it is a list"
@@ -217,6 +223,8 @@ def test_of_language_models():
     refuses(lambda: LanguageModel(None), ConfigurationError, "config is a NoneType; a LanguageModel is made of a")
     refuses(lambda: config(vocabulary_size="9"), ConfigurationError, "vocabulary_size needs a whole number; it is '9'")
     refuses(lambda: config(layers=3), ConfigurationError, "layers is 3; it needs a LayerConfig for each layer")
+    refuses(lambda: AttentionConfig(num_heads="2"), ConfigurationError, "num_heads needs a whole number; it is '2'")
+    refuses(lambda: AttentionConfig(2, head_dim=-8), ConfigurationError, "head_dim is -8; it needs at least 1")
     refuses(lambda: config(attention=None), ConfigurationError, "attention is None; it needs settings of all layers")
     refuses(lambda: config(feed_forward=16), ConfigurationError, "feed_forward is 16; it needs settings of all layers")
     refuses(lambda: generate([[1]]), DtypeError, "tokens needs a torch.Tensor; it is a list")
@@ -252,6 +260,26 @@ def test_of_texts_that_are_continued_together():
     )
     refuses(lambda: model.generate_many([[1]], 3, seeds=3), ConfigurationError, "seeds is 3; it needs a list of whole")
     refuses(lambda: model.generate_many([[1]], 3, seeds=[1, 2]), ConfigurationError, "there are 2 seeds for 1 texts")
+    options = {"draft": "lookup", "sampling": 0.7, "cache_format": "int8"}
+    needs = {"draft": "a PromptLookup()", "sampling": "a Sampling(", "cache_format": "an nn.CacheFormat"}
+    for name, value in options.items():
+        message = f"{name} is {value!r}; it needs {needs[name]}"
+        refuses(lambda name=name: model.generate_many([[1]], 3, **{name: options[name]}), ConfigurationError, message)
+    refuses(
+        lambda: ContinuousBatch("gpt2", 2), ConfigurationError, "model is 'gpt2'; it needs a regard.models.LanguageM"
+    )
     batch = ContinuousBatch(model, 2)
     refuses(lambda: batch.add([1], 3, seed="a"), ConfigurationError, "seed needs a whole number; it is 'a'")
     assert len(list(model.generate_many([[1]], 3, seeds=[-1]))) == 3
+
+
+def test_of_steps():
+    refuses(lambda: steps.worked_example(None), ConfigurationError, "there is no worked example None; Known: ")
+    refuses(lambda: steps.walkthrough(Q, Q, Q, head="1"), ConfigurationError, "head needs a whole number; it is '1'")
+    refuses(lambda: steps.walkthrough(Q, Q, Q, rows=["a"]), ConfigurationError, "row needs a whole number; it is 'a'")
+    refuses(lambda: steps.layer_walkthrough(layer(), None), DtypeError, "query needs a torch.Tensor; it is None")
+    refuses(lambda: steps.mark_sheet(None), ConfigurationError, "path is None; it needs a path, such as")
+    refuses(
+        lambda: steps.make_worksheet(1, "flash"), ConfigurationError, "topics is the text 'flash'; it needs a list of"
+    )
+    refuses(lambda: steps.make_class_sheets(1, "3"), ConfigurationError, "students needs a whole number; it is '3'")

@@ -5,6 +5,7 @@ They are evaluated once per diagonal of a tile, M + N - 1 numbers per head, inst
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -311,6 +312,7 @@ def _root(bound: int, power: int) -> int:
 
 
 def _check(buckets: int, max_distance: int, bidirectional: bool) -> None:
+    whole_number("relative's max_distance", max_distance, least=-sys.maxsize)
     sides = 2 if bidirectional else 1
     if buckets < 2 * sides or buckets % sides:
         per_side = "an even number of buckets, at least 4, half of them for each side"

@@ -49,6 +49,8 @@ class OutputGate(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        if not hasattr(projections, "num_heads"):
+            raise ConfigurationError(f"projections is {projections!r}; it needs nn.Projections(dim, num_heads)")
         self.heads, self.activation = projections.num_heads, activation
         self.gate = low_rank(projections.dim, projections.num_heads * projections.value_dim, rank, bias)
         self.norm = nn.Identity() if norm is None else norm(projections.value_dim)

@@ -23,6 +23,7 @@ from .caches import Cache, KVCache
 from .caches.base import attended_positions, check_rows
 from .forget_gate import ForgetGate
 from .input_checks import probability
+from .layer_arguments import check_parts_of_layer
 from .projections import Projections
 from .reflections import Reflections, TokenReflections
 from .self_attention_layer import SelfAttentionLayer
@@ -144,6 +145,7 @@ class PathAttention(SelfAttentionLayer[PathHeads, Observation, PathCache]):
         bias: Bias | Tensor | None = None,
         dropout: float = 0.0,
     ) -> None:
+        check_parts_of_layer(projections, None)
         if projections.memory_dim is not None:
             raise ConfigurationError(
                 "PathAttention turns the keys by the tokens between them and the query, of one sequence; the "

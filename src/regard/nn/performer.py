@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..linear import FavorPlus
 from ..positions import Rotary
+from .layer_arguments import check_parts_of_layer
 from .linear_attention_layer import LinearAttention
 from .projections import Projections
 
@@ -49,6 +50,7 @@ class PerformerAttention(LinearAttention):
         seed: int | None = None,
         rotary: Rotary | None = None,
     ) -> None:
+        check_parts_of_layer(projections, None)
         features = FavorPlus(projections.head_dim, num_features, seed, kernel)
         super().__init__(projections, feature_map=features, causal=causal, rotary=rotary)
         self.register_buffer("matrix", features.matrix.to(projections.query.weight.dtype))

@@ -132,7 +132,7 @@ class Proportional(Scaling):
 
     def __post_init__(self) -> None:
         check_factor(self, self.factor)
-        if not 0 <= self.share <= 1:
+        if not (self.share == 0 or self.share == 1 or lies_between(0.0, self.share, 1.0)):
             raise ConfigurationError(f"{self} needs a share in 0..1: of the pairs of features, those that turn")
 
     def frequencies(self, dim: int, base: float, positions: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
+from ..utils.other_types import path_of
 from .marking import Mark, MarkedExercise, mark_exercise
 from .wording import check_language
 from .worksheet import ANSWERS, SheetRow, Worksheet, make_worksheet
@@ -49,7 +50,7 @@ def mark_sheet(path: str | Path) -> MarkedSheet:
         ConfigurationError: no sheet, one whose rows or given numbers are not those of its seed, cells that are missing
             or too many, or a cell that is no number; the message has file, line and cell.
     """
-    path = Path(path)
+    path = path_of("path", path)
     lines = _lines(path)
     sheet, language = _header(path, lines[0][1] if lines else [])
     written: list[dict[str, Tensor]] = [

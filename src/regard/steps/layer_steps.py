@@ -8,11 +8,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError, ShapeError
+from ..errors import ConfigurationError, DtypeError, ShapeError
 from ..kernels.hooks import AttentionSubstitute, active_substitute
 from ..linear.linear_arguments import LinearOptions
 from ..linear.linear_weights import make_weights_problem
 from ..nn import Attention
+from ..utils.other_types import needs_tensor
 from .captured_attention import CapturedAttention, captured_calls
 from .step_table import StepTable, Walkthrough, make_table, relabelled
 from .walkthrough import TITLE, HeadView, attention_tables
@@ -45,6 +46,7 @@ def layer_walkthrough(
 
     Raises:
         ConfigurationError: another kind of layer; a layer with an output gate.
+        DtypeError: a query that is no tensor.
         ShapeError: a batch of several sequences, or lengths that are too long to print.
 
     >>> import torch, regard
@@ -63,6 +65,8 @@ def layer_walkthrough(
         raise ConfigurationError(
             "layer has an output gate, which the tables of its heads do not show: its steps are known without gate"
         )
+    if refused := needs_tensor("query", query):
+        raise DtypeError(refused)
     if query.ndim != 3 or len(query) != 1:
         raise ShapeError(f"query has the shape {tuple(query.shape)}; steps are those of one sequence, (1, length, dim)")
     captured = CapturedAttention({layer: "the layer"}, None, None, what_if)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
@@ -16,6 +17,7 @@ from ..errors import ConfigurationError, ShapeError
 from ..kernels.validation import AttentionOptions, make_problem
 from ..lenses import Weights
 from ..scores import General, Location, Score
+from ..utils.numbers import whole_number
 from .hand_arithmetic import feature_names, matrix_example, named_cell, product_example, quotient_example, telling_cell
 from .step_table import StepTable, Walkthrough, make_table
 from .table_formats import factor_text, number_text
@@ -360,6 +362,7 @@ def _names(argument: str, names: Sequence[str] | None, count: int) -> tuple[str,
 
 
 def _check_index(name: str, index: int, count: int) -> None:
+    whole_number(name, index, least=-sys.maxsize)
     if not 0 <= index < count:
         there = "there is one, 0" if count == 1 else f"there are {count}, 0 to {count - 1}"
         raise ConfigurationError(f"{name} is {index}; {there}")

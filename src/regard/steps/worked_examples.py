@@ -96,7 +96,7 @@ def worked_example(name: str, what_if: WhatIf | None = None) -> Walkthrough:
       by hand: 1 · 1 + 0 · 1 = 1
     """
     if name not in EXAMPLES:
-        raise ConfigurationError(f"there is no worked example {name!r}; {nearest(name, EXAMPLES)}")
+        raise ConfigurationError(f"there is no worked example {name!r}; {nearest(str(name), EXAMPLES)}")
     example = EXAMPLES[name]
     if what_if is not None and (wrong := [kind for kind in what_if.kinds if kind not in example.changes]):
         takes = ", ".join(example.changes) or "no change"

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigurationError
 from ..utils.atomic_files import atomic_write
+from ..utils.numbers import whole_number
 from .exercise import LARGEST_SCORE, Exercise, make_exercise
 from .step_table import StepTable
 from .table_formats import cells_of, html_page
@@ -201,6 +203,8 @@ def make_worksheet(seed: int = 1, topics: Sequence[str] = TOPICS, *, student: in
     >>> sheet.exercises[0].steps.title.en
     'Multi-head attention with two heads'
     """
+    if isinstance(topics, str):
+        raise ConfigurationError(f"topics is the text {topics!r}; it needs a list of topics, such as [{topics!r}]")
     if not topics:
         raise ConfigurationError("topics is empty; a sheet needs one at least, such as 'scaled-dot-product'")
     twice = [topic for topic in topics if list(topics).count(topic) > 1]
@@ -216,7 +220,7 @@ def make_class_sheets(seed: int, students: int, topics: Sequence[str] = TOPICS) 
     Raises:
         ConfigurationError: as `make_worksheet`, or a number of students that is not from 1 to 1000.
     """
-    if not 1 <= students <= MOST_STUDENTS:
+    if not 1 <= whole_number("students", students, least=-sys.maxsize) <= MOST_STUDENTS:
         raise ConfigurationError(f"students is {students}; a class has 1 to {MOST_STUDENTS}")
     return ClassSheets(tuple(make_worksheet(seed, topics, student=one) for one in range(1, students + 1)))
 

@@ -338,6 +338,9 @@ class AttentionConfig:
         return positions.make(projections, mask, dropout=self.dropout)
 
     def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads", "head_dim"):
+            if (count := getattr(self, name)) is not None or name == "num_heads":
+                whole_number(name, count)
         if self.whole_norm and self.norm is None:
             raise ConfigurationError("whole_norm=True is of a norm, and there is none: give the attention a norm=")
         if self.whole_norm and (self.value_norm is not None or self.tied_values):

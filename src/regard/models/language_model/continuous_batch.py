@@ -18,8 +18,8 @@ from ...nn.caches import CacheFormat, PagedSequence
 from ...nn.caches.paged_memory import PAGE
 from ...utils.numbers import whole_number
 from .continuation import Continuation, NewToken, TokenChances
-from .drafts import Draft
-from .generation import Sampling
+from .drafts import Draft, check_draft
+from .generation import Sampling, check_sampling
 from .paged_model import PagedModel
 from .token_inputs import stop_tokens
 
@@ -112,6 +112,7 @@ class ContinuousBatch:
     ) -> None:
         self.paged = PagedModel(model, pages, size, cache_format=cache_format)
         self.most, self.chunk = whole_number("most", most), whole_number("chunk", chunk)
+        check_draft(draft)
         self.draft, self.drafted = draft, whole_number("drafted", drafted)
         self.counts = BatchCounts()
         self.waiting: deque[Continuation] = deque()
@@ -150,6 +151,7 @@ class ContinuousBatch:
             PagesExhausted: the text, as long as it may become, does not fit into the memory even alone.
             ConfigurationError: a number out of its range.
         """
+        check_sampling(sampling)
         prompt = self._checked(tokens)
         count = whole_number("max_new_tokens", max_new_tokens)
         pool, size = self.paged.memory.pool, self.paged.model.config.vocabulary_size

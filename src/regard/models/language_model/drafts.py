@@ -38,6 +38,18 @@ class Draft(Protocol):
         ...
 
 
+def check_draft(draft: object) -> None:
+    """Check that a value is a draft, or None.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if draft is not None and (isinstance(draft, type) or not hasattr(draft, "propose")):
+        raise ConfigurationError(
+            f"draft is {draft!r}; it needs a PromptLookup(), a DraftModel(model), or None for none"
+        )
+
+
 @dataclass(frozen=True)
 class PromptLookup:
     """The tokens that followed the last tokens of a text where these stood before, the latest place first.

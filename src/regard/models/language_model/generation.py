@@ -125,14 +125,23 @@ def generated(
     return stream()
 
 
-def _choosing(sampling: Sampling | None, generator: torch.Generator | None) -> Callable[[Tensor], Tensor]:
-    if sampling is None:
-        return lambda logits: logits.argmax(-1)
-    if isinstance(sampling, type) or not callable(sampling):
+def check_sampling(sampling: object) -> None:
+    """Check that a value is a way to draw tokens, or None.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if sampling is not None and (isinstance(sampling, type) or not callable(sampling)):
         raise ConfigurationError(
             f"sampling is {sampling!r}; it needs a Sampling(temperature=..., top_k=..., top_p=...), or None for the "
             "likeliest token"
         )
+
+
+def _choosing(sampling: Sampling | None, generator: torch.Generator | None) -> Callable[[Tensor], Tensor]:
+    check_sampling(sampling)
+    if sampling is None:
+        return lambda logits: logits.argmax(-1)
     if not isinstance(generator, torch.Generator | None):
         raise ConfigurationError(
             f"generator is {generator!r}; it needs a torch.Generator, such as torch.Generator().manual_seed(0)"

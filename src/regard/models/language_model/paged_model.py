@@ -32,8 +32,9 @@ class PagedModel:
         cache_format: how keys and values are stored there, as codes of each token; without it as they are.
 
     Raises:
-        ConfigurationError: a layer whose state is no keys and values in pages, by its number; a rotary whose
-            frequencies depend on the length of the text; numbers that are no integers of at least 1.
+        ConfigurationError: no LanguageModel, or no CacheFormat; a layer whose state is no keys and values in pages, by
+            its number; a rotary whose frequencies depend on the length of the text; numbers that are no integers of at
+            least 1.
 
     >>> from regard.models import language_model as lm
     >>> attention, feed_forward = lm.AttentionConfig(num_heads=2), lm.FeedForwardConfig(16)
@@ -49,6 +50,10 @@ class PagedModel:
     def __init__(
         self, model: LanguageModel, pages: int, size: int = PAGE, *, cache_format: CacheFormat | None = None
     ) -> None:
+        if not isinstance(cache_format, CacheFormat | None):
+            raise ConfigurationError(
+                f"cache_format is {cache_format!r}; it needs an nn.CacheFormat, or None for numbers as they are"
+            )
         _check_states(model)
         self.model = model
         weight = model.embedding.weight
@@ -103,6 +108,8 @@ def _check_states(model: LanguageModel) -> None:
     Raises:
         ConfigurationError: it is not.
     """
+    if not hasattr(model, "prompt_chunk"):
+        raise ConfigurationError(f"model is {model!r}; it needs a regard.models.LanguageModel")
     if model.prompt_chunk() is None:
         raise ConfigurationError(
             "the frequencies of this model's rotary depend on the length of its text, and a step of many sequences has "
