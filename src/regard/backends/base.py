@@ -307,31 +307,30 @@ class GatheredKeys(Protocol):
 
 
 class WholeAdditive(Protocol):
-    """The same as `AdditiveTiles` over all pairs at once, with what a mask adds to scores, (B, H, M, N)."""
+    """The same as `AdditiveTiles` for calls of a kind, over all of few pairs at once."""
 
-    def forward(self, pairs: AdditivePairs, value: Tensor, softcap: float | None, absent: Tensor | None) -> Rows:
+    def forward(self, pairs: AdditivePairs, value: Tensor) -> Rows:
         """Output and log-sum-exp."""
         ...
 
     def backward(
-        self,
-        pairs: AdditivePairs,
-        value: Tensor,
-        softcap: float | None,
-        absent: Tensor | None,
-        rows: tuple[Tensor, Tensor, Tensor],
+        self, pairs: AdditivePairs, value: Tensor, output: Tensor, lse: Tensor, grad_output: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The gradients of query, key, weight and value; rows: output, log-sum-exp and the output's gradient."""
+        """The gradients of query, key, weight and value."""
         ...
 
 
 class AdditiveTiles(Protocol):
-    """Attention with scores weight · tanh(q + k), which are not stored.
+    """Attention with scores weight · tanh(q + k), which are not stored."""
 
-    whole: what computes all pairs at once; None where it is not worth having.
-    """
+    def prepare_whole(
+        self, pairs: AdditivePairs, value: Tensor, softcap: float | None, absent: Tensor | None
+    ) -> WholeAdditive | None:
+        """What computes calls like this one; None where they are better computed by tiles.
 
-    whole: WholeAdditive | None
+        absent: what a mask adds to scores, (B, H, M, N), 0 or -inf.
+        """
+        ...
 
     def forward(self, batched: BatchedProblem, tile: int) -> Rows:
         """Output and log-sum-exp; `tile` scores at once where mask, bias or dropout have a number for each pair."""

@@ -70,15 +70,16 @@ class AdditiveKernel:
 
     def prepare_call(self, problem: Problem) -> AdditiveTile | None:
         """What computes a problem and all of its kind at once, where its pairs are few; None of others."""
-        pairs, whole = problem.pairs, _maker(problem.value)[1].whole
-        if whole is None or not isinstance(pairs, AdditivePairs) or not self.is_one_tile(problem):
+        pairs = problem.pairs
+        if not isinstance(pairs, AdditivePairs) or not self.is_one_tile(problem):
             return None
         with torch.inference_mode(False), torch.no_grad():
             keep = dense_mask(problem)
             absent = None if keep is None else torch.zeros(keep.shape).masked_fill_(~keep, -math.inf)
         if absent is not None:
             absent = absent[(None,) * (4 - absent.ndim)].expand(problem.weights_shape)
-        return AdditiveTile(whole, problem.softcap, absent, _layout_of(pairs), self.name)
+        whole = _maker(problem.value)[1].prepare_whole(pairs, problem.value, problem.softcap, absent)
+        return None if whole is None else AdditiveTile(whole, problem.softcap, _layout_of(pairs), self.name)
 
     def is_one_tile(self, problem: Problem) -> bool:
         """Whether its code computes a problem, of few pairs on the CPU, with scores, a mask and a softcap alone."""
@@ -109,12 +110,11 @@ class AdditiveKernel:
 class AdditiveTile(PreparedTile):
     """What is known of calls with the same shapes, strides, dtype, mask and softcap.
 
-    absent: what the mask adds to scores, 0 or -inf. form: the layout of projected queries, keys, and of the weight.
+    form: the layout of projected queries, keys, and of the weight.
     """
 
     whole: WholeAdditive
     softcap: float | None
-    absent: Tensor | None
     form: tuple[Any, ...]
     kernel: str
 
@@ -128,7 +128,7 @@ class AdditiveTile(PreparedTile):
 
     def attend(self, tensors: Sequence[Tensor], normalizer: Normalizer | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         *pairs, value = tensors
-        output, lse = self.whole.forward(AdditivePairs(*pairs), value, self.softcap, self.absent)
+        output, lse = self.whole.forward(AdditivePairs(*pairs), value)
         return output, (output, lse)
 
     def differentiate(
@@ -136,8 +136,7 @@ class AdditiveTile(PreparedTile):
     ) -> tuple[Tensor, ...]:
         *pairs, value = tensors
         output, lse = stored
-        rows = output, lse, grad_output
-        return self.whole.backward(AdditivePairs(*pairs), value, self.softcap, self.absent, rows)
+        return self.whole.backward(AdditivePairs(*pairs), value, output, lse, grad_output)
 
 
 def _layout_of(pairs: AdditivePairs) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -14,8 +13,8 @@ from ...core.score_forms import AdditivePairs, PairForm
 from ...tiles.mask_tiles import BlockRow, batch_layouts, split_slice
 from ...tiles.tile_bias import make_tile_bias
 from ...tiles.tile_size import MIN_TILE_SIDE, batches_per_tile, block_rows, tile_size
-from ..base import Rows, WholeAdditive
 from .additive_tiles import AdditiveBackward, AdditiveForward, AdditiveScores
+from .whole_additive import WholeAdditiveInC
 
 
 class AdditiveInC:
@@ -24,14 +23,17 @@ class AdditiveInC:
     bfloat16 and float16 are read as they are and widened in registers; the output is rounded once.
     """
 
-    def __init__(self) -> None:
-        self.whole: WholeAdditive | None = WholeAdditiveInC()
-
     def forward(self, batched: BatchedProblem, tile: int) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a batched problem, some batches at a time."""
         return batched.join_batches(
             [(batch, _forward(batched.part(batch), rows, tile)) for batch, rows in _block_rows(batched.problem, tile)]
         )
+
+    def prepare_whole(
+        self, pairs: AdditivePairs, value: Tensor, softcap: float | None, absent: Tensor | None
+    ) -> WholeAdditiveInC | None:
+        """What computes few pairs at once."""
+        return WholeAdditiveInC.prepare(pairs, value, softcap, absent)
 
     def backward(self, batched: BatchedProblem, saved: Saved, tile: int) -> ProblemGradients:
         """The gradients of a batched problem."""
@@ -39,39 +41,6 @@ class AdditiveInC:
         for batch, rows in block_rows(batched.problem, tile, together=saved.needs_bias_grad):
             _backward(batched.part(batch), rows, saved.part(batch), gradients.part(batch), tile)
         return gradients
-
-
-class WholeAdditiveInC:
-    """One tile of all pairs."""
-
-    def forward(self, pairs: AdditivePairs, value: Tensor, softcap: float | None, absent: Tensor | None) -> Rows:
-        """Output and log-sum-exp."""
-        attended = AdditiveForward(_prepared(pairs), value.flatten(0, 1), softcap)
-        attended.add(bias=absent)
-        rows = pairs.query.shape[:3]
-        return attended.output.view(*rows, value.shape[3]), attended.lse.view(rows)
-
-    def backward(
-        self,
-        pairs: AdditivePairs,
-        value: Tensor,
-        softcap: float | None,
-        absent: Tensor | None,
-        rows: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The gradients of query, key, weight and value, in their dtypes."""
-        output, lse, grad_output = (of.flatten(0, 1) for of in rows)
-        lse = lse.masked_fill(lse == -math.inf, math.inf)  # rows without keys take no part
-        given = value.flatten(0, 1), output, lse, grad_output, torch.zeros_like(lse)
-        work = AdditiveBackward(_prepared(pairs), *given, softcap=softcap)
-        work.add(bias=absent)
-        query, key, weight, of_value = work.result()
-        return (
-            query.view_as(pairs.query).to(value.dtype),
-            key.reshape(pairs.key.shape).to(value.dtype),
-            weight.to(pairs.weight.dtype),
-            of_value.reshape(value.shape).to(value.dtype),
-        )
 
 
 def _block_rows(problem: Problem, tile: int) -> Iterator[tuple[slice, tuple[BlockRow, ...]]]:

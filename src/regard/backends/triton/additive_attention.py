@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ...core.batched_problem import BatchedProblem, ProblemGradients, Saved
 from ...core.finite import CheckedRows
-from ..base import WholeAdditive
+from ...core.score_forms import AdditivePairs
 
 
 class AdditiveInTriton:
@@ -19,7 +20,8 @@ class AdditiveInTriton:
     log-sum-exp of a row may have any size. A bias that is neither a tensor nor by distance is evaluated over all pairs.
     """
 
-    whole: WholeAdditive | None = None
+    def prepare_whole(self, pairs: AdditivePairs, value: Tensor, softcap: float | None, absent: Tensor | None) -> None:
+        """Nothing: its tiles take one launch."""
 
     def forward(self, batched: BatchedProblem, tile: int) -> CheckedRows:
         """Output and log-sum-exp; kernels have tiles of their own."""
