@@ -178,7 +178,7 @@ def _cross(trees: Tensor) -> Tensor:
     return (within & (last.unsqueeze(-1) < last.unsqueeze(-2))).flatten(-2).any(-1)
 
 
-def _state(decay: float = 1.0, *, replaces: bool = False) -> Formula:
+def state_update(decay: float = 1.0, *, replaces: bool = False) -> Formula:
     """S_t of S_{t-1}, key and value; the last column is the sum of the keys where there is one."""
 
     def formula(tables: WrittenTables) -> Tensor:
@@ -311,9 +311,9 @@ FORMULAS: Mapping[str, Formula] = {
     "linear_weights": lambda tables: shares(
         (tables["masked_scores"] if "masked_scores" in tables else tables["scores"]).clamp(min=0.0)
     ),
-    "linear_state": _state(),
-    "decayed_state": _state(0.5),
-    "delta_state": _state(replaces=True),
+    "linear_state": state_update(),
+    "decayed_state": state_update(0.5),
+    "delta_state": state_update(replaces=True),
     "state_reading": _readings,
     "normalized_reading": _readings,
     "mixed_key": lambda tables: tables["mixing_matrix"] @ tables["key"],

@@ -16,6 +16,7 @@ from .step_formulas import (
     projected,
     score_projection,
     shares,
+    state_update,
     tanh_tables,
     turned,
     with_sink,
@@ -294,6 +295,73 @@ MISTAKES: Mapping[str, list[Mistake]] = {
             "softmax over the wrong axis: the columns sum to 1, and not the rows",
             "소프트맥스의 축이 틀렸습니다. 행이 아니라 열의 합이 1입니다",
             lambda tables: shares(FORMULAS["exact.exponentials"](tables).T).T,
+        ),
+    ],
+    "delta_state": [
+        _mistake(
+            "the value was added, and that of its key stayed",
+            "키에 있던 값을 빼지 않고 새 값을 더했습니다",
+            state_update(),
+        ),
+    ],
+    "decayed_state": [
+        _mistake("the state was not multiplied by e^g", "상태에 e^g를 곱하지 않았습니다", state_update())
+    ],
+    "memory_error": [
+        _mistake(
+            "the error has the wrong sign: what the memory has is less the value",
+            "오차의 부호가 반대입니다. 기억이 내놓는 값에서 실제 값을 뺍니다",
+            lambda tables: -FORMULAS["memory_error"](tables),
+        ),
+    ],
+    "memory_step": [
+        _mistake(
+            "the step before was left out, which is the momentum",
+            "모멘텀, 곧 이전 갱신량을 더하지 않았습니다",
+            lambda tables: -tables["key"][tables.index - 1].outer(tables[f"error.{tables.index}"][0]),
+        ),
+        _mistake(
+            "the gradient was added, not subtracted",
+            "경사를 빼지 않고 더했습니다",
+            lambda tables: (
+                FORMULAS["memory_step"](tables)
+                + 2 * tables["key"][tables.index - 1].outer(tables[f"error.{tables.index}"][0])
+            ),
+        ),
+    ],
+    "memory_state": [
+        _mistake(
+            "the memory was not multiplied by e^g",
+            "기억에 e^g를 곱하지 않았습니다",
+            lambda tables: 2 * FORMULAS["memory_state"](tables) - tables[f"step.{tables.index}"],
+        ),
+    ],
+    "model_gradient": [
+        _mistake(
+            "the error itself, and not its gradient through the norm",
+            "정규화를 거친 경사가 아니라 오차를 그대로 썼습니다",
+            lambda tables: tables[f"error.{tables.index}"],
+        ),
+    ],
+    "outputs": [
+        _mistake(
+            "the real part was not doubled, for the conjugate",
+            "켤레 복소수의 몫인 2를 곱하지 않았습니다",
+            lambda tables: (FORMULAS["outputs"](tables) + tables["channel_parameters"][3, 0] * tables["input"]) / 2,
+        ),
+    ],
+    "landmark_context": [
+        _mistake(
+            "the inverse of A was left out",
+            "A의 역행렬을 곱하지 않았습니다",
+            lambda tables: tables["landmark_kernel"] @ tables["gathered_values"],
+        ),
+    ],
+    "sample_factors": [
+        _mistake(
+            "the mean of the nearness was not subtracted",
+            "가까운 정도의 평균을 빼지 않았습니다",
+            lambda tables: tables["sample_densities"] + tables["nearness"],
         ),
     ],
     "linear_weights": [
