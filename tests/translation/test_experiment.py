@@ -275,7 +275,7 @@ def test_impossible_combinations_are_refused(tmp_path: Path, addition: str, mess
         ("name: toy\ndata: {train: 1, train: 2}", "line 2, column 18: the key 'train' is there twice, first in line 2"),
         ("name: [toy", "line 1, column 11: expected ',' or ']'"),
         ("- name", "holds list, not a mapping"),
-        ("", "holds NoneType, not a mapping"),
+        ("", "is empty; it needs keys such as 'name' and 'data'"),
         ("name: \x07", "is not YAML"),
         ("name: !!python/object/apply:os.getcwd []", "line 1, column 7: could not determine a constructor"),
     ],

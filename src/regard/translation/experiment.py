@@ -260,12 +260,14 @@ def read_mapping(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         data = yaml12.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
-            f"{path}: cannot be read ({error.strerror}); name the YAML file of an experiment"
+            f"{path}: cannot be read ({error.strerror}); name the YAML file of an experiment or of a preparation"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path}: {_yaml_problem(error)}") from None
+    if data is None:
+        raise ConfigurationError(f"{path}: is empty; it needs keys such as 'name' and 'data'")
     if not isinstance(data, dict):
         raise ConfigurationError(
             f"{path}: holds {type(data).__name__}, not a mapping of keys such as 'name' and 'data'"
