@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,7 +41,15 @@ class Fire(Bias, AllPairs):
         values = self._of_shares(share).movedim(0, -3)
         return values if grid.heads or values.shape[-3] != 1 else values.squeeze(-3)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of the fields."""
+        hidden = self.hidden_weight, self.hidden_bias
+        return *hidden, self.output_weight, self.output_bias, self.rate, self.threshold
+
     def of_pairs(self, problem: Problem, keep: Tensor | None) -> Tensor:
+        for code in _codes:
+            if code.takes(self, problem.queries, problem.keys):
+                return code.of_pairs(self, problem.queries, problem.keys)
         return self._of_shares(self._share(*_places(problem.queries, problem.keys, at_least_float32(self.rate).dtype)))
 
     def _share(self, away: Tensor, query: Tensor) -> Tensor:
@@ -138,6 +147,26 @@ def _refuse(bias: Fire) -> None:
             raise DtypeError(f"fire needs a floating-point {name}; it is {has}")
         if tuple(tensor.shape) != wanted:
             raise ShapeError(f"fire needs a {name} of the shape {wanted}; it has {tuple(tensor.shape)}")
+
+
+class FirePairs(Protocol):
+    """A backend's code for all of few pairs at default positions, without gradients."""
+
+    def takes(self, bias: Fire, queries: int, keys: int) -> bool:
+        """Whether it computes with the tensors of a bias."""
+        ...
+
+    def of_pairs(self, bias: Fire, queries: int, keys: int) -> Tensor:
+        """As `Fire.of_pairs`."""
+        ...
+
+
+_codes: list[FirePairs] = []
+
+
+def register_pairs(code: FirePairs) -> None:
+    """Have a backend compute the pairs that it takes."""
+    _codes.append(code)
 
 
 @lru_cache(MAX_TABLES)

@@ -53,6 +53,7 @@ SOURCES_PER_VARIANT = (  # what takes longest to compile comes first
     "code_writing.c",
     "counted_positions.c",
     "finite.c",
+    "fire.c",
     "looked_up.c",
     "flash_reductions.c",
     "flash_weights.c",

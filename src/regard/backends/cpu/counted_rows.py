@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...biases.cope import register_positions
-from ...core.torch_modes import mapped_by_autograd, no_mode_active
 from . import library
+from .plain_rows import are_plain
 
 
 class CountedPositionsInC:
@@ -15,12 +15,7 @@ class CountedPositionsInC:
 
     def takes(self, *rows: Tensor) -> bool:
         """Whether they have numbers to read, and nothing of torch's watches what becomes of them."""
-        for tensor in rows:
-            if tensor.requires_grad or tensor.dtype is not torch.float32 or not tensor.is_cpu:
-                return False
-            if type(tensor) is not Tensor or mapped_by_autograd(tensor):
-                return False
-        return not torch.compiler.is_compiling() and no_mode_active() and library.available()
+        return all(type(tensor) is Tensor for tensor in rows) and are_plain(*rows)
 
     def interpolated(self, table: Tensor, gates: Tensor) -> Tensor:
         """The numbers of a table (..., m, positions) at the sums of gates (..., m, n): (..., m, n)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import counted_rows, library, looked_up_rows, monotonic_rows  # noqa: F401 (they register their rows)
+from . import counted_rows, fire_pairs, library, looked_up_rows, monotonic_rows  # noqa: F401 (they register their rows)
 from .additive_loop import AdditiveInC
 from .few_queries import FewQueriesInC
 from .flash_tiles import FlashInC

@@ -60,6 +60,7 @@ class Library:
         self.decode = function("decode", c_void_p)
         self.equal_ids = function("equal_ids", c_void_p, c_void_p, *(c_int64,) * 9, c_void_p)
         self.finite = function("finite", c_void_p, c_int64, c_int64, returns=c_int64)
+        self.fire = function("fire", c_void_p, c_double)
         self.finite_strided = function("finite_strided", c_void_p, *(c_int64,) * 9, returns=c_int64)
         self.gathered = function("gathered", c_void_p)
         self.gathered_backward = function("gathered_backward", c_void_p)

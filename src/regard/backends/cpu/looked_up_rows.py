@@ -10,19 +10,13 @@ from torch import Size, Tensor
 
 from ...biases.all_pairs import pair_columns
 from ...biases.distance_products import DistanceProduct, WeightedVectors, register_distances
-from ...core.torch_modes import mapped_by_autograd, no_mode_active
 from . import library
+from .plain_rows import are_plain
 
 MOST_VECTORS = 1024
 """The most vectors, as in looked_up.c."""
 MOST_NUMBERS = 2**17
 """Of more pairs, over all heads, torch's operators share the work among threads."""
-
-
-def _is_read(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers of float32 to read, and no gradient."""
-    is_float = tensor.dtype is torch.float32 and tensor.is_cpu and not tensor.requires_grad
-    return is_float and not mapped_by_autograd(tensor)
 
 
 class DistancesInC:
@@ -36,9 +30,9 @@ class DistancesInC:
         for rows, vectors, index, _ in products:
             if index.count > MOST_VECTORS or vectors.shape[0] not in (1, heads):
                 return False
-            if not (_is_read(rows) and _is_read(vectors)):
+            if not are_plain(rows, vectors):
                 return False
-        return not torch.compiler.is_compiling() and no_mode_active() and library.available()
+        return True
 
     def sum_of_pairs(self, products: Sequence[DistanceProduct], queries: int, keys: int, scale: float) -> Tensor:
         """The sum of them times the scale, (B, H, M, N)."""
@@ -62,9 +56,7 @@ class DistancesInC:
             return False
         if vectors.shape[0] not in (1, weights.shape[1]):
             return False
-        if not (_is_read(weights) and _is_read(vectors) and _is_read(added)):
-            return False
-        return not torch.compiler.is_compiling() and no_mode_active() and library.available()
+        return are_plain(weights, vectors, added)
 
     def total(self, weighted: WeightedVectors) -> Tensor:
         """The rows with what is added to them, (B, H, M, D)."""
