@@ -124,6 +124,23 @@ def test_both_sides_of_what_is_one_tile(name, more, monkeypatch):
         close(torch.autograd.grad(output.sum(), leaves), wanted)
 
 
+@every_kind
+def test_pairs_that_are_too_many_to_be_kept_are_found_by_each_call(name, monkeypatch):
+    monkeypatch.setattr(one_tile, "MAX_MEMO_PAIRS", QUERIES * KEYS - 1)
+    kind = KINDS[name]
+    for seed in range(3):
+        leaves = leaves_of(kind, torch.float32, seed)
+        exact = [each.detach().double().requires_grad_() for each in leaves]
+        expected = kind.weights(*exact[:2], drawn("causal")[1], *exact[3:]) @ exact[2]
+        found = regard.attention(*leaves[:3], mask=masks.causal(), normalizer=kind.make(*leaves[3:]))
+        with torch.no_grad():
+            alone = regard.attention(*leaves[:3], mask=masks.causal(), normalizer=kind.make(*leaves[3:]))
+        close((found, alone), (expected, expected))
+        close(torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(expected.sum(), exact))
+    assert [call.mask for call in prepared()] == [None, None]
+    assert not any(call.kept for call in prepared())
+
+
 def test_the_kernel_is_known_up_to_a_number_of_pairs(monkeypatch):
     normalizer, tensors = normalizers.TalkingHeads.learned(HEADS), leaves_of(KINDS["talking"], torch.float32)[:3]
     for most, kernel in ((BATCH * HEADS * QUERIES * KEYS, "tiled"), (1, None)):

@@ -47,11 +47,16 @@ class PreparedTile(ABC):
         query, key, *_ = tensors
         if not all_finite(query, key):
             return None
+        call = self.with_pairs(tensors, mask, normalizer)
         if learned:
             problem = self.problem(tensors, mask, normalizer)
-            return _apply_tile(self, problem, *(unwrap_if_dead(each) for each in tensors))
-        output, _ = self.attend(tensors, normalizer)
+            return _apply_tile(call, problem, *(unwrap_if_dead(each) for each in tensors))
+        output, _ = call.attend(tensors, normalizer)
         return output if all_finite(output) else None
+
+    def with_pairs(self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None) -> PreparedTile:
+        """This, or what computes the call with the pairs of its mask where these are too many to be kept."""
+        return self
 
     @abstractmethod
     def problem(self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None) -> Problem:
@@ -70,11 +75,20 @@ class PreparedTile(ABC):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredTile(PreparedTile):
-    """Dot products, and a normalizer that can store its weights: calls of one scale, mask and kind of normalizer."""
+    """Dot products, and a normalizer that can store its weights: calls of one scale, mask and kind of normalizer.
+
+    kept: whether `mask` has the pairs that exist; if not, each call finds them.
+    """
 
     scale: float
     mask: PairMask | None
     kernel: str
+    kept: bool = True
+
+    def with_pairs(self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None) -> PreparedTile:
+        if self.kept:
+            return self
+        return StoredTile(self.scale, _pair_mask(self.problem(tensors, mask, normalizer)), self.kernel)
 
     def problem(self, tensors: Sequence[Tensor], mask: Mask | None, normalizer: Normalizer | None) -> Problem:
         query, key, value, *_ = tensors
@@ -99,19 +113,23 @@ class StoredTile(PreparedTile):
 
 def prepared_tile(problem: Problem, kernel: str) -> StoredTile | None:
     """What computes a problem with a normalizer, and all of its kind, at once; None where a tile is not all of it."""
-    pairs, value, normalizer = problem.pairs, problem.value, problem.normalizer
+    pairs, value = problem.pairs, problem.value
     if not is_one_tile(problem) or value.ndim != 4 or pairs.key.shape[:2] != value.shape[:2]:
         return None
     if pairs.query.shape[:2] != value.shape[:2] or value.dtype not in (torch.float32, torch.float64):
         return None
-    if problem.queries * problem.keys > MAX_MEMO_PAIRS and problem.mask is not None:
-        return None
-    mask = None
+    kept = problem.queries * problem.keys <= MAX_MEMO_PAIRS or problem.mask is None
+    return StoredTile(cast(DotPairs, pairs).scale, _pair_mask(problem) if kept else None, kernel, kept)
+
+
+def _pair_mask(problem: Problem) -> PairMask | None:
+    """Which pairs count for the normalizer of a problem; None for all."""
+    normalizer = cast(StoredNormalizer, problem.normalizer)
     with torch.inference_mode(False), torch.no_grad():
-        if (keep := dense_mask(problem)) is not None:
-            keep = keep[(None,) * (4 - keep.ndim)]
-            mask = PairMask.of(cast(StoredNormalizer, normalizer).existing(keep), value.dtype)
-    return StoredTile(cast(DotPairs, pairs).scale, mask, kernel)
+        if (keep := dense_mask(problem)) is None:
+            return None
+        keep = keep[(None,) * (4 - keep.ndim)]
+        return PairMask.of(normalizer.existing(keep), problem.value.dtype)
 
 
 def is_one_tile(problem: Problem) -> bool:
