@@ -46,8 +46,7 @@ def test_it_has_the_numbers_of_tiles(sizes, dtype, scale, softcap, masked):
         absent = torch.zeros(*pairs.query.shape[:3], value.shape[2])
         absent.masked_fill_(torch.rand(absent.shape) < 0.3, -math.inf)[:, :, 0] = -math.inf
     whole = WholeAdditiveInC.prepare(pairs, value, softcap, absent)
-    if whole is None:
-        pytest.skip("so many threads would share the work")
+    assert whole is not None  # so little work is one thread's
     output, lse = whole.forward(pairs, value)
     scores = AdditiveScores(pairs.query.flatten(0, 1), pairs.key.flatten(0, 1), pairs.weight)
     tiles = AdditiveForward(scores, value.flatten(0, 1), softcap)
@@ -69,8 +68,7 @@ def test_it_has_the_numbers_of_tiles(sizes, dtype, scale, softcap, masked):
 def test_tensors_of_any_strides():
     pairs, value, above = drawn((2, 4, 2, 9, 21, 6, 5), torch.float32, 1.0)
     whole = WholeAdditiveInC.prepare(pairs, value, None, None)
-    if whole is None:
-        pytest.skip("so many threads would share the work")
+    assert whole is not None  # so little work is one thread's
 
     def spread(tensor: Tensor) -> Tensor:
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
