@@ -291,8 +291,8 @@ class PreparedCall:
     ) -> tuple[Tensor, Tensor] | None:
         """Output and log-sum-exp of a call without sinks, differentiable if `learned`; None as for `run`."""
         weights = self.weights
-        problem = Problem(DotPairs(query, key, weights.scale), value, mask, softcap=weights.softcap)
         if learned:
+            problem = Problem(DotPairs(query, key, weights.scale), value, mask, softcap=weights.softcap)
             inputs = (unwrap_if_dead(each) for each in (query, key, value))
             return _apply_short_rows((problem, weights, self.spans, self.terms), *inputs)
         rows = _maker(value)[1].forward(query, key, value, weights, self.spans, self.terms)
